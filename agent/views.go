@@ -33,6 +33,7 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	r.ClusterId, r.Index, r.StateHash = a.cluster.String(), st.Index(), hex.EncodeToString(hash[:])
 	records := a.gossip.Hash()
 	r.RecordsHash = hex.EncodeToString(records[:])
+	r.GossipKeys = gossipKeysView(st.GossipKeys(), a.gossip.KeyUsed())
 	if n := a.self(); n != nil {
 		r.Ipv4, r.Ipv6 = n.GetIpv4(), n.GetIpv6()
 	}

@@ -318,6 +318,9 @@ func (g *Gossip) SetKeys(k *skeinv1.GossipKeys) error {
 	return nil
 }
 
+// KeyUsed is the key that encrypts now: the newest, or for a little while after a rotation the one before.
+func (g *Gossip) KeyUsed() []byte { return g.ring.GetPrimaryKey() }
+
 func (g *Gossip) useKeys(keys [][]byte) {
 	g.keyMu.Lock()
 	defer g.keyMu.Unlock()

@@ -26,7 +26,7 @@ func newClusterCmd(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "really do it")
-	return group("cluster", "The cluster as a whole", c)
+	return group("cluster", "The cluster as a whole", c, newRotateCmd(g))
 }
 
 func printClock(w io.Writer, r *skeinv1.RepairClockResponse, done bool) {

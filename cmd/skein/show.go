@@ -74,6 +74,9 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	if g := s.GetGossip(); g != nil {
 		line("gossip", "%s", gossipText(g))
 	}
+	if k := s.GetGossipKeys(); k != nil {
+		line("gossip key", "%s", gossipKeysText(k))
+	}
 	line("nat", "%s, WireGuard in %s", candidate.NATName(s.GetNatType()), s.GetWireguardDriver())
 	if s.GetRelayUdp() != "" {
 		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())

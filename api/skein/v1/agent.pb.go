@@ -102,7 +102,8 @@ type StatusResponse struct {
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                      // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	Hops             *HopCounts             `protobuf:"bytes,38,opt,name=hops,proto3" json:"hops,omitempty"`                                              // absent: no packet has travelled inside another one
 	Carries          []*PlainPeerView       `protobuf:"bytes,39,rep,name=carries,proto3" json:"carries,omitempty"`                                        // the plain peers that this node holds
-	Gossip           *GossipStatus          `protobuf:"bytes,50,opt,name=gossip,proto3" json:"gossip,omitempty"`                                          // absent: with everybody, as where no site speaks through leaders
+	GossipKeys       *GossipKeysView        `protobuf:"bytes,60,opt,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
+	Gossip           *GossipStatus          `protobuf:"bytes,50,opt,name=gossip,proto3" json:"gossip,omitempty"` // absent: with everybody, as where no site speaks through leaders
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -438,11 +439,79 @@ func (x *StatusResponse) GetCarries() []*PlainPeerView {
 	return nil
 }
 
+func (x *StatusResponse) GetGossipKeys() *GossipKeysView {
+	if x != nil {
+		return x.GossipKeys
+	}
+	return nil
+}
+
 func (x *StatusResponse) GetGossip() *GossipStatus {
 	if x != nil {
 		return x.Gossip
 	}
 	return nil
+}
+
+// GossipKeysView tells gossip keys apart without showing them: by the first 4 bytes of their SHA-256, in hex.
+type GossipKeysView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agreed        string                 `protobuf:"bytes,1,opt,name=agreed,proto3" json:"agreed,omitempty"`     // the newest, which encrypts once all have it
+	Accepted      []string               `protobuf:"bytes,2,rep,name=accepted,proto3" json:"accepted,omitempty"` // older ones that are still read, newest first
+	Used          string                 `protobuf:"bytes,3,opt,name=used,proto3" json:"used,omitempty"`         // with which this node encrypts now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GossipKeysView) Reset() {
+	*x = GossipKeysView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GossipKeysView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GossipKeysView) ProtoMessage() {}
+
+func (x *GossipKeysView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GossipKeysView.ProtoReflect.Descriptor instead.
+func (*GossipKeysView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GossipKeysView) GetAgreed() string {
+	if x != nil {
+		return x.Agreed
+	}
+	return ""
+}
+
+func (x *GossipKeysView) GetAccepted() []string {
+	if x != nil {
+		return x.Accepted
+	}
+	return nil
+}
+
+func (x *GossipKeysView) GetUsed() string {
+	if x != nil {
+		return x.Used
+	}
+	return ""
 }
 
 // GossipStatus tells with whom a node exchanges records where sites speak through leaders.
@@ -459,7 +528,7 @@ type GossipStatus struct {
 
 func (x *GossipStatus) Reset() {
 	*x = GossipStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +540,7 @@ func (x *GossipStatus) String() string {
 func (*GossipStatus) ProtoMessage() {}
 
 func (x *GossipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +553,7 @@ func (x *GossipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipStatus.ProtoReflect.Descriptor instead.
 func (*GossipStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GossipStatus) GetWith() string {
@@ -539,7 +608,7 @@ type HopCounts struct {
 
 func (x *HopCounts) Reset() {
 	*x = HopCounts{}
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +620,7 @@ func (x *HopCounts) String() string {
 func (*HopCounts) ProtoMessage() {}
 
 func (x *HopCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +633,7 @@ func (x *HopCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopCounts.ProtoReflect.Descriptor instead.
 func (*HopCounts) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *HopCounts) GetSent() uint64 {
@@ -630,7 +699,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +711,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +724,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Problem) GetSubject() string {
@@ -707,7 +776,7 @@ type ServerStatus struct {
 
 func (x *ServerStatus) Reset() {
 	*x = ServerStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +788,7 @@ func (x *ServerStatus) String() string {
 func (*ServerStatus) ProtoMessage() {}
 
 func (x *ServerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +801,7 @@ func (x *ServerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStatus.ProtoReflect.Descriptor instead.
 func (*ServerStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ServerStatus) GetNodeId() string {
@@ -785,7 +854,7 @@ type NodesRequest struct {
 
 func (x *NodesRequest) Reset() {
 	*x = NodesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +866,7 @@ func (x *NodesRequest) String() string {
 func (*NodesRequest) ProtoMessage() {}
 
 func (x *NodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +879,7 @@ func (x *NodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesRequest.ProtoReflect.Descriptor instead.
 func (*NodesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 type NodesResponse struct {
@@ -824,7 +893,7 @@ type NodesResponse struct {
 
 func (x *NodesResponse) Reset() {
 	*x = NodesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +905,7 @@ func (x *NodesResponse) String() string {
 func (*NodesResponse) ProtoMessage() {}
 
 func (x *NodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +918,7 @@ func (x *NodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesResponse.ProtoReflect.Descriptor instead.
 func (*NodesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodesResponse) GetNodes() []*NodeView {
@@ -893,7 +962,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +974,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +987,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NodeView) GetNode() *Node {
@@ -1019,7 +1088,7 @@ type AddPlainPeerRequest struct {
 
 func (x *AddPlainPeerRequest) Reset() {
 	*x = AddPlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1100,7 @@ func (x *AddPlainPeerRequest) String() string {
 func (*AddPlainPeerRequest) ProtoMessage() {}
 
 func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1113,7 @@ func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddPlainPeerRequest) GetName() string {
@@ -1103,7 +1172,7 @@ type AddPlainPeerResponse struct {
 
 func (x *AddPlainPeerResponse) Reset() {
 	*x = AddPlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1184,7 @@ func (x *AddPlainPeerResponse) String() string {
 func (*AddPlainPeerResponse) ProtoMessage() {}
 
 func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1197,7 @@ func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AddPlainPeerResponse) GetPeer() *PlainPeer {
@@ -1185,7 +1254,7 @@ type PlainEndpoint struct {
 
 func (x *PlainEndpoint) Reset() {
 	*x = PlainEndpoint{}
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1266,7 @@ func (x *PlainEndpoint) String() string {
 func (*PlainEndpoint) ProtoMessage() {}
 
 func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1279,7 @@ func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainEndpoint.ProtoReflect.Descriptor instead.
 func (*PlainEndpoint) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlainEndpoint) GetNodeId() string {
@@ -1249,7 +1318,7 @@ type PlainPeersRequest struct {
 
 func (x *PlainPeersRequest) Reset() {
 	*x = PlainPeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1330,7 @@ func (x *PlainPeersRequest) String() string {
 func (*PlainPeersRequest) ProtoMessage() {}
 
 func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1343,7 @@ func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersRequest.ProtoReflect.Descriptor instead.
 func (*PlainPeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 type PlainPeersResponse struct {
@@ -1286,7 +1355,7 @@ type PlainPeersResponse struct {
 
 func (x *PlainPeersResponse) Reset() {
 	*x = PlainPeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1367,7 @@ func (x *PlainPeersResponse) String() string {
 func (*PlainPeersResponse) ProtoMessage() {}
 
 func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1380,7 @@ func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersResponse.ProtoReflect.Descriptor instead.
 func (*PlainPeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PlainPeersResponse) GetPeers() []*PlainPeerView {
@@ -1339,7 +1408,7 @@ type PlainPeerView struct {
 
 func (x *PlainPeerView) Reset() {
 	*x = PlainPeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1420,7 @@ func (x *PlainPeerView) String() string {
 func (*PlainPeerView) ProtoMessage() {}
 
 func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1433,7 @@ func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeerView.ProtoReflect.Descriptor instead.
 func (*PlainPeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PlainPeerView) GetPeer() *PlainPeer {
@@ -1446,7 +1515,7 @@ type RemovePlainPeerRequest struct {
 
 func (x *RemovePlainPeerRequest) Reset() {
 	*x = RemovePlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1527,7 @@ func (x *RemovePlainPeerRequest) String() string {
 func (*RemovePlainPeerRequest) ProtoMessage() {}
 
 func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1540,7 @@ func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemovePlainPeerRequest) GetName() string {
@@ -1491,7 +1560,7 @@ type RemovePlainPeerResponse struct {
 
 func (x *RemovePlainPeerResponse) Reset() {
 	*x = RemovePlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1572,7 @@ func (x *RemovePlainPeerResponse) String() string {
 func (*RemovePlainPeerResponse) ProtoMessage() {}
 
 func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1585,7 @@ func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RemovePlainPeerResponse) GetPeer() *PlainPeer {
@@ -1544,7 +1613,7 @@ type SetSiteTranslationRequest struct {
 
 func (x *SetSiteTranslationRequest) Reset() {
 	*x = SetSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1625,7 @@ func (x *SetSiteTranslationRequest) String() string {
 func (*SetSiteTranslationRequest) ProtoMessage() {}
 
 func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1638,7 @@ func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetSiteTranslationRequest) GetSite() string {
@@ -1603,7 +1672,7 @@ type SetSiteTranslationResponse struct {
 
 func (x *SetSiteTranslationResponse) Reset() {
 	*x = SetSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1684,7 @@ func (x *SetSiteTranslationResponse) String() string {
 func (*SetSiteTranslationResponse) ProtoMessage() {}
 
 func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1697,7 @@ func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetSiteTranslationResponse) GetTranslation() *SiteTranslation {
@@ -1655,7 +1724,7 @@ type RemoveSiteTranslationRequest struct {
 
 func (x *RemoveSiteTranslationRequest) Reset() {
 	*x = RemoveSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1736,7 @@ func (x *RemoveSiteTranslationRequest) String() string {
 func (*RemoveSiteTranslationRequest) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1749,7 @@ func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemoveSiteTranslationRequest) GetSite() string {
@@ -1706,7 +1775,7 @@ type RemoveSiteTranslationResponse struct {
 
 func (x *RemoveSiteTranslationResponse) Reset() {
 	*x = RemoveSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1787,7 @@ func (x *RemoveSiteTranslationResponse) String() string {
 func (*RemoveSiteTranslationResponse) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1800,7 @@ func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoveSiteTranslationResponse) GetIndex() uint64 {
@@ -1749,7 +1818,7 @@ type SitesRequest struct {
 
 func (x *SitesRequest) Reset() {
 	*x = SitesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1830,7 @@ func (x *SitesRequest) String() string {
 func (*SitesRequest) ProtoMessage() {}
 
 func (x *SitesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1843,7 @@ func (x *SitesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesRequest.ProtoReflect.Descriptor instead.
 func (*SitesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 type SitesResponse struct {
@@ -1786,7 +1855,7 @@ type SitesResponse struct {
 
 func (x *SitesResponse) Reset() {
 	*x = SitesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1867,7 @@ func (x *SitesResponse) String() string {
 func (*SitesResponse) ProtoMessage() {}
 
 func (x *SitesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1880,7 @@ func (x *SitesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesResponse.ProtoReflect.Descriptor instead.
 func (*SitesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SitesResponse) GetSites() []*SiteView {
@@ -1832,7 +1901,7 @@ type SiteView struct {
 
 func (x *SiteView) Reset() {
 	*x = SiteView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1913,7 @@ func (x *SiteView) String() string {
 func (*SiteView) ProtoMessage() {}
 
 func (x *SiteView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1926,7 @@ func (x *SiteView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteView.ProtoReflect.Descriptor instead.
 func (*SiteView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SiteView) GetName() string {
@@ -1892,7 +1961,7 @@ type TranslationView struct {
 
 func (x *TranslationView) Reset() {
 	*x = TranslationView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +1973,7 @@ func (x *TranslationView) String() string {
 func (*TranslationView) ProtoMessage() {}
 
 func (x *TranslationView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +1986,7 @@ func (x *TranslationView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslationView.ProtoReflect.Descriptor instead.
 func (*TranslationView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TranslationView) GetTranslation() *SiteTranslation {
@@ -1942,7 +2011,7 @@ type PeersRequest struct {
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1954,7 +2023,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1967,7 +2036,7 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 type PeersResponse struct {
@@ -1981,7 +2050,7 @@ type PeersResponse struct {
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2062,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2075,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -2057,7 +2126,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2138,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2151,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -2227,7 +2296,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2308,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2321,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -2287,7 +2356,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2368,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2381,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -2445,7 +2514,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2526,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2539,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -2509,7 +2578,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2590,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2603,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -2599,7 +2668,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2680,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2693,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -2672,7 +2741,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2753,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2766,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2722,7 +2791,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2803,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2816,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 type ListTokensResponse struct {
@@ -2759,7 +2828,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2840,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2853,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -2803,7 +2872,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2884,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2897,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -2846,7 +2915,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2927,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2940,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 type RepairClockRequest struct {
@@ -2883,7 +2952,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +2964,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +2977,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -2929,7 +2998,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3010,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3023,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -2987,7 +3056,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2999,7 +3068,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3012,7 +3081,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -3032,7 +3101,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3113,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3126,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -3085,7 +3154,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3166,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3179,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -3144,7 +3213,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3225,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3238,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -3198,7 +3267,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3279,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3292,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -3265,7 +3334,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3277,7 +3346,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3290,7 +3359,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -3328,7 +3397,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3409,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3422,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -3409,7 +3478,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3490,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3503,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -3458,6 +3527,94 @@ func (x *SetNodeResponse) GetWas() string {
 	return ""
 }
 
+type RotateGossipKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateGossipKeyRequest) Reset() {
+	*x = RotateGossipKeyRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateGossipKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateGossipKeyRequest) ProtoMessage() {}
+
+func (x *RotateGossipKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateGossipKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateGossipKeyRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+}
+
+type RotateGossipKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          *GossipKeysView        `protobuf:"bytes,1,opt,name=keys,proto3" json:"keys,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateGossipKeyResponse) Reset() {
+	*x = RotateGossipKeyResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateGossipKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateGossipKeyResponse) ProtoMessage() {}
+
+func (x *RotateGossipKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateGossipKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateGossipKeyResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *RotateGossipKeyResponse) GetKeys() *GossipKeysView {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *RotateGossipKeyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type SettingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Change        *Settings              `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
@@ -3468,7 +3625,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3480,7 +3637,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3493,7 +3650,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -3520,7 +3677,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3689,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3702,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -3573,7 +3730,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3742,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3755,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3631,7 +3788,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3643,7 +3800,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3656,7 +3813,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3675,7 +3832,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +3844,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +3857,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -3720,7 +3877,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3889,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3902,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -3772,7 +3929,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +3941,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +3954,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -3823,7 +3980,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +3992,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +4005,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -3868,7 +4025,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +4037,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +4050,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -3928,7 +4085,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4097,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4110,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -4045,7 +4202,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4214,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4227,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -4153,7 +4310,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4322,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4335,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -4212,7 +4369,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4381,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4394,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -4305,7 +4462,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4474,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4487,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -4400,7 +4557,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4412,7 +4569,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4425,7 +4582,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -4460,7 +4617,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +4629,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +4642,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -4518,7 +4675,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4530,7 +4687,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4543,7 +4700,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -4561,7 +4718,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4730,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4743,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 type RelayRequest struct {
@@ -4597,7 +4754,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4609,7 +4766,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4622,7 +4779,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 type RelayResponse struct {
@@ -4635,7 +4792,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4647,7 +4804,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4660,7 +4817,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -4700,7 +4857,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4712,7 +4869,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4725,7 +4882,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -4851,7 +5008,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +5020,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4876,7 +5033,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -5006,7 +5163,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5175,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5188,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -5104,7 +5261,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5273,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5286,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -5232,7 +5389,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5244,7 +5401,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5257,7 +5414,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -5276,7 +5433,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5288,7 +5445,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5458,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -5321,7 +5478,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5333,7 +5490,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5346,7 +5503,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -5372,7 +5529,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5541,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5554,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -5416,7 +5573,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5428,7 +5585,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5441,7 +5598,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -5460,7 +5617,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5472,7 +5629,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5485,7 +5642,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -5504,7 +5661,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5516,7 +5673,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5529,7 +5686,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -5558,7 +5715,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5570,7 +5727,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5583,7 +5740,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -5674,7 +5831,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5843,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5856,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -5735,7 +5892,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5747,7 +5904,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5760,7 +5917,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -5802,7 +5959,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5814,7 +5971,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5827,7 +5984,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -5860,7 +6017,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5872,7 +6029,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5885,7 +6042,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -5907,7 +6064,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5919,7 +6076,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5932,7 +6089,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -5974,7 +6131,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5986,7 +6143,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5999,7 +6156,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -6033,7 +6190,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6045,7 +6202,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6058,7 +6215,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -6085,7 +6242,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6254,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6267,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -6139,7 +6296,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6151,7 +6308,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6164,7 +6321,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -6206,7 +6363,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6218,7 +6375,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6231,7 +6388,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -6265,7 +6422,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6277,7 +6434,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6290,7 +6447,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -6315,7 +6472,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6327,7 +6484,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6340,7 +6497,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 type StaticsResponse struct {
@@ -6352,7 +6509,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6364,7 +6521,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6377,7 +6534,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -6398,7 +6555,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6410,7 +6567,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6423,7 +6580,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -6471,7 +6628,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6483,7 +6640,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6496,7 +6653,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -6624,7 +6781,7 @@ type TranslatedAddress struct {
 
 func (x *TranslatedAddress) Reset() {
 	*x = TranslatedAddress{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6636,7 +6793,7 @@ func (x *TranslatedAddress) String() string {
 func (*TranslatedAddress) ProtoMessage() {}
 
 func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6649,7 +6806,7 @@ func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslatedAddress.ProtoReflect.Descriptor instead.
 func (*TranslatedAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *TranslatedAddress) GetSite() string {
@@ -6698,7 +6855,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6710,7 +6867,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6723,7 +6880,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -6797,7 +6954,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6809,7 +6966,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6822,7 +6979,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 type PodsResponse struct {
@@ -6834,7 +6991,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6846,7 +7003,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6859,7 +7016,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -6881,7 +7038,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6893,7 +7050,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6906,7 +7063,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -6946,7 +7103,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6958,7 +7115,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6971,7 +7128,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -6992,7 +7149,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7161,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7174,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -7050,7 +7207,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7219,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7232,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -7094,7 +7251,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7106,7 +7263,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7119,7 +7276,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -7142,7 +7299,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7154,7 +7311,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7167,7 +7324,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -7208,7 +7365,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7220,7 +7377,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7233,7 +7390,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -7259,7 +7416,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7271,7 +7428,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7284,7 +7441,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -7302,7 +7459,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7314,7 +7471,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7327,7 +7484,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
 }
 
 type EgressesResponse struct {
@@ -7339,7 +7496,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7351,7 +7508,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7364,7 +7521,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -7385,7 +7542,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7397,7 +7554,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7410,7 +7567,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -7446,7 +7603,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7458,7 +7615,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7471,7 +7628,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -7512,7 +7669,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7524,7 +7681,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7537,7 +7694,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -7566,7 +7723,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7578,7 +7735,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7591,7 +7748,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -7632,7 +7789,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7644,7 +7801,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7657,7 +7814,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -7684,7 +7841,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7696,7 +7853,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7709,7 +7866,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -7737,7 +7894,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7749,7 +7906,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7762,7 +7919,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -7795,7 +7952,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7807,7 +7964,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7820,7 +7977,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -7844,7 +8001,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7856,7 +8013,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7869,7 +8026,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -7916,7 +8073,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7928,7 +8085,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7941,7 +8098,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -7962,7 +8119,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7974,7 +8131,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7987,7 +8144,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -8022,7 +8179,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8034,7 +8191,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8047,7 +8204,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -8079,7 +8236,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8091,7 +8248,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8104,7 +8261,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -8144,7 +8301,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8156,7 +8313,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8169,7 +8326,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -8382,7 +8539,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8394,7 +8551,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8407,7 +8564,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -8484,7 +8641,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8496,7 +8653,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8509,7 +8666,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -8684,7 +8841,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8696,7 +8853,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8709,7 +8866,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -8743,7 +8900,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8755,7 +8912,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8768,7 +8925,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -8796,7 +8953,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[127]
+	mi := &file_skein_v1_agent_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8808,7 +8965,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[127]
+	mi := &file_skein_v1_agent_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8821,7 +8978,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{127}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -8843,7 +9000,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\x9e\v\n" +
+	"\rStatusRequest\"\xd9\v\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -8897,8 +9054,14 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0eevents_streams\x18+ \x01(\rR\reventsStreams\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\x12'\n" +
 	"\x04hops\x18& \x01(\v2\x13.skein.v1.HopCountsR\x04hops\x121\n" +
-	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\x12.\n" +
-	"\x06gossip\x182 \x01(\v2\x16.skein.v1.GossipStatusR\x06gossip\"\xa5\x01\n" +
+	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\x129\n" +
+	"\vgossip_keys\x18< \x01(\v2\x18.skein.v1.GossipKeysViewR\n" +
+	"gossipKeys\x12.\n" +
+	"\x06gossip\x182 \x01(\v2\x16.skein.v1.GossipStatusR\x06gossip\"X\n" +
+	"\x0eGossipKeysView\x12\x16\n" +
+	"\x06agreed\x18\x01 \x01(\tR\x06agreed\x12\x1a\n" +
+	"\baccepted\x18\x02 \x03(\tR\baccepted\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\tR\x04used\"\xa5\x01\n" +
 	"\fGossipStatus\x12\x12\n" +
 	"\x04with\x18\x01 \x01(\tR\x04with\x12\x18\n" +
 	"\abecause\x18\x02 \x01(\tR\abecause\x12\x18\n" +
@@ -9137,7 +9300,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fSetNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x10\n" +
-	"\x03was\x18< \x01(\tR\x03was\"U\n" +
+	"\x03was\x18< \x01(\tR\x03was\"\x18\n" +
+	"\x16RotateGossipKeyRequest\"]\n" +
+	"\x17RotateGossipKeyResponse\x12,\n" +
+	"\x04keys\x18\x01 \x01(\v2\x18.skein.v1.GossipKeysViewR\x04keys\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"U\n" +
 	"\x0fSettingsRequest\x12*\n" +
 	"\x06change\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\x06change\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\"X\n" +
@@ -9568,7 +9735,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xf9\x1a\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xd1\x1b\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -9617,7 +9784,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
 	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
 	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x12>\n" +
-	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x12M\n" +
+	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x12V\n" +
+	"\x0fRotateGossipKey\x12 .skein.v1.RotateGossipKeyRequest\x1a!.skein.v1.RotateGossipKeyResponse\x12M\n" +
 	"\fAddPlainPeer\x12\x1d.skein.v1.AddPlainPeerRequest\x1a\x1e.skein.v1.AddPlainPeerResponse\x12G\n" +
 	"\n" +
 	"PlainPeers\x12\x1b.skein.v1.PlainPeersRequest\x1a\x1c.skein.v1.PlainPeersResponse\x12V\n" +
@@ -9640,358 +9808,365 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 133)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),                 // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),                // 1: skein.v1.StatusResponse
-	(*GossipStatus)(nil),                  // 2: skein.v1.GossipStatus
-	(*HopCounts)(nil),                     // 3: skein.v1.HopCounts
-	(*Problem)(nil),                       // 4: skein.v1.Problem
-	(*ServerStatus)(nil),                  // 5: skein.v1.ServerStatus
-	(*NodesRequest)(nil),                  // 6: skein.v1.NodesRequest
-	(*NodesResponse)(nil),                 // 7: skein.v1.NodesResponse
-	(*NodeView)(nil),                      // 8: skein.v1.NodeView
-	(*AddPlainPeerRequest)(nil),           // 9: skein.v1.AddPlainPeerRequest
-	(*AddPlainPeerResponse)(nil),          // 10: skein.v1.AddPlainPeerResponse
-	(*PlainEndpoint)(nil),                 // 11: skein.v1.PlainEndpoint
-	(*PlainPeersRequest)(nil),             // 12: skein.v1.PlainPeersRequest
-	(*PlainPeersResponse)(nil),            // 13: skein.v1.PlainPeersResponse
-	(*PlainPeerView)(nil),                 // 14: skein.v1.PlainPeerView
-	(*RemovePlainPeerRequest)(nil),        // 15: skein.v1.RemovePlainPeerRequest
-	(*RemovePlainPeerResponse)(nil),       // 16: skein.v1.RemovePlainPeerResponse
-	(*SetSiteTranslationRequest)(nil),     // 17: skein.v1.SetSiteTranslationRequest
-	(*SetSiteTranslationResponse)(nil),    // 18: skein.v1.SetSiteTranslationResponse
-	(*RemoveSiteTranslationRequest)(nil),  // 19: skein.v1.RemoveSiteTranslationRequest
-	(*RemoveSiteTranslationResponse)(nil), // 20: skein.v1.RemoveSiteTranslationResponse
-	(*SitesRequest)(nil),                  // 21: skein.v1.SitesRequest
-	(*SitesResponse)(nil),                 // 22: skein.v1.SitesResponse
-	(*SiteView)(nil),                      // 23: skein.v1.SiteView
-	(*TranslationView)(nil),               // 24: skein.v1.TranslationView
-	(*PeersRequest)(nil),                  // 25: skein.v1.PeersRequest
-	(*PeersResponse)(nil),                 // 26: skein.v1.PeersResponse
-	(*PeerView)(nil),                      // 27: skein.v1.PeerView
-	(*NetcheckRequest)(nil),               // 28: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),              // 29: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),                 // 30: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),                    // 31: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),            // 32: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),           // 33: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),             // 34: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),            // 35: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),            // 36: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),           // 37: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),            // 38: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),           // 39: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),               // 40: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),              // 41: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),             // 42: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),            // 43: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),                // 44: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),               // 45: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),                // 46: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),               // 47: skein.v1.SetNodeResponse
-	(*SettingsRequest)(nil),               // 48: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),              // 49: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),                 // 50: skein.v1.EventsRequest
-	(*EventsResponse)(nil),                // 51: skein.v1.EventsResponse
-	(*StateRequest)(nil),                  // 52: skein.v1.StateRequest
-	(*StateResponse)(nil),                 // 53: skein.v1.StateResponse
-	(*DiffRequest)(nil),                   // 54: skein.v1.DiffRequest
-	(*DiffResponse)(nil),                  // 55: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),            // 56: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),           // 57: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),                 // 58: skein.v1.PortGuessView
-	(*GraphRequest)(nil),                  // 59: skein.v1.GraphRequest
-	(*GraphResponse)(nil),                 // 60: skein.v1.GraphResponse
-	(*ProbeView)(nil),                     // 61: skein.v1.ProbeView
-	(*PlanRequest)(nil),                   // 62: skein.v1.PlanRequest
-	(*PlanResponse)(nil),                  // 63: skein.v1.PlanResponse
-	(*DownRequest)(nil),                   // 64: skein.v1.DownRequest
-	(*DownResponse)(nil),                  // 65: skein.v1.DownResponse
-	(*RelayRequest)(nil),                  // 66: skein.v1.RelayRequest
-	(*RelayResponse)(nil),                 // 67: skein.v1.RelayResponse
-	(*RelaySession)(nil),                  // 68: skein.v1.RelaySession
-	(*RelayServer)(nil),                   // 69: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),             // 70: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),                   // 71: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),             // 72: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),             // 73: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),                  // 74: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),             // 75: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),            // 76: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),                  // 77: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),                 // 78: skein.v1.PoolsResponse
-	(*PoolView)(nil),                      // 79: skein.v1.PoolView
-	(*PoolHolder)(nil),                    // 80: skein.v1.PoolHolder
-	(*LocalPool)(nil),                     // 81: skein.v1.LocalPool
-	(*BlocksRequest)(nil),                 // 82: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),                // 83: skein.v1.BlocksResponse
-	(*BlockView)(nil),                     // 84: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),           // 85: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),           // 86: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),                 // 87: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil),         // 88: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil),         // 89: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),                // 90: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),                // 91: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),               // 92: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),                    // 93: skein.v1.WhoRequest
-	(*WhoResponse)(nil),                   // 94: skein.v1.WhoResponse
-	(*TranslatedAddress)(nil),             // 95: skein.v1.TranslatedAddress
-	(*Holder)(nil),                        // 96: skein.v1.Holder
-	(*PodsRequest)(nil),                   // 97: skein.v1.PodsRequest
-	(*PodsResponse)(nil),                  // 98: skein.v1.PodsResponse
-	(*PodView)(nil),                       // 99: skein.v1.PodView
-	(*ImportRequest)(nil),                 // 100: skein.v1.ImportRequest
-	(*ImportResponse)(nil),                // 101: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),           // 102: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),           // 103: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),                // 104: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),           // 105: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),          // 106: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),               // 107: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),              // 108: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),                 // 109: skein.v1.EgressSummary
-	(*SlotView)(nil),                      // 110: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),             // 111: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),            // 112: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),               // 113: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),             // 114: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),          // 115: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil),         // 116: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),           // 117: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),          // 118: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),              // 119: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),             // 120: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),                  // 121: skein.v1.UsageRequest
-	(*UsageResponse)(nil),                 // 122: skein.v1.UsageResponse
-	(*PeerUsage)(nil),                     // 123: skein.v1.PeerUsage
-	(*UsageRates)(nil),                    // 124: skein.v1.UsageRates
-	(*PeerRates)(nil),                     // 125: skein.v1.PeerRates
-	(*ProfileRequest)(nil),                // 126: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),               // 127: skein.v1.ProfileResponse
-	nil,                                   // 128: skein.v1.PeersResponse.PeerTransportsEntry
-	nil,                                   // 129: skein.v1.SetNodeRequest.SetLabelsEntry
-	(NatType)(0),                          // 130: skein.v1.NatType
-	(*Node)(nil),                          // 131: skein.v1.Node
-	(*Record)(nil),                        // 132: skein.v1.Record
-	(*PlainPeer)(nil),                     // 133: skein.v1.PlainPeer
-	(*SiteTranslation)(nil),               // 134: skein.v1.SiteTranslation
-	(*Candidate)(nil),                     // 135: skein.v1.Candidate
-	(*Token)(nil),                         // 136: skein.v1.Token
-	(*NodeSettings)(nil),                  // 137: skein.v1.NodeSettings
-	(*Settings)(nil),                      // 138: skein.v1.Settings
-	(*Event)(nil),                         // 139: skein.v1.Event
-	(*State)(nil),                         // 140: skein.v1.State
-	(*JournalEntry)(nil),                  // 141: skein.v1.JournalEntry
-	(*Pool)(nil),                          // 142: skein.v1.Pool
-	(*ChangePool)(nil),                    // 143: skein.v1.ChangePool
-	(*Grant)(nil),                         // 144: skein.v1.Grant
-	(*StaticAddress)(nil),                 // 145: skein.v1.StaticAddress
-	(*Block)(nil),                         // 146: skein.v1.Block
-	(*ImportPools)(nil),                   // 147: skein.v1.ImportPools
-	(*Egress)(nil),                        // 148: skein.v1.Egress
-	(*ChangeEgress)(nil),                  // 149: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),                    // 150: skein.v1.EgressSlot
-	(*EgressGateway)(nil),                 // 151: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),            // 152: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),                // 153: skein.v1.EgressOfClient
+	(*GossipKeysView)(nil),                // 2: skein.v1.GossipKeysView
+	(*GossipStatus)(nil),                  // 3: skein.v1.GossipStatus
+	(*HopCounts)(nil),                     // 4: skein.v1.HopCounts
+	(*Problem)(nil),                       // 5: skein.v1.Problem
+	(*ServerStatus)(nil),                  // 6: skein.v1.ServerStatus
+	(*NodesRequest)(nil),                  // 7: skein.v1.NodesRequest
+	(*NodesResponse)(nil),                 // 8: skein.v1.NodesResponse
+	(*NodeView)(nil),                      // 9: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),           // 10: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),          // 11: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),                 // 12: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),             // 13: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),            // 14: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),                 // 15: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),        // 16: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil),       // 17: skein.v1.RemovePlainPeerResponse
+	(*SetSiteTranslationRequest)(nil),     // 18: skein.v1.SetSiteTranslationRequest
+	(*SetSiteTranslationResponse)(nil),    // 19: skein.v1.SetSiteTranslationResponse
+	(*RemoveSiteTranslationRequest)(nil),  // 20: skein.v1.RemoveSiteTranslationRequest
+	(*RemoveSiteTranslationResponse)(nil), // 21: skein.v1.RemoveSiteTranslationResponse
+	(*SitesRequest)(nil),                  // 22: skein.v1.SitesRequest
+	(*SitesResponse)(nil),                 // 23: skein.v1.SitesResponse
+	(*SiteView)(nil),                      // 24: skein.v1.SiteView
+	(*TranslationView)(nil),               // 25: skein.v1.TranslationView
+	(*PeersRequest)(nil),                  // 26: skein.v1.PeersRequest
+	(*PeersResponse)(nil),                 // 27: skein.v1.PeersResponse
+	(*PeerView)(nil),                      // 28: skein.v1.PeerView
+	(*NetcheckRequest)(nil),               // 29: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),              // 30: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),                 // 31: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),                    // 32: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),            // 33: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),           // 34: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),             // 35: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),            // 36: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),            // 37: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),           // 38: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),            // 39: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),           // 40: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),               // 41: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),              // 42: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),             // 43: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),            // 44: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),                // 45: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),               // 46: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),                // 47: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),               // 48: skein.v1.SetNodeResponse
+	(*RotateGossipKeyRequest)(nil),        // 49: skein.v1.RotateGossipKeyRequest
+	(*RotateGossipKeyResponse)(nil),       // 50: skein.v1.RotateGossipKeyResponse
+	(*SettingsRequest)(nil),               // 51: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),              // 52: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),                 // 53: skein.v1.EventsRequest
+	(*EventsResponse)(nil),                // 54: skein.v1.EventsResponse
+	(*StateRequest)(nil),                  // 55: skein.v1.StateRequest
+	(*StateResponse)(nil),                 // 56: skein.v1.StateResponse
+	(*DiffRequest)(nil),                   // 57: skein.v1.DiffRequest
+	(*DiffResponse)(nil),                  // 58: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),            // 59: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),           // 60: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),                 // 61: skein.v1.PortGuessView
+	(*GraphRequest)(nil),                  // 62: skein.v1.GraphRequest
+	(*GraphResponse)(nil),                 // 63: skein.v1.GraphResponse
+	(*ProbeView)(nil),                     // 64: skein.v1.ProbeView
+	(*PlanRequest)(nil),                   // 65: skein.v1.PlanRequest
+	(*PlanResponse)(nil),                  // 66: skein.v1.PlanResponse
+	(*DownRequest)(nil),                   // 67: skein.v1.DownRequest
+	(*DownResponse)(nil),                  // 68: skein.v1.DownResponse
+	(*RelayRequest)(nil),                  // 69: skein.v1.RelayRequest
+	(*RelayResponse)(nil),                 // 70: skein.v1.RelayResponse
+	(*RelaySession)(nil),                  // 71: skein.v1.RelaySession
+	(*RelayServer)(nil),                   // 72: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),             // 73: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),                   // 74: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),             // 75: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),             // 76: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),                  // 77: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),             // 78: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),            // 79: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),                  // 80: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),                 // 81: skein.v1.PoolsResponse
+	(*PoolView)(nil),                      // 82: skein.v1.PoolView
+	(*PoolHolder)(nil),                    // 83: skein.v1.PoolHolder
+	(*LocalPool)(nil),                     // 84: skein.v1.LocalPool
+	(*BlocksRequest)(nil),                 // 85: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),                // 86: skein.v1.BlocksResponse
+	(*BlockView)(nil),                     // 87: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),           // 88: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),           // 89: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),                 // 90: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),         // 91: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),         // 92: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),                // 93: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),                // 94: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),               // 95: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),                    // 96: skein.v1.WhoRequest
+	(*WhoResponse)(nil),                   // 97: skein.v1.WhoResponse
+	(*TranslatedAddress)(nil),             // 98: skein.v1.TranslatedAddress
+	(*Holder)(nil),                        // 99: skein.v1.Holder
+	(*PodsRequest)(nil),                   // 100: skein.v1.PodsRequest
+	(*PodsResponse)(nil),                  // 101: skein.v1.PodsResponse
+	(*PodView)(nil),                       // 102: skein.v1.PodView
+	(*ImportRequest)(nil),                 // 103: skein.v1.ImportRequest
+	(*ImportResponse)(nil),                // 104: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),           // 105: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),           // 106: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),                // 107: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),           // 108: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),          // 109: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),               // 110: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),              // 111: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),                 // 112: skein.v1.EgressSummary
+	(*SlotView)(nil),                      // 113: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),             // 114: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),            // 115: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),               // 116: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),             // 117: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),          // 118: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),         // 119: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),           // 120: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),          // 121: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),              // 122: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),             // 123: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),                  // 124: skein.v1.UsageRequest
+	(*UsageResponse)(nil),                 // 125: skein.v1.UsageResponse
+	(*PeerUsage)(nil),                     // 126: skein.v1.PeerUsage
+	(*UsageRates)(nil),                    // 127: skein.v1.UsageRates
+	(*PeerRates)(nil),                     // 128: skein.v1.PeerRates
+	(*ProfileRequest)(nil),                // 129: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),               // 130: skein.v1.ProfileResponse
+	nil,                                   // 131: skein.v1.PeersResponse.PeerTransportsEntry
+	nil,                                   // 132: skein.v1.SetNodeRequest.SetLabelsEntry
+	(NatType)(0),                          // 133: skein.v1.NatType
+	(*Node)(nil),                          // 134: skein.v1.Node
+	(*Record)(nil),                        // 135: skein.v1.Record
+	(*PlainPeer)(nil),                     // 136: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),               // 137: skein.v1.SiteTranslation
+	(*Candidate)(nil),                     // 138: skein.v1.Candidate
+	(*Token)(nil),                         // 139: skein.v1.Token
+	(*NodeSettings)(nil),                  // 140: skein.v1.NodeSettings
+	(*Settings)(nil),                      // 141: skein.v1.Settings
+	(*Event)(nil),                         // 142: skein.v1.Event
+	(*State)(nil),                         // 143: skein.v1.State
+	(*JournalEntry)(nil),                  // 144: skein.v1.JournalEntry
+	(*Pool)(nil),                          // 145: skein.v1.Pool
+	(*ChangePool)(nil),                    // 146: skein.v1.ChangePool
+	(*Grant)(nil),                         // 147: skein.v1.Grant
+	(*StaticAddress)(nil),                 // 148: skein.v1.StaticAddress
+	(*Block)(nil),                         // 149: skein.v1.Block
+	(*ImportPools)(nil),                   // 150: skein.v1.ImportPools
+	(*Egress)(nil),                        // 151: skein.v1.Egress
+	(*ChangeEgress)(nil),                  // 152: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),                    // 153: skein.v1.EgressSlot
+	(*EgressGateway)(nil),                 // 154: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),            // 155: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                // 156: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	130, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
-	4,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
-	5,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
-	3,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
-	14,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
-	2,   // 5: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
-	8,   // 6: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	14,  // 7: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	131, // 8: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	132, // 9: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	133, // 10: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	11,  // 11: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
-	14,  // 12: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	133, // 13: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	133, // 14: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	134, // 15: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
-	23,  // 16: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
-	24,  // 17: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
-	134, // 18: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
-	27,  // 19: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	128, // 20: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	130, // 21: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	130, // 22: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	135, // 23: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	31,  // 24: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	30,  // 25: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	136, // 26: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	136, // 27: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	8,   // 28: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	131, // 29: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	131, // 30: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	137, // 31: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	129, // 32: skein.v1.SetNodeRequest.set_labels:type_name -> skein.v1.SetNodeRequest.SetLabelsEntry
-	131, // 33: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	138, // 34: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	138, // 35: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	139, // 36: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	140, // 37: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	27,  // 38: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	132, // 39: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	132, // 40: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	61,  // 41: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	141, // 42: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	58,  // 43: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	8,   // 44: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	27,  // 45: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	68,  // 46: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	69,  // 47: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	71,  // 48: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	70,  // 49: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	142, // 50: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	143, // 51: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	142, // 52: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	79,  // 53: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	142, // 54: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	80,  // 55: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	144, // 56: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	145, // 57: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	81,  // 58: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	84,  // 59: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	146, // 60: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	146, // 61: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	145, // 62: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	145, // 63: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	146, // 64: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	96,  // 65: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	95,  // 66: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
-	99,  // 67: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	96,  // 68: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	147, // 69: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	148, // 70: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	149, // 71: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	148, // 72: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	109, // 73: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	148, // 74: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	110, // 75: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	150, // 76: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	109, // 77: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	151, // 78: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	113, // 79: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	114, // 80: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	152, // 81: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	153, // 82: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	131, // 83: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	110, // 84: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	123, // 85: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	122, // 86: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	125, // 87: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	123, // 88: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 89: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	6,   // 90: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	25,  // 91: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	28,  // 92: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	32,  // 93: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	34,  // 94: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	36,  // 95: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	38,  // 96: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	40,  // 97: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	42,  // 98: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	48,  // 99: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	50,  // 100: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	52,  // 101: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	54,  // 102: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	56,  // 103: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	59,  // 104: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	62,  // 105: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	64,  // 106: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	66,  // 107: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	72,  // 108: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	73,  // 109: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	75,  // 110: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	77,  // 111: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	82,  // 112: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	85,  // 113: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	86,  // 114: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	88,  // 115: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	89,  // 116: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	91,  // 117: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	93,  // 118: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	97,  // 119: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	100, // 120: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	102, // 121: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	103, // 122: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	105, // 123: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	107, // 124: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	111, // 125: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	115, // 126: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	117, // 127: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	119, // 128: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	44,  // 129: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	46,  // 130: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	9,   // 131: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	12,  // 132: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	15,  // 133: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	17,  // 134: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
-	19,  // 135: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
-	21,  // 136: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
-	121, // 137: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	126, // 138: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 139: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	7,   // 140: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	26,  // 141: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	29,  // 142: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	33,  // 143: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	35,  // 144: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	37,  // 145: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	39,  // 146: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	41,  // 147: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	43,  // 148: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	49,  // 149: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	51,  // 150: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	53,  // 151: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	55,  // 152: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	57,  // 153: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	60,  // 154: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	63,  // 155: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	65,  // 156: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	67,  // 157: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	74,  // 158: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	74,  // 159: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	76,  // 160: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	78,  // 161: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	83,  // 162: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	87,  // 163: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	87,  // 164: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	90,  // 165: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	90,  // 166: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	92,  // 167: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	94,  // 168: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	98,  // 169: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	101, // 170: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	104, // 171: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	104, // 172: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	106, // 173: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	108, // 174: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	112, // 175: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	116, // 176: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	118, // 177: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	120, // 178: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	45,  // 179: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	47,  // 180: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	10,  // 181: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	13,  // 182: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	16,  // 183: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	18,  // 184: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
-	20,  // 185: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
-	22,  // 186: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
-	122, // 187: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	127, // 188: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	139, // [139:189] is the sub-list for method output_type
-	89,  // [89:139] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	133, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	5,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
+	6,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
+	4,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
+	15,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
+	2,   // 5: skein.v1.StatusResponse.gossip_keys:type_name -> skein.v1.GossipKeysView
+	3,   // 6: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
+	9,   // 7: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
+	15,  // 8: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
+	134, // 9: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	135, // 10: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	136, // 11: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	12,  // 12: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
+	15,  // 13: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
+	136, // 14: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	136, // 15: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	137, // 16: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
+	24,  // 17: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
+	25,  // 18: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
+	137, // 19: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
+	28,  // 20: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	131, // 21: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	133, // 22: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	133, // 23: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	138, // 24: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	32,  // 25: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	31,  // 26: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	139, // 27: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	139, // 28: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	9,   // 29: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	134, // 30: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	134, // 31: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	140, // 32: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	132, // 33: skein.v1.SetNodeRequest.set_labels:type_name -> skein.v1.SetNodeRequest.SetLabelsEntry
+	134, // 34: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	2,   // 35: skein.v1.RotateGossipKeyResponse.keys:type_name -> skein.v1.GossipKeysView
+	141, // 36: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	141, // 37: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	142, // 38: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	143, // 39: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	28,  // 40: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	135, // 41: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	135, // 42: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	64,  // 43: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	144, // 44: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	61,  // 45: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	9,   // 46: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	28,  // 47: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	71,  // 48: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	72,  // 49: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	74,  // 50: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	73,  // 51: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	145, // 52: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	146, // 53: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	145, // 54: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	82,  // 55: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	145, // 56: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	83,  // 57: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	147, // 58: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	148, // 59: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	84,  // 60: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	87,  // 61: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	149, // 62: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	149, // 63: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	148, // 64: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	148, // 65: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	149, // 66: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	99,  // 67: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	98,  // 68: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
+	102, // 69: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	99,  // 70: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	150, // 71: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	151, // 72: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	152, // 73: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	151, // 74: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	112, // 75: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	151, // 76: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	113, // 77: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	153, // 78: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	112, // 79: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	154, // 80: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	116, // 81: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	117, // 82: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	155, // 83: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	156, // 84: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	134, // 85: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	113, // 86: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	126, // 87: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	125, // 88: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	128, // 89: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	126, // 90: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 91: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	7,   // 92: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	26,  // 93: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	29,  // 94: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	33,  // 95: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	35,  // 96: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	37,  // 97: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	39,  // 98: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	41,  // 99: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	43,  // 100: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	51,  // 101: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	53,  // 102: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	55,  // 103: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	57,  // 104: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	59,  // 105: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	62,  // 106: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	65,  // 107: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	67,  // 108: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	69,  // 109: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	75,  // 110: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	76,  // 111: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	78,  // 112: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	80,  // 113: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	85,  // 114: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	88,  // 115: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	89,  // 116: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	91,  // 117: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	92,  // 118: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	94,  // 119: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	96,  // 120: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	100, // 121: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	103, // 122: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	105, // 123: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	106, // 124: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	108, // 125: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	110, // 126: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	114, // 127: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	118, // 128: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	120, // 129: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	122, // 130: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	45,  // 131: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	47,  // 132: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	49,  // 133: skein.v1.AgentService.RotateGossipKey:input_type -> skein.v1.RotateGossipKeyRequest
+	10,  // 134: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	13,  // 135: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	16,  // 136: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	18,  // 137: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
+	20,  // 138: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
+	22,  // 139: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
+	124, // 140: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	129, // 141: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 142: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	8,   // 143: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	27,  // 144: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	30,  // 145: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	34,  // 146: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	36,  // 147: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	38,  // 148: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	40,  // 149: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	42,  // 150: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	44,  // 151: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	52,  // 152: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	54,  // 153: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	56,  // 154: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	58,  // 155: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	60,  // 156: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	63,  // 157: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	66,  // 158: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	68,  // 159: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	70,  // 160: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	77,  // 161: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	77,  // 162: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	79,  // 163: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	81,  // 164: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	86,  // 165: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	90,  // 166: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	90,  // 167: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	93,  // 168: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	93,  // 169: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	95,  // 170: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	97,  // 171: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	101, // 172: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	104, // 173: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	107, // 174: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	107, // 175: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	109, // 176: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	111, // 177: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	115, // 178: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	119, // 179: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	121, // 180: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	123, // 181: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	46,  // 182: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	48,  // 183: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	50,  // 184: skein.v1.AgentService.RotateGossipKey:output_type -> skein.v1.RotateGossipKeyResponse
+	11,  // 185: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	14,  // 186: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	17,  // 187: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	19,  // 188: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
+	21,  // 189: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
+	23,  // 190: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
+	125, // 191: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	130, // 192: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	142, // [142:193] is the sub-list for method output_type
+	91,  // [91:142] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -10010,7 +10185,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   130,
+			NumMessages:   133,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

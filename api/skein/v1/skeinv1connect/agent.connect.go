@@ -130,6 +130,9 @@ const (
 	AgentServiceSetRoleProcedure = "/skein.v1.AgentService/SetRole"
 	// AgentServiceSetNodeProcedure is the fully-qualified name of the AgentService's SetNode RPC.
 	AgentServiceSetNodeProcedure = "/skein.v1.AgentService/SetNode"
+	// AgentServiceRotateGossipKeyProcedure is the fully-qualified name of the AgentService's
+	// RotateGossipKey RPC.
+	AgentServiceRotateGossipKeyProcedure = "/skein.v1.AgentService/RotateGossipKey"
 	// AgentServiceAddPlainPeerProcedure is the fully-qualified name of the AgentService's AddPlainPeer
 	// RPC.
 	AgentServiceAddPlainPeerProcedure = "/skein.v1.AgentService/AddPlainPeer"
@@ -198,6 +201,8 @@ type AgentServiceClient interface {
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
+	// RotateGossipKey has the leader make a new gossip key.
+	RotateGossipKey(context.Context, *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error)
 	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
@@ -476,6 +481,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("SetNode")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateGossipKey: connect.NewClient[v1.RotateGossipKeyRequest, v1.RotateGossipKeyResponse](
+			httpClient,
+			baseURL+AgentServiceRotateGossipKeyProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RotateGossipKey")),
+			connect.WithClientOptions(opts...),
+		),
 		addPlainPeer: connect.NewClient[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse](
 			httpClient,
 			baseURL+AgentServiceAddPlainPeerProcedure,
@@ -571,6 +582,7 @@ type agentServiceClient struct {
 	drainNode             *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	setRole               *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
 	setNode               *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
+	rotateGossipKey       *connect.Client[v1.RotateGossipKeyRequest, v1.RotateGossipKeyResponse]
 	addPlainPeer          *connect.Client[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse]
 	plainPeers            *connect.Client[v1.PlainPeersRequest, v1.PlainPeersResponse]
 	removePlainPeer       *connect.Client[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse]
@@ -955,6 +967,15 @@ func (c *agentServiceClient) SetNode(ctx context.Context, req *v1.SetNodeRequest
 	return nil, err
 }
 
+// RotateGossipKey calls skein.v1.AgentService.RotateGossipKey.
+func (c *agentServiceClient) RotateGossipKey(ctx context.Context, req *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error) {
+	response, err := c.rotateGossipKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AddPlainPeer calls skein.v1.AgentService.AddPlainPeer.
 func (c *agentServiceClient) AddPlainPeer(ctx context.Context, req *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
 	response, err := c.addPlainPeer.CallUnary(ctx, connect.NewRequest(req))
@@ -1069,6 +1090,8 @@ type AgentServiceHandler interface {
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
+	// RotateGossipKey has the leader make a new gossip key.
+	RotateGossipKey(context.Context, *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error)
 	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
@@ -1343,6 +1366,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("SetNode")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceRotateGossipKeyHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRotateGossipKeyProcedure,
+		svc.RotateGossipKey,
+		connect.WithSchema(agentServiceMethods.ByName("RotateGossipKey")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceAddPlainPeerHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceAddPlainPeerProcedure,
 		svc.AddPlainPeer,
@@ -1477,6 +1506,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceSetRoleHandler.ServeHTTP(w, r)
 		case AgentServiceSetNodeProcedure:
 			agentServiceSetNodeHandler.ServeHTTP(w, r)
+		case AgentServiceRotateGossipKeyProcedure:
+			agentServiceRotateGossipKeyHandler.ServeHTTP(w, r)
 		case AgentServiceAddPlainPeerProcedure:
 			agentServiceAddPlainPeerHandler.ServeHTTP(w, r)
 		case AgentServicePlainPeersProcedure:
@@ -1668,6 +1699,10 @@ func (UnimplementedAgentServiceHandler) SetRole(context.Context, *v1.SetRoleRequ
 
 func (UnimplementedAgentServiceHandler) SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetNode is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RotateGossipKey(context.Context, *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RotateGossipKey is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
