@@ -117,7 +117,7 @@ const (
 // siteGroup measures what the leaders of sites do to traffic when they die, fail, or leave.
 func (b *bench) siteGroup(ctx context.Context) (out []Figure) {
 	if b.opts.wantsFault(faultShare) {
-		out = append(out, shareFigures()...)
+		out = append(append(out, shareFigures()...), b.measure(ctx, []job{tenSites()})...)
 	}
 	var hard, zombies []siteFault
 	for _, f := range siteFaults() {

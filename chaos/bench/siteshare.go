@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/events"
@@ -102,4 +103,24 @@ func shareFigures() []Figure {
 			shareMost, shareSliced[0], shareSliced[1], shareSites, shareNodes),
 		Verdict: verdict(worst <= shareSlack && least > 0),
 	}}
+}
+
+// tenSites measures what a node has of a mesh of ten sites of a hundred nodes, and what making it costs.
+func tenSites() job {
+	return job{
+		name: "10 sites of 100 nodes: what one of them has", target: "≤ 120 routes, ≤ 120 peers, ≤ 20 ms",
+		pkg: "./agent/projection", run: "BenchmarkProjectSites", count: "1s",
+		how: "state, records and endpoints to a whole Spec, with a block of pods on each node; routes of one address " +
+			"family, and processor time",
+		judge: func(m metrics) (string, bool) {
+			var parts []string
+			ok := true
+			for _, who := range []string{"member", "leader"} {
+				routes, peers, took := m[who+"/routes"], m[who+"/peers"], m[who+"/cpu-ms/op"]
+				parts = append(parts, fmt.Sprintf("%s: %.0f routes, %.0f peers, %.1f ms", who, routes, peers, took))
+				ok = ok && peers > 0 && routes <= 120 && peers <= 120 && took > 0 && took <= 20
+			}
+			return strings.Join(parts, "; "), ok
+		},
+	}
 }
