@@ -25,9 +25,9 @@ const (
 
 // knock lists the members that are to be sent a keepalive, and so a handshake where there is no session. First, those
 // that asked for it. Second, those that were no peers of this node for a while: with them its device lost the session,
-// and the other end, which may have had this node as a peer all the time, does not know; it would send into the void for
-// 15 s. Third, those that this node has known since before it started, that answer, and with whom the device has had no
-// handshake: a userspace device loses all sessions with the agent.
+// and the other end, which may have had this node as a peer all the time, does not know; it would send into the void
+// for 15 s. Third, those that this node has known since before it started, that answer, and with whom the device has
+// had no handshake: a userspace device loses all sessions with the agent.
 func (a *Agent) knock() map[identity.ID]bool {
 	if a.plane == nil {
 		return nil

@@ -96,7 +96,8 @@ func TestKnocks(t *testing.T) {
 	}
 }
 
-// A peer that was none for a while is knocked at until there was a handshake, as long as it may have a session of before.
+// A peer that was none for a while is knocked at until there was a handshake, as long as it may have a session of
+// before.
 func TestWhoComesBackIsKnockedAt(t *testing.T) {
 	var k knocks
 	id, left := identity.ID{1}, time.Unix(1e9, 0)

@@ -106,8 +106,8 @@ type trouble struct {
 	shunned func(identity.ID) bool // this host finds that it does not forward
 }
 
-// way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out of
-// reach a moment ago probably forwards, and comes next. One that does not lead yet, or is found silent, drops what
+// way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out
+// of reach a moment ago probably forwards, and comes next. One that does not lead yet, or is found silent, drops what
 // comes, and is the last.
 func (m *siteMesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
 	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }

@@ -302,8 +302,8 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 	})
 }
 
-// A leader may have the event that revokes a node before a server's checkpoint for it: the node is served until it has the
-// event.
+// A leader may have the event that revokes a node before a server's checkpoint for it: the node is served until it has
+// the event.
 func TestRevokedNodeHearsOfItByALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -48,7 +48,8 @@ type pool struct {
 
 // newPool makes a pool that does not run yet.
 func newPool(g *Gossip, near bool, site string) *pool {
-	p := &pool{g: g, near: near, site: site, opened: time.Now(), renewed: make(chan struct{}, 1), crowded: make(chan struct{}, 1)}
+	p := &pool{g: g, near: near, site: site, opened: time.Now(),
+		renewed: make(chan struct{}, 1), crowded: make(chan struct{}, 1)}
 	if near {
 		p.label = siteLabel(site)
 	}

@@ -467,8 +467,8 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	return Way{Via: via, Hop: via != to, Deliver: via == to && p.delivers}, ok
 }
 
-// Carries reports whether a node passes packets on for its site, as far as this plan tells: it acts, and its witnesses do
-// not find it silent.
+// Carries reports whether a node passes packets on for its site, as far as this plan tells: it acts, and its witnesses
+// do not find it silent.
 func (p *Plan) Carries(id identity.ID) bool {
 	_, silent := p.Silent[id]
 	return p.nodes[id].gate && !silent
