@@ -131,11 +131,19 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// simulated is a mesh in which leaders pass kinds on or not.
+// simulated is a mesh in which leaders pass kinds on or not, and one may stand still: what comes meanwhile waits for it.
 type simulated struct {
-	mu     sync.Mutex
-	broken map[identity.ID]map[Kind]bool
-	asked  int
+	mu      sync.Mutex
+	broken  map[identity.ID]map[Kind]bool
+	stopped identity.ID
+	goesOn  time.Time // when that one does
+	asked   int
+}
+
+func (s *simulated) stop(leader identity.ID, long time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped, s.goesOn = leader, time.Now().Add(long)
 }
 
 func (s *simulated) set(leader identity.ID, kinds ...Kind) {
@@ -153,17 +161,22 @@ func (s *simulated) echoes() int {
 	return s.asked
 }
 
-func (s *simulated) ask(ctx context.Context, via identity.ID, _ []identity.ID, kind Kind, p pace) result {
+func (s *simulated) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) result {
+	begun, span := time.Now(), time.Duration(p.tries-1)*p.spacing
+	wait, r := time.Millisecond, result{sent: 1, answered: true, rtt: time.Millisecond, last: begun}
 	s.mu.Lock()
-	silent := s.broken[via][kind]
+	if s.stopped == via || s.stopped == mirrors[0] {
+		wait = max(wait, s.goesOn.Sub(begun))
+		r.last = begun.Add(min(wait, span))
+	}
+	if s.broken[via][kind] || wait > span+p.rest {
+		wait, r = span+p.rest, result{sent: p.tries, last: begun.Add(span)}
+	}
 	s.asked++
 	s.mu.Unlock()
-	wait, r := time.Millisecond, result{sent: 1, answered: true, rtt: time.Millisecond}
-	if silent {
-		wait, r = time.Duration(p.tries-1)*p.spacing+p.rest, result{sent: p.tries}
-	}
 	select {
 	case <-time.After(wait):
+		r.at = time.Now()
 		return r
 	case <-ctx.Done():
 		return result{err: ctx.Err()}
@@ -218,6 +231,34 @@ func TestWatcher(t *testing.T) {
 		}
 		if c := w.Counts()[leader]; c.Sent == 0 || c.Lost == 0 || c.Lost > c.Sent {
 			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// A leader that stood still for some time, whenever that began and ended, has not failed to forward. One that forwards no
+// more after it has.
+func TestLeaderThatStoodStill(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		sim := &simulated{}
+		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: identity.ID{1}, MTU: func(identity.ID) int { return 1420 }},
+			Late: func(time.Time) time.Duration { return 0 }, Changed: func() {}, Name: identity.ID.String,
+			Log: slog.New(slog.DiscardHandler)})
+		defer w.Close()
+		w.ask = sim.ask
+		w.Watch([]Target{{Leader: leader, Mirrors: []identity.ID{{9}}, Others: []identity.ID{{8}}}})
+		time.Sleep(time.Minute)
+		for long := 50 * time.Millisecond; long < 5*time.Second; long += 37 * time.Millisecond {
+			sim.stop(leader, long)
+			time.Sleep(long + 3*time.Second)
+			if said := w.Said(); len(said) > 0 {
+				t.Fatalf("after %s: %+v", long, said)
+			}
+		}
+		sim.stop(leader, 4*time.Second)
+		sim.set(leader, SmallIPv4)
+		time.Sleep(4*time.Second + 3*time.Second)
+		if said := w.Said(); len(said) != 1 || said[0].Kinds != 1<<SmallIPv4 {
+			t.Errorf("%+v is said of one that forwards no more", said)
 		}
 	})
 }

@@ -76,6 +76,8 @@ type result struct {
 	answered bool
 	lost     int           // tries before the one that was answered
 	rtt      time.Duration // of that one
+	at       time.Time     // when it was answered
+	last     time.Time     // when the last try was sent
 	err      error         // why tries could not be sent, of the last such
 }
 
@@ -122,9 +124,9 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 			case err != nil:
 				r.err = err
 			default:
-				r.sent++
-				flows = append(flows, f)
 				begun := time.Now()
+				r.sent, r.last = r.sent+1, begun
+				flows = append(flows, f)
 				go func(try int) {
 					if f.receive(until, most, took) {
 						answers <- got{try, time.Since(begun)}
@@ -135,7 +137,7 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 				next.Reset(p.spacing)
 			}
 		case a := <-answers:
-			r.answered, r.lost, r.rtt = true, a.try, a.rtt
+			r.answered, r.lost, r.rtt, r.at = true, a.try, a.rtt, time.Now()
 			return r
 		case <-last.C:
 			return r

@@ -244,7 +244,8 @@ func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 	return paceFor(0, 0, late)
 }
 
-// examine asks by the leader; and when that is not answered soon, the leader itself, and by others.
+// examine asks by the leader; and when that is not answered soon, the leader itself, and by others. A leader that was
+// stopped for a moment, alone or with its host, answers late: then it is asked by once more, now that it lives.
 func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -263,8 +264,8 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	case <-soon.C:
 	}
 	const aliveBy = SmallIPv4 // every host has it
-	lives, compared := make(chan bool, 1), make(chan bool, comparedWith)
-	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p).answered }()
+	lives, compared := make(chan result, 1), make(chan bool, comparedWith)
+	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p) }()
 	others := t.Others[:min(len(t.Others), comparedWith)]
 	for _, other := range others {
 		p := w.paceOf(other, late)
@@ -274,7 +275,13 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	if r.answered {
 		return Answered, r
 	}
-	q := question{asked: r, alive: <-lives, others: len(others)}
+	alive := <-lives
+	if alive.answered && alive.at.After(r.last) {
+		if r = w.ask(ctx, t.Leader, t.Mirrors, kind, p); r.answered {
+			return Answered, r
+		}
+	}
+	q := question{asked: r, alive: alive.answered, others: len(others)}
 	for range others {
 		q.passed = <-compared || q.passed
 	}
