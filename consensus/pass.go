@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -93,6 +94,7 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 		return out(m)
 	}
 	var shown *skeinv1.Checkpoint
+	last := uint64(math.MaxUint64) // the index up to which a node is served that is no member any more
 	for {
 		c, newer := s.cfg.Proof()
 		if c == nil {
@@ -109,8 +111,11 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 			err = s.mayPass(peer)
 		}
 		// A node that was revoked is to hear of it: until a server has confirmed that event, it is not sent.
-		if state := s.cfg.Replica.State(); err == nil && state.Index() <= at {
-			err = checkMember(state, peer)
+		state := s.cfg.Replica.State()
+		if denied := checkMember(state, peer); denied == nil {
+			last = math.MaxUint64
+		} else if last = min(last, state.Index()); err == nil && at >= last {
+			err = denied
 		}
 		if err != nil {
 			return err

@@ -331,13 +331,17 @@ func TestRevokedNodeHearsOfItByALeader(t *testing.T) {
 			Pass:  func(identity.ID) error { return nil },
 			Proof: func() (*skeinv1.Checkpoint, <-chan struct{}) { return newest, newer }})
 		var sent []*skeinv1.Event
+		sends := 0
 		err := service.pass(t.Context(), member.id, at, func(m *skeinv1.SubscribeResponse) error {
 			sent = append(sent, m.GetBatch().GetEvents()...)
-			if newest == old {
-				close(newer)
-				newest, _ = leader.client.Proof()
-				newer = make(chan struct{})
+			if sends++; sends > 10 {
+				return errors.New("the node is served for ever")
 			}
+			proof, _ := leader.client.Proof()
+			c.propose(c.nodes[0], token(sends)) // the log goes on, so the leader's state is always ahead of its checkpoint
+			c.has(leader, sends)
+			close(newer)
+			newest, newer = proof, make(chan struct{})
 			return nil
 		})
 		if connect.CodeOf(err) != connect.CodePermissionDenied || len(sent) == 0 || sent[0].GetNodeRevoked() == nil {
