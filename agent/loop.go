@@ -89,7 +89,8 @@ func (a *Agent) run(ctx context.Context) error {
 	a.tellReady(ctx)
 	partsEnded := a.runParts(ctx)
 	a.phase.Store(PhaseRunning)
-	a.log.Info("agent is up", "node", a.id.String(), "name", a.name(), "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
+	a.log.Info("agent is up", "node", a.id.String(), "name", a.name(), "cluster", a.cluster.String(), "epoch", a.epoch,
+		"index", a.replica.State().Index())
 	order, err := a.loopUntil(ctx)
 	a.ended = err == nil || errors.Is(err, errRevoked)
 	cancel()

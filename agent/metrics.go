@@ -76,7 +76,8 @@ func (m *metrics) observe() {
 	}
 	own := a.ownRecord()
 	m.info.Reset()
-	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.name(), driver, candidate.NATName(own.GetNatType()), own.GetTransportMode()).Set(1)
+	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.name(), driver, candidate.NATName(own.GetNatType()),
+		own.GetTransportMode()).Set(1)
 	m.index.Set(float64(a.replica.State().Index()))
 	count := map[string]int{"direct": 0, "relay": 0, "down": 0}
 	for _, p := range a.currentPaths() {

@@ -131,7 +131,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// simulated is a mesh in which leaders pass kinds on or not, and one may stand still: what comes meanwhile waits for it.
+// simulated is a mesh in which leaders pass kinds on or not, and one may stand still: what comes meanwhile waits for
+// it.
 type simulated struct {
 	mu      sync.Mutex
 	broken  map[identity.ID]map[Kind]bool
@@ -235,8 +236,8 @@ func TestWatcher(t *testing.T) {
 	})
 }
 
-// A leader that stood still for some time, whenever that began and ended, has not failed to forward. One that forwards no
-// more after it has.
+// A leader that stood still for some time, whenever that began and ended, has not failed to forward. One that no longer
+// forwards after it has.
 func TestLeaderThatStoodStill(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		sim := &simulated{}

@@ -70,7 +70,8 @@ func TestNodeSet(t *testing.T) {
 func TestNodeSetNameAndLabels(t *testing.T) {
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.SetNodeRequest{}, &skeinv1.SetNodeResponse{Index: 41, Was: "edge1", Node: &skeinv1.Node{Name: "south",
-		Labels: map[string]string{"rack": "r7", "egress": "yes"}, Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}}})
+		Labels:   map[string]string{"rack": "r7", "egress": "yes"},
+		Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}}})
 	for _, c := range []struct {
 		args string
 		want *skeinv1.SetNodeRequest
@@ -81,8 +82,8 @@ func TestNodeSetNameAndLabels(t *testing.T) {
 		{"a= b-c=d-e f- g/h-", &skeinv1.SetNodeRequest{SetLabels: map[string]string{"a": "", "b-c": "d-e"},
 			RemoveLabels: []string{"f", "g/h"}}, "labels egress=yes rack=r7"},
 		{"--name south", &skeinv1.SetNodeRequest{Name: "south"}, "it was called edge1"},
-		{"--name south egress=yes --site home", &skeinv1.SetNodeRequest{Name: "south", SetLabels: map[string]string{"egress": "yes"},
-			Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}, Fields: []string{"site"}},
+		{"--name south egress=yes --site home", &skeinv1.SetNodeRequest{Name: "south",
+			SetLabels: map[string]string{"egress": "yes"}, Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}, Fields: []string{"site"}},
 			"it was called edge1; labels egress=yes rack=r7; site \"home\""},
 	} {
 		c.want.Node = "edge1"
