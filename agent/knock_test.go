@@ -10,6 +10,7 @@ import (
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
 )
 
 // A peer that is there and answers no handshake is asked to begin one; one that is slow, or talks, or is away is not.
@@ -139,5 +140,24 @@ func TestKnockSignal(t *testing.T) {
 	a.takeSignal(peer.key.ID(), b)
 	if !a.knocks.standing(time.Now())[peer.key.ID()] {
 		t.Error("the peer's wish is not noted")
+	}
+}
+
+// A member that is no peer for a moment, since another leader was chosen, is knocked at when it is one again.
+func TestPeersThatLeaveAreNoted(t *testing.T) {
+	self, peer := newHost(t, "a"), newHost(t, "b")
+	a := newTestAgent(self, newWorld(t, self, peer).state)
+	a.loop.unprobed, a.proxies = map[identity.ID]member{}, &relay.Proxies{}
+	none := func(identity.ID) time.Time { return time.Time{} }
+	id := peer.key.ID()
+	for _, c := range []struct {
+		peers map[identity.ID]bool
+		noted bool
+	}{{map[identity.ID]bool{id: true}, false}, {nil, true}, {map[identity.ID]bool{id: true}, true}} {
+		a.reach.Store(&reach{peers: c.peers})
+		a.syncPeers()
+		if noted := slices.Contains(a.knocks.parted(time.Now(), none), id); noted != c.noted {
+			t.Errorf("peers %v: noted %t", c.peers, noted)
+		}
 	}
 }
