@@ -10,9 +10,8 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 )
 
-// What agent/knock.go is for as well. A device that drops a peer forgets the session; the peer goes on sending with it,
-// also once the device has the peer again, and would notice after 15 seconds. A keepalive makes the device begin
-// another one at once.
+// A device that removes a peer forgets the session. The peer goes on sending with that session for 15 seconds, also once
+// the device has the peer again. A keepalive makes the device begin another session at once; agent/knock.go asks for it.
 func TestPeerThatWasDroppedAndIsBack(t *testing.T) {
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
