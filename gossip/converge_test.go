@@ -68,27 +68,31 @@ func (f *filler) Message() []byte                       { return f.b }
 func (f *filler) Finished()                             {}
 func (f *filler) Invalidates(memberlist.Broadcast) bool { return false }
 
-// A change is known within 600 ms also while news of members leaves records no room in packets. Without packets of their
-// own it takes 2.3 to 2.9 s.
+// A change is known as soon as ever also while news of members leaves records no room in packets: of five changes
+// the middle one within 1.2 s. One takes 0.26 to 1.2 s, as chance has it, and 1.8 to 3 s without packets of its own.
 func TestARecordHasRoomBesideNewsOfMembers(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 40, 3)
 		defer s.end()
 		s.within(time.Minute, "all nodes agree", s.agreed(s.nodes))
 		s.within(time.Minute, "all nodes alive", s.meshed(s.nodes))
-		time.Sleep(30 * time.Second) // until nothing is queued
-		for _, n := range s.nodes {
-			for i := range 400 {
-				b := make([]byte, 100)
-				b[0], b[1], b[2] = 8, 0xff, byte(i) // a user message of no kind
-				n.g.wide.Load().pace.Load().queues[0].QueueBroadcast(&filler{b})
+		var times []time.Duration
+		for change := range 5 {
+			for _, n := range s.nodes {
+				for i := range 400 {
+					b := make([]byte, 100)
+					b[0], b[1], b[2] = 8, 0xff, byte(i) // a user message of no kind
+					n.g.wide.Load().pace.Load().queues[0].QueueBroadcast(&filler{b})
+				}
 			}
+			site := fmt.Sprintf("change-%d", change)
+			s.publish(change, site)
+			times = append(times, s.within(10*time.Second, "all see the change", sees(s.nodes, s.nodes[change].key.ID(), site)))
 		}
-		s.publish(0, "change")
-		took := s.within(10*time.Second, "all see the change", sees(s.nodes, s.nodes[0].key.ID(), "change"))
-		t.Logf("the change took %s", took)
-		if took > 600*time.Millisecond {
-			t.Errorf("the change took %s", took)
+		slices.Sort(times)
+		t.Logf("the changes took %s", times)
+		if times[2] > 1200*time.Millisecond {
+			t.Errorf("the middle one of five changes took %s", times[2])
 		}
 	})
 }
