@@ -164,8 +164,18 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 	return r
 }
 
-// answerInquiry is what a node says to one that asks without a token.
+// answerInquiry is what a node says to one that asks without a token. One that was revoked is told only that, also when that was
+// agreed a moment ago.
 func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+	r := a.answerMember(peer, request)
+	if was := a.replica.State().Revoked(peer); was != nil {
+		return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: codeRevoked, ErrorMessage: was.GetReason()}
+	}
+	return r
+}
+
+// answerMember is what a node says to a member that reaches nobody.
+func (a *Agent) answerMember(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
 	if _, member := a.roster.Key(peer); member && request.GetMemberIndex() > 0 {
 		if hash := request.GetMemberHash(); len(hash) > 0 { // earlier versions send none
 			if a.replica.State().Index() < request.GetMemberIndex() {
@@ -181,9 +191,6 @@ func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *s
 		}
 		return a.news(request.GetMemberIndex())
 	}
-	r := &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.PermissionDenied), ErrorMessage: "the request holds no token: make one on a member with skein token create"}
-	if was := a.replica.State().Revoked(peer); was != nil {
-		r.ErrorCode, r.ErrorMessage = codeRevoked, was.GetReason()
-	}
-	return r
+	return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.PermissionDenied),
+		ErrorMessage: "the request holds no token: make one on a member with skein token create"}
 }

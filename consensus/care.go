@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
 const changeTimeout = 5 * time.Second // for one change of Raft's configuration
@@ -117,7 +118,10 @@ func (t *term) take(ctx context.Context, step voterStep, index uint64) error {
 	case addVoter:
 		return t.server.wait(r.AddVoter(step.id, address, index, changeTimeout))
 	case remove:
-		return t.server.wait(r.RemoveServer(step.id, index, changeTimeout))
+		if err := t.server.wait(r.RemoveServer(step.id, index, changeTimeout)); err != nil {
+			return err
+		}
+		return t.keepKeyFrom(ctx, step.id)
 	case handOver:
 		return t.server.wait(r.LeadershipTransfer())
 	case promote:
@@ -128,4 +132,18 @@ func (t *term) take(ctx context.Context, step voterStep, index uint64) error {
 		return err
 	}
 	return fmt.Errorf("unknown step %d", step.kind)
+}
+
+// keepKeyFrom makes a new gossip key once a revoked server gets no more of Raft's log: it still got the entry that revoked it, with
+// the key that was made then.
+func (t *term) keepKeyFrom(ctx context.Context, gone raft.ServerID) error {
+	id, err := identity.ParseID(string(gone))
+	if err != nil || t.server.cfg.Replica.State().Revoked(id) == nil {
+		return nil // it has given up its role, and is a member
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	_, err = t.propose(ctx, &skeinv1.Command{Issuer: t.server.cfg.ID.String(),
+		Body: &skeinv1.Command_RotateGossipKey{RotateGossipKey: &skeinv1.RotateGossipKey{}}})
+	return err
 }

@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -311,7 +313,14 @@ func TestRevokedNodeIsCutOff(t *testing.T) {
 		c.join(agent)
 		c.agree()
 		c.followed(agent)
-		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: agent.id.String(), Reason: "test"}}})
+		before := agent.replica.State().GossipKeys()
+		c.propose(s, revokeNode(agent))
+		c.eventually("it hears of it", func() error {
+			if agent.replica.State().Revoked(agent.id) == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
 		c.eventually("its subscription ends", func() error {
 			if n := s.service.subscribers.Load(); n > 0 {
 				return fmt.Errorf("%d subscribers", n)
@@ -321,6 +330,87 @@ func TestRevokedNodeIsCutOff(t *testing.T) {
 		_, err := agent.client.Propose(context.Background(), token(1))
 		if events.CodeOf(err) != events.PermissionDenied {
 			t.Fatalf("a revoked node's command: %v", err)
+		}
+		if now := agent.replica.State().GossipKeys(); !proto.Equal(before, now) {
+			t.Error("a revoked node got the new gossip key")
+		}
+		if now := s.replica.State().GossipKeys(); proto.Equal(before, now) {
+			t.Error("there is no new gossip key")
+		}
+	})
+}
+
+// A server that lags may get to the event in the middle of many others, or long after it.
+func TestWhatARevokedNodeIsSentLast(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0]
+		agent, other := c.add("agent", false), c.add("other", false)
+		c.join(agent)
+		c.join(other)
+		for i := range streamEvents {
+			c.propose(s, token(i))
+		}
+		c.propose(s, revokeNode(other))
+		before := s.replica.State().Index()
+		c.propose(s, revokeNode(agent))
+		revoked := before + 1
+		for i := range streamEvents {
+			c.propose(s, token(streamEvents+i))
+		}
+		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_RotateGossipKey{RotateGossipKey: &skeinv1.RotateGossipKey{}}})
+		for _, v := range []struct {
+			at   uint64
+			last uint64 // 0: nothing is sent
+		}{
+			{before - 3, revoked},
+			{before, revoked},
+			{revoked - streamEvents, revoked},
+			{revoked - streamEvents - 1, 0}, // too far back to be worth it
+			{revoked, 0},                    // it has the event: the key comes next
+			{revoked + 1, 0},                // as one may claim that knows what is to come
+			{s.replica.State().Index() - 1, 0},
+			{s.replica.State().Index(), 0},
+			{s.replica.State().Index() + 1, 0},
+		} {
+			last := uint64(0)
+			_, err := s.service.sendNews(agent.id, v.at, true, func(m *skeinv1.SubscribeResponse) error {
+				for _, e := range m.GetBatch().GetEvents() {
+					last = e.GetIndex()
+				}
+				return nil
+			})
+			if connect.CodeOf(err) != connect.CodePermissionDenied || last != v.last {
+				t.Errorf("after index %d: sent up to %d, want %d: %v", v.at, last, v.last, err)
+			}
+		}
+	})
+}
+
+// Raft brings a server the entry that revokes it, with the new gossip key. Another key is made when it gets no more.
+func TestRevokedServerHasNoKeyThatIsUsed(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(4)
+		var server *node
+		for _, n := range c.nodes {
+			if n != c.leader() {
+				server = n
+			}
+		}
+		leader := c.leader()
+		before := leader.replica.State().GossipKeys()
+		c.propose(leader, revokeNode(server))
+		c.eventually("Raft is without it, and there is another key", func() error {
+			now := leader.replica.State().GossipKeys()
+			if len(now.GetAccepted()) < 2 || !bytes.Equal(now.GetAccepted()[1], before.GetPrimary()) {
+				return fmt.Errorf("%d keys", len(now.GetAccepted()))
+			}
+			return nil
+		})
+		key := leader.replica.State().GossipKeys().GetPrimary()
+		c.propose(leader, token(1))
+		if bytes.Equal(server.replica.State().GossipKeys().GetPrimary(), key) {
+			t.Error("the revoked server has the key that is used")
 		}
 	})
 }

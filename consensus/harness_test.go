@@ -367,6 +367,10 @@ func revokeToken(i int) *skeinv1.Command {
 	return &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: tokenID(i)}}}
 }
 
+func revokeNode(n *node) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.id.String(), Reason: "test"}}}
+}
+
 func tokenID(i int) string { return fmt.Sprintf("%016x", i) }
 
 func (c *cluster) propose(n *node, cmd *skeinv1.Command) *skeinv1.Answer {

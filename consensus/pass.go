@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -94,11 +93,15 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 		return out(m)
 	}
 	var shown *skeinv1.Checkpoint
-	last := uint64(math.MaxUint64) // the index up to which a node is served that is no member any more
 	for {
 		c, newer := s.cfg.Proof()
 		if c == nil {
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node hears no server at present: ask a server"))
+		}
+		// With the event that revokes a node comes a new gossip key, and a checkpoint is for both: a revoked node gets neither, and
+		// hears of it from a server.
+		if err := checkMember(s.cfg.Replica.State(), peer); err != nil {
+			return err
 		}
 		if c != shown {
 			at, err = s.passTo(at, c, send)
@@ -109,13 +112,6 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 		}
 		if err == nil {
 			err = s.mayPass(peer)
-		}
-		// A node that was revoked is to hear of it: until a server has confirmed that event, it is not sent.
-		state := s.cfg.Replica.State()
-		if denied := checkMember(state, peer); denied == nil {
-			last = math.MaxUint64
-		} else if last = min(last, state.Index()); err == nil && at >= last {
-			err = denied
 		}
 		if err != nil {
 			return err

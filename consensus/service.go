@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -89,6 +90,13 @@ func (s *Service) member(ctx context.Context) (identity.ID, error) {
 		return id, err
 	}
 	return id, nil
+}
+
+// upToOwnRevocation cuts events after the one that revokes a node. The event after that is a new gossip key, which the node is not
+// to get. It is empty when the node's revocation is not among them.
+func upToOwnRevocation(evs []*skeinv1.Event, node identity.ID) []*skeinv1.Event {
+	id := node.String()
+	return evs[:1+slices.IndexFunc(evs, func(e *skeinv1.Event) bool { return e.GetNodeRevoked().GetNodeId() == id })]
 }
 
 // checkMember refuses a revoked node for good and an unknown one for now: it may have been admitted
@@ -249,7 +257,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 		}
 		if checked { // this server may have got there since it looked
-			if at, err = s.sendNews(at, r.GetCheckpoints(), send); err != nil {
+			if at, err = s.sendNews(peer, at, r.GetCheckpoints(), send); err != nil {
 				return err
 			}
 			seen = at
@@ -323,16 +331,24 @@ func notServed(err error) error {
 }
 
 // sendNews sends all that is newer than an index, with a checkpoint where that is wanted and the newest state is reached, and
-// returns the new index.
-func (s *Service) sendNews(at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
+// returns the new index. A node that was revoked gets the event that says so as its last, if that is near, and is refused then.
+func (s *Service) sendNews(peer identity.ID, at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
 	for {
 		evs, first, _, err := s.cfg.Replica.Events(at, streamEvents)
 		if err != nil {
 			return at, connect.NewError(connect.CodeInternal, err)
 		}
 		var m *skeinv1.SubscribeResponse
-		switch state := s.cfg.Replica.State(); {
-		case at+1 < first && state.Index() > at:
+		state := s.cfg.Replica.State() // it has all of evs
+		denied := checkMember(state, peer)
+		if denied != nil {
+			if evs = upToOwnRevocation(evs, peer); len(evs) == 0 {
+				return at, denied
+			}
+		}
+		whole := len(evs)
+		switch {
+		case denied == nil && at+1 < first && state.Index() > at:
 			if err := sent(state); err != nil {
 				return at, err
 			}
@@ -350,6 +366,9 @@ func (s *Service) sendNews(at uint64, checkpoints bool, send func(*skeinv1.Subsc
 		}
 		if err := send(m); err != nil {
 			return at, err
+		}
+		if denied != nil && len(m.GetBatch().GetEvents()) == whole {
+			return at, denied
 		}
 	}
 }
@@ -397,6 +416,9 @@ func (s *Service) ReadState(ctx context.Context, r *skeinv1.ReadStateRequest) (*
 	if err := sent(state); err != nil {
 		return nil, err
 	}
+	if _, err := s.member(ctx); err != nil { // it may have been revoked since
+		return nil, err
+	}
 	hash := state.Hash()
 	return &skeinv1.ReadStateResponse{State: state.Proto(), Hash: hash[:]}, nil
 }
@@ -413,6 +435,9 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 	evs, first, last, err := s.cfg.Replica.Events(min(r.GetAfter(), math.MaxUint64-1), int(limit))
 	if err != nil {
 		return nil, readError(err)
+	}
+	if _, err := s.member(ctx); err != nil { // it may have been revoked since
+		return nil, err
 	}
 	return &skeinv1.ReadEventsResponse{Events: Portion(evs), FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
 }
