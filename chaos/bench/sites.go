@@ -25,6 +25,10 @@ const (
 	siteSettled  = 90 * time.Second // within which a site has its leaders again
 	siteBefore   = 25               // answers of each stream before a fault
 	sitePatience = 15 * time.Second // a fault that takes longer counts as that long
+
+	// siteCalm is four half-lives of what an agent remembers of its own lateness, see internal/lag. Nineteen agents that start
+	// at once wake late, and who wakes late waits longer for answers.
+	siteCalm = 16 * time.Second
 )
 
 // siteField is the lab of the group sites.
@@ -74,7 +78,7 @@ func (f *siteField) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return f.pause(ctx, f.opts.pick(siteCalm, 0))
 }
 
 func (f *siteField) leaders(site string) []string { return numbered(site, 1, leadersEach) }
