@@ -22,6 +22,7 @@ const (
 	Rebalance   = 30 * time.Second       // every slot of an egress rests so long before one moves to spread them
 	PlannedMost = 8                      // slots that are being handed over at a time
 	HandingOver = 3 * time.Second        // how long a planned move counts as under way
+	GetReady    = 3 * time.Second        // so long an owner whose labels fit no more keeps a slot for a gateway that is not ready yet
 )
 
 // Placement is everything that slots are placed by.
@@ -43,6 +44,7 @@ type PlaceEgress struct {
 type PlaceSlot struct {
 	Agreed
 	Seen    time.Time // when the keeper first saw this epoch; not before the term began
+	Unfit   time.Time // when it first saw that the owner's labels fit no more; zero: they fit
 	Granted time.Time // the last time in this epoch; zero: never in this term
 	FreeAt  time.Time // see Leases.FreeAt
 	Busy    bool      // a proposal for it is under way
@@ -98,7 +100,8 @@ func Eligible(labels, gateways map[string]string) bool {
 //	none                                  assigned                 -
 //	lease ran out, not heard              moved                    stays: it may come back
 //	lease ran out, heard, not renewed     moved after a lease      stays
-//	labels fit no more, or is no member   handed over              released
+//	labels fit no more                    handed over              released, after GetReady where others' labels fit
+//	is no member                          moved                    released
 //	draining                              handed over              stays
 //	unhealthy or not ready                handed over, HoldDown    stays
 //	has two, another none                 handed over, Rebalance   -
@@ -191,6 +194,9 @@ func (c *chooser) slot(e PlaceEgress, s PlaceSlot, at spread) (Move, bool) {
 		return m, settled && !m.To.IsZero()
 	case owner == nil || !Eligible(owner.Labels, e.Gateways):
 		m.To, m.Reason = c.best(e, s, at, true), "its owner is no gateway of this egress any more"
+		if m.To.IsZero() && c.serving(owner, s) && c.in.Now.Sub(s.Unfit) < GetReady && c.coming(e, s) {
+			return m, false
+		}
 		return m, settled && c.planned(&m, owner, s)
 	case free && c.lapsed(owner, s):
 		m.To, m.Reason = c.best(e, s, at, true), fmt.Sprintf("the lease of %s ran out", owner.Name)
@@ -224,9 +230,19 @@ func (c *chooser) lapsed(owner *PlaceNode, s PlaceSlot) bool {
 	return c.in.Now.Sub(from) >= s.counted()
 }
 
+// serving reports whether the owner lives and may forward.
+func (c *chooser) serving(owner *PlaceNode, s PlaceSlot) bool {
+	return c.alive(owner) && !s.Granted.IsZero() && s.FreeAt.After(c.in.Now)
+}
+
+// coming reports whether another node's labels fit, so that it may be ready soon: it may have got them just now.
+func (c *chooser) coming(e PlaceEgress, s PlaceSlot) bool {
+	return slices.ContainsFunc(c.in.Nodes, func(n PlaceNode) bool { return n.ID != s.Node && !n.Draining && Eligible(n.Labels, e.Gateways) })
+}
+
 // planned makes a move one that the owner hands over, if it can, and reports whether it may be made now.
 func (c *chooser) planned(m *Move, owner *PlaceNode, s PlaceSlot) bool {
-	if !c.alive(owner) || s.Granted.IsZero() || !s.FreeAt.After(c.in.Now) {
+	if !c.serving(owner, s) {
 		return true // it has nothing to hand over; who gets it waits for the lease
 	}
 	m.Planned = !m.To.IsZero()
@@ -341,6 +357,9 @@ func Wake(in Placement) (at time.Time) {
 			next(s.Seen.Add(HoldDown))
 			next(s.Seen.Add(Rebalance))
 			next(s.Seen.Add(HandingOver))
+			if !s.Unfit.IsZero() {
+				next(s.Unfit.Add(GetReady))
+			}
 		}
 	}
 	for _, n := range in.Nodes {

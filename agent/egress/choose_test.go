@@ -73,6 +73,26 @@ func TestChoose(t *testing.T) {
 		"draining and dead":              {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true; dead(p, 0) }, []string{"0: g0→g1"}},
 		"labels fit no more": {place(2, 0), func(p *Placement) { p.Egresses[0].Gateways = map[string]string{"gw": "yes"}; p.Nodes[0].Labels = nil },
 			[]string{"0: g0→g1 planned"}},
+		"labels fit another, not ready yet": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit = nil, p.Now
+			health(p, 1, good, false)
+		}, nil},
+		"labels fit another, not heard yet": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit = nil, p.Now.Add(time.Millisecond-GetReady)
+			p.Nodes[1].Heard = time.Time{}
+		}, nil},
+		"labels fit another, not ready for long": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit = nil, p.Now.Add(-GetReady)
+			health(p, 1, good, false)
+		}, []string{"0: g0→-"}},
+		"labels fit another, who is draining": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit, p.Nodes[1].Draining = nil, p.Now, true
+		}, []string{"0: g0→-"}},
+		"labels fit another, the owner is dead": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit = nil, p.Now
+			dead(p, 0)
+			health(p, 1, good, false)
+		}, []string{"0: g0→-"}},
 		"labels fit nobody":           {place(1, 0), func(p *Placement) { p.Egresses[0].Gateways = map[string]string{"gw": "no"} }, []string{"0: g0→-"}},
 		"revoked":                     {place(2, 0), func(p *Placement) { p.Nodes = p.Nodes[1:] }, []string{"0: gone→g1"}},
 		"unhealthy":                   {place(2, 0), func(p *Placement) { health(p, 0, bad, true) }, []string{"0: g0→g1 planned"}},

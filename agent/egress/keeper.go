@@ -84,6 +84,7 @@ type heard struct {
 type seen struct {
 	epoch uint64
 	at    time.Time
+	unfit time.Time // see PlaceSlot.Unfit
 }
 
 // agreed is a View as it is looked things up in.
@@ -224,14 +225,26 @@ func (k *Keeper) agreed() *agreed {
 		ref := Ref{e.GetNamespace(), e.GetName()}
 		a.refs[ref], egresses[ref] = true, e
 	}
+	members := make(map[string]*skeinv1.Node, len(view.Nodes))
+	for _, n := range view.Nodes {
+		members[n.GetId()] = n
+	}
 	now := k.cfg.Now()
 	for _, s := range view.Slots {
 		slot := AgreedSlot(s)
 		slot.Sources = sources(egresses[slot.Ref], slot.Number)
 		a.slots[slot.Slot] = slot
-		if have, ok := k.seen[slot.Slot]; !ok || have.epoch != slot.Epoch {
-			k.seen[slot.Slot] = seen{slot.Epoch, now}
+		have, ok := k.seen[slot.Slot]
+		if !ok || have.epoch != slot.Epoch {
+			have = seen{epoch: slot.Epoch, at: now}
 		}
+		switch fits := Eligible(members[slot.Node.String()].GetLabels(), egresses[slot.Ref].GetGateways()); {
+		case fits:
+			have.unfit = time.Time{}
+		case have.unfit.IsZero():
+			have.unfit = now
+		}
+		k.seen[slot.Slot] = have
 	}
 	k.cache = a
 	exists := func(s Slot) bool { _, ok := a.slots[s]; return ok }
@@ -241,12 +254,8 @@ func (k *Keeper) agreed() *agreed {
 			delete(k.refused, s)
 		}
 	}
-	members := make(map[string]bool, len(view.Nodes))
-	for _, n := range view.Nodes {
-		members[n.GetId()] = true
-	}
 	for id := range k.heard {
-		if !members[id.String()] {
+		if members[id.String()] == nil {
 			delete(k.heard, id)
 		}
 	}
@@ -261,7 +270,8 @@ func (k *Keeper) placement(now time.Time) Placement {
 	slots := make(map[Ref][]PlaceSlot, len(state.refs))
 	for _, s := range state.view.Slots {
 		a := AgreedSlot(s)
-		slots[a.Ref] = append(slots[a.Ref], PlaceSlot{Agreed: a, Seen: k.seen[a.Slot].at, Granted: k.leases.Granted(a), FreeAt: k.leases.FreeAt(a),
+		slots[a.Ref] = append(slots[a.Ref], PlaceSlot{Agreed: a, Seen: k.seen[a.Slot].at, Unfit: k.seen[a.Slot].unfit,
+			Granted: k.leases.Granted(a), FreeAt: k.leases.FreeAt(a),
 			Busy: k.busy[a.Slot] || k.refused[a.Slot].After(now)})
 	}
 	for _, e := range state.view.Egresses {
