@@ -125,6 +125,10 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 		return seen, err
 	}
 	defer s.Close()
+	before, err := f.log(ctx)
+	if err != nil {
+		return seen, err
+	}
 	if _, err := f.api(relayNode).RevokeNode(ctx,
 		&skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
 		return seen, err
@@ -140,6 +144,9 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 	}
 	for s.Receive() {
 		for _, e := range s.Msg().GetBatch().GetEvents() {
+			if e.GetIndex() > before.GetIndex() && e.GetGossipKeyRotated() != nil {
+				seen.Given = append(seen.Given, "the gossip key that was made when it was revoked")
+			}
 			if e.GetIndex() > state.GetIndex() {
 				seen.Given = append(seen.Given, "events that were decided after its revocation")
 			}
