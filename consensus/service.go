@@ -266,7 +266,8 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 		case <-w.beyond(ctx, seen):
 		case <-beat.C:
 			beat.Reset(s.untilBeat())
-			if err = send(heartbeat()); err == nil {
+			// With checked, sendNews looks, and sends the node its last event first.
+			if err = send(heartbeat()); err == nil && !checked {
 				err = checkMember(s.cfg.Replica.State(), peer)
 			}
 		case <-ctx.Done():
