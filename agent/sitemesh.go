@@ -10,8 +10,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// shunFor is how long a node is not asked to pass packets on after the direct path to it has died, though a relay may
-// reach it.
+// shunFor is how long a node is not asked to pass packets on after the path to it has died, though a relay may reach it.
 const shunFor = 10 * time.Second
 
 // sessionLasts is how long after a handshake WireGuard surely has a session.
@@ -79,7 +78,7 @@ func (a *Agent) handshake(id identity.ID) time.Time {
 
 // deadPath reports whether nothing goes by a peer for its path.
 func deadPath(p path.Path, now time.Time) bool {
-	return !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
+	return !p.Alive || p.FollowsDead() && now.Sub(p.Since) < shunFor
 }
 
 // noteReturned finds the peers that have come back.

@@ -3,6 +3,7 @@ package path
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
@@ -126,7 +127,7 @@ func (s *step) use(i int, rule string) {
 // watch begins to look after the path in use.
 func (s *step) watch(i int) {
 	p := &s.Probes[i]
-	s.Follow, s.Pending = netip.AddrPort{}, nil
+	s.Follow, s.Pending, s.PortDied = netip.AddrPort{}, nil, false
 	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
 	s.LastPong = s.now
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
@@ -172,6 +173,8 @@ func (s *step) ruleWithoutDirect() string {
 		return ruleIdle
 	case s.Lost != "":
 		return RuleDirectDead
+	case s.PortDied:
+		return RuleRelayDead
 	case !s.Plan.Probe:
 		return s.Plan.Rule
 	case s.Unready || s.Wishes || s.now.Before(s.BurstTo):
@@ -187,6 +190,10 @@ func (s *step) reasonWithoutDirect(rule string) string {
 		text = "Nothing has been heard of this peer yet."
 	case RuleDirectDead:
 		text = s.Lost
+	case RuleRelayDead:
+		if !s.Plan.Probe {
+			text = s.Plan.Reason
+		}
 	case "peer-away":
 		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."
 	case ruleIdle:
@@ -199,7 +206,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 		text = s.Plan.Reason
 	}
 	if s.UDPLost != "" {
-		text += " " + s.UDPLost
+		text = strings.TrimSpace(text + " " + s.UDPLost)
 	}
 	switch {
 	case s.Relay.Absent:

@@ -108,7 +108,7 @@ func (s *step) retire(relay identity.ID, keep ...netip.AddrPort) {
 // dropPorts forgets a relay's ports: it has ended them.
 func (s *step) dropPorts(relay identity.ID, refused string) {
 	if i := s.active(); i >= 0 && s.Path.UDP() && s.Path.Relay == relay {
-		s.UDPLost = "The relay has ended the reserved port: " + refused + "."
+		s.UDPLost, s.PortDied = "The relay has ended the reserved port: "+refused+".", false
 		s.Pending = nil
 		s.Path.Alive, s.Path.Silent = false, false
 	}
@@ -248,13 +248,13 @@ func (s *step) reserveWake() time.Time {
 // usePort takes a relay's port that has just answered.
 func (s *step) usePort(i int) {
 	p := &s.Probes[i]
+	s.UDPLost, s.PortDied = "", false
 	reason := fmt.Sprintf("A ping through the relay's port %s was answered after %s, so packets pass the relay as plain UDP.", p.Endpoint, round(p.RTT))
 	if rule := s.ruleWithoutDirect(); rule != "relay-first" {
 		reason += " " + s.reasonWithoutDirect(rule)
 	}
 	s.Path = Path{Since: s.now, RTT: p.RTT, Alive: true, Rule: ruleRelayUDP, Reason: reason}
 	s.lead(i)
-	s.UDPLost = ""
 	p.Turns = 0
 	s.watch(i)
 	s.retire(p.Relay, p.Endpoint)
@@ -264,6 +264,7 @@ func (s *step) usePort(i int) {
 func (s *step) diePort(i int) {
 	p := &s.Probes[i]
 	s.UDPLost = fmt.Sprintf("UDP through the relay's port %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
+	s.PortDied = true
 	s.Pending = nil
 	s.Path.Alive, s.Path.Silent = false, false
 	p.BurstAt, p.Next, p.Turns = p.HoldUntil, 0, 0

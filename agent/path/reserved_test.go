@@ -107,7 +107,8 @@ func TestAPortIsUsedAndLeftLikeADirectPath(t *testing.T) {
 	if d := s.now.Sub(died); d > 900*time.Millisecond {
 		t.Errorf("left after %s", d)
 	}
-	if p := s.m.Path; p.Kind != Relay || p.Relay != relayID || !p.Alive || p.Rule != "symmetric-symmetric" || !strings.Contains(p.Reason, "died") {
+	if p := s.m.Path; p.Kind != Relay || p.Relay != relayID || !p.Alive || p.Rule != RuleRelayDead || !p.FollowsDead() ||
+		!strings.Contains(p.Reason, "symmetric") || !strings.Contains(p.Reason, "died") {
 		t.Errorf("path %s (%s): %s", p, p.Rule, p.Reason)
 	}
 	// Tried again and again, ever less often; three answers in a row bring it back.
@@ -125,8 +126,8 @@ func TestAPortIsUsedAndLeftLikeADirectPath(t *testing.T) {
 			}
 		}
 	}
-	if !s.m.Path.UDP() {
-		t.Errorf("path %s after answers", s.m.Path)
+	if p := s.m.Path; !p.UDP() || p.FollowsDead() || strings.Contains(p.Reason, "died") {
+		t.Errorf("path %s after answers: %s", p, p.Reason)
 	}
 }
 
@@ -179,8 +180,8 @@ func TestAPortThatCarriesNothingIsTold(t *testing.T) {
 func TestAPortEnds(t *testing.T) {
 	s := onPort(t)
 	s.in(time.Second, Input{Kind: InputReserved, Relay: RelayChoice{ID: relayID}, Error: "the relay ended it"})
-	if p := s.m.Path; p.UDP() || p.Kind != Relay || !p.Alive {
-		t.Errorf("path %s", p)
+	if p := s.m.Path; p.UDP() || p.Kind != Relay || !p.Alive || p.FollowsDead() { // the peer is as well as before
+		t.Errorf("path %s (%s)", p, p.Rule)
 	}
 	// Given back after ten minutes without traffic.
 	s = onPort(t)

@@ -35,6 +35,9 @@ func (k Kind) String() string {
 // RuleDirectDead is the rule of a path that follows a direct one whose pings are no longer answered.
 const RuleDirectDead = "direct-dead"
 
+// RuleRelayDead is the rule of a path that follows one through a relay's port whose pings are no longer answered.
+const RuleRelayDead = "relay-dead"
+
 // ruleRelayUDP is the rule of a path through a port that a relay has reserved and that has answered.
 const ruleRelayUDP = "relay-udp"
 
@@ -67,6 +70,12 @@ func (p Path) String() string {
 		return "direct:" + p.Endpoint.String()
 	}
 	return "none"
+}
+
+// FollowsDead reports whether the path is a relay's because pings over the one before are no longer answered. The relay
+// may not know yet that it does not reach the peer either.
+func (p Path) FollowsDead() bool {
+	return p.Kind == Relay && (p.Rule == RuleDirectDead || p.Rule == RuleRelayDead)
 }
 
 // same reports whether two paths carry packets the same way.

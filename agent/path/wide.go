@@ -140,7 +140,7 @@ func (s *step) dieNarrow() {
 	if direct {
 		s.Lost = "The direct path to " + why
 	} else {
-		s.UDPLost = "UDP through the relay's port " + why
+		s.UDPLost, s.PortDied = "UDP through the relay's port "+why, false
 	}
 }
 
