@@ -230,6 +230,11 @@ func (f *siteField) repeat(ctx context.Context, h siteFault, runs, first int, to
 
 // once does to the leader that a member is bound to what the fault says, under traffic, and takes it back.
 func (f *siteField) once(ctx context.Context, h siteFault, site, member string) (r siteRun, err error) {
+	if h.zombie == "" {
+		if err := f.direct(ctx); err != nil {
+			return r, err
+		}
+	}
 	await := f.sites // what another site's leader that comes back moves is no part of this run
 	if h.zombie != "" {
 		await = []string{site} // the other sites have had theirs, which are kept out for a while

@@ -57,20 +57,19 @@ func (b *bench) inSites(ctx context.Context, fn func(*siteField) error) (err err
 	return nil
 }
 
-// prepare waits until the mesh stands: the leaders of all sites have direct paths to each other, and lead.
+// prepare waits until the mesh stands: all paths that count are direct, and the leaders of all sites lead.
 func (f *siteField) prepare(ctx context.Context) error {
 	if err := f.lab.WaitConverged(ctx, siteSettled); err != nil {
 		return err
 	}
-	var members, leaders []string
+	var members []string
 	for _, s := range f.sites {
-		members, leaders = append(members, f.members(s)...), append(leaders, f.leaders(s)...)
+		members = append(members, f.members(s)...)
 	}
 	if err := f.lab.Serve(lab.Serve{Nodes: members, Port: sitesPort}); err != nil {
 		return err
 	}
-	direct := lab.Expect{From: leaders, To: leaders, Path: []string{"direct"}}
-	if err := f.lab.Expect(ctx, siteSettled, direct); err != nil {
+	if err := f.direct(ctx); err != nil {
 		return err
 	}
 	for _, s := range f.sites {
@@ -79,6 +78,20 @@ func (f *siteField) prepare(ctx context.Context) error {
 		}
 	}
 	return f.pause(ctx, f.opts.pick(siteCalm, 0))
+}
+
+// direct waits until no leader is the relay of a path that another leader's streams take: all leaders have direct paths
+// to each other, and members to theirs. A path that has died is not trusted again for some seconds.
+func (f *siteField) direct(ctx context.Context) error {
+	path := []string{"direct"}
+	var leaders []string
+	for _, s := range f.sites {
+		leaders = append(leaders, f.leaders(s)...)
+		if err := f.lab.Expect(ctx, siteSettled, lab.Expect{From: f.members(s), To: f.leaders(s), Path: path}); err != nil {
+			return err
+		}
+	}
+	return f.lab.Expect(ctx, siteSettled, lab.Expect{From: leaders, To: leaders, Path: path})
 }
 
 func (f *siteField) leaders(site string) []string { return numbered(site, 1, leadersEach) }
