@@ -164,8 +164,8 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 	return r
 }
 
-// answerInquiry is what a node says to one that asks without a token. One that was revoked is told only that, also when that was
-// agreed a moment ago.
+// answerInquiry is what a node says to one that asks without a token. One that was revoked is told only that, also
+// when that was agreed a moment ago.
 func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
 	r := a.answerMember(peer, request)
 	if was := a.replica.State().Revoked(peer); was != nil {

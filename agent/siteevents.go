@@ -65,7 +65,8 @@ func (a *Agent) followLeaders(now time.Time) {
 	}
 }
 
-// died tells of a path that was lost, and is not about to come back, so far as is known. An idle pair has no path and is not dead.
+// died tells of a path that was lost, and is not about to come back, so far as is known. An idle pair has no path
+// and is not dead.
 func died(p path.Path, now time.Time) bool {
 	return p.FollowsDead() && (!p.Alive || now.Sub(p.Since) < shunFor)
 }

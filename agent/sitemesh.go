@@ -10,7 +10,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// shunFor is how long a node is not asked to pass packets on after the path to it has died, though a relay may reach it.
+// shunFor is how long a node is not asked to pass packets on after the path to it has died, though a relay may
+// reach it.
 const shunFor = 10 * time.Second
 
 // sessionLasts is how long after a handshake WireGuard surely has a session.

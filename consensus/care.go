@@ -134,8 +134,8 @@ func (t *term) take(ctx context.Context, step voterStep, index uint64) error {
 	return fmt.Errorf("unknown step %d", step.kind)
 }
 
-// keepKeyFrom makes a new gossip key once a revoked server gets no more of Raft's log: it still got the entry that revoked it, with
-// the key that was made then.
+// keepKeyFrom makes a new gossip key once a revoked server gets no more of Raft's log: it still got the entry that
+// revoked it, with the key that was made then.
 func (t *term) keepKeyFrom(ctx context.Context, gone raft.ServerID) error {
 	id, err := identity.ParseID(string(gone))
 	if err != nil || t.server.cfg.Replica.State().Revoked(id) == nil {

@@ -98,8 +98,8 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 		if c == nil {
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node hears no server at present: ask a server"))
 		}
-		// With the event that revokes a node comes a new gossip key, and a checkpoint is for both: a revoked node gets neither, and
-		// hears of it from a server.
+		// With the event that revokes a node comes a new gossip key, and a checkpoint is for both: a revoked node
+		// gets neither, and hears of it from a server.
 		if err := checkMember(s.cfg.Replica.State(), peer); err != nil {
 			return err
 		}

@@ -299,8 +299,8 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 	})
 }
 
-// With the event that revokes a node comes a new gossip key, and a leader can show a checkpoint for both only: it sends a
-// revoked node nothing more, whatever checkpoint it has.
+// With the event that revokes a node comes a new gossip key, and a leader can show a checkpoint for both only: it
+// sends a revoked node nothing more, whatever checkpoint it has.
 func TestRevokedNodeGetsNothingMoreByALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -92,8 +92,8 @@ func (s *Service) member(ctx context.Context) (identity.ID, error) {
 	return id, nil
 }
 
-// upToOwnRevocation cuts events after the one that revokes a node. The event after that is a new gossip key, which the node is not
-// to get. It is empty when the node's revocation is not among them.
+// upToOwnRevocation cuts events after the one that revokes a node. The event after that is a new gossip key, which
+// the node is not to get. It is empty when the node's revocation is not among them.
 func upToOwnRevocation(evs []*skeinv1.Event, node identity.ID) []*skeinv1.Event {
 	id := node.String()
 	return evs[:1+slices.IndexFunc(evs, func(e *skeinv1.Event) bool { return e.GetNodeRevoked().GetNodeId() == id })]
@@ -331,9 +331,12 @@ func notServed(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-// sendNews sends all that is newer than an index, with a checkpoint where that is wanted and the newest state is reached, and
-// returns the new index. A node that was revoked gets the event that says so as its last, if that is near, and is refused then.
-func (s *Service) sendNews(peer identity.ID, at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
+// sendNews sends all that is newer than an index, with a checkpoint where that is wanted and the newest state is
+// reached, and returns the new index. A node that was revoked gets the event that says so as its last, if that is
+// near, and is refused then.
+func (s *Service) sendNews(
+	peer identity.ID, at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error,
+) (uint64, error) {
 	for {
 		evs, first, _, err := s.cfg.Replica.Events(at, streamEvents)
 		if err != nil {

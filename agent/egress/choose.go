@@ -22,7 +22,7 @@ const (
 	Rebalance   = 30 * time.Second       // every slot of an egress rests so long before one moves to spread them
 	PlannedMost = 8                      // slots that are being handed over at a time
 	HandingOver = 3 * time.Second        // how long a planned move counts as under way
-	GetReady    = 3 * time.Second        // so long an owner whose labels fit no more keeps a slot for a gateway that is not ready yet
+	GetReady    = 3 * time.Second        // how long an owner whose labels fit no more keeps a slot for one that gets ready
 )
 
 // Placement is everything that slots are placed by.
@@ -237,7 +237,9 @@ func (c *chooser) serving(owner *PlaceNode, s PlaceSlot) bool {
 
 // coming reports whether another node's labels fit, so that it may be ready soon: it may have got them just now.
 func (c *chooser) coming(e PlaceEgress, s PlaceSlot) bool {
-	return slices.ContainsFunc(c.in.Nodes, func(n PlaceNode) bool { return n.ID != s.Node && !n.Draining && Eligible(n.Labels, e.Gateways) })
+	return slices.ContainsFunc(c.in.Nodes, func(n PlaceNode) bool {
+		return n.ID != s.Node && !n.Draining && Eligible(n.Labels, e.Gateways)
+	})
 }
 
 // planned makes a move one that the owner hands over, if it can, and reports whether it may be made now.

@@ -26,8 +26,8 @@ const (
 	siteBefore   = 25               // answers of each stream before a fault
 	sitePatience = 15 * time.Second // a fault that takes longer counts as that long
 
-	// siteCalm is four half-lives of what an agent remembers of its own lateness, see internal/lag. Nineteen agents that start
-	// at once wake late, and who wakes late waits longer for answers.
+	// siteCalm is four half-lives of what an agent remembers of its own lateness, see internal/lag. Nineteen agents
+	// that start at once wake late, and who wakes late waits longer for answers.
 	siteCalm = 16 * time.Second
 )
 
