@@ -358,7 +358,8 @@ func TestWhatARevokedNodeIsSentLast(t *testing.T) {
 		for i := range streamEvents {
 			c.propose(s, token(streamEvents+i))
 		}
-		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_RotateGossipKey{RotateGossipKey: &skeinv1.RotateGossipKey{}}})
+		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_RotateGossipKey{
+			RotateGossipKey: &skeinv1.RotateGossipKey{}}})
 		for _, v := range []struct {
 			at   uint64
 			last uint64 // 0: nothing is sent

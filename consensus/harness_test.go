@@ -368,7 +368,8 @@ func revokeToken(i int) *skeinv1.Command {
 }
 
 func revokeNode(n *node) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.id.String(), Reason: "test"}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: n.id.String(), Reason: "test"}}}
 }
 
 func tokenID(i int) string { return fmt.Sprintf("%016x", i) }

@@ -113,7 +113,7 @@ func (s *step) use(i int, rule string) {
 		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
 	}
 	s.narrowed(p)
-	s.LastDirect, s.Lost = p.Endpoint, ""
+	s.LastDirect, s.Lost, s.PortDied = p.Endpoint, "", false
 	s.Retries = 0
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))
 	s.watch(i)
@@ -127,7 +127,7 @@ func (s *step) use(i int, rule string) {
 // watch begins to look after the path in use.
 func (s *step) watch(i int) {
 	p := &s.Probes[i]
-	s.Follow, s.Pending, s.PortDied = netip.AddrPort{}, nil, false
+	s.Follow, s.Pending = netip.AddrPort{}, nil
 	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
 	s.LastPong = s.now
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))

@@ -36,7 +36,7 @@ type Machine struct {
 	Guessing   Guessing
 	Reserving  Reserving
 	UDPLost    string    // what ended the use of a relay's port, a sentence; empty since the next one
-	PortDied   bool      // it was that its pings had no answer
+	PortDied   bool      // UDPLost is for pings without an answer, and no endpoint was proven since
 	DoubtUntil time.Time // the peer may have found the path dead: look closely until then
 	BurstAt    time.Time // start of the last burst
 	BurstTo    time.Time // when it can bring no more answers

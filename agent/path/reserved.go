@@ -108,7 +108,7 @@ func (s *step) retire(relay identity.ID, keep ...netip.AddrPort) {
 // dropPorts forgets a relay's ports: it has ended them.
 func (s *step) dropPorts(relay identity.ID, refused string) {
 	if i := s.active(); i >= 0 && s.Path.UDP() && s.Path.Relay == relay {
-		s.UDPLost, s.PortDied = "The relay has ended the reserved port: "+refused+".", false
+		s.UDPLost = "The relay has ended the reserved port: " + refused + "."
 		s.Pending = nil
 		s.Path.Alive, s.Path.Silent = false, false
 	}

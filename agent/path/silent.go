@@ -107,7 +107,7 @@ func (s *step) silence() {
 		s.LastDirect = s.Path.Endpoint
 	}
 	s.DoubtUntil, s.Mute = time.Time{}, time.Time{}
-	s.Lost, s.PortDied = "", false
+	s.Lost = ""
 }
 
 // beatSilent watches a path whose peer has no agent.

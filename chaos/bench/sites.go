@@ -87,7 +87,8 @@ func (f *siteField) direct(ctx context.Context) error {
 	var leaders []string
 	for _, s := range f.sites {
 		leaders = append(leaders, f.leaders(s)...)
-		if err := f.lab.Expect(ctx, siteSettled, lab.Expect{From: f.members(s), To: f.leaders(s), Path: path}); err != nil {
+		own := lab.Expect{From: f.members(s), To: f.leaders(s), Path: path}
+		if err := f.lab.Expect(ctx, siteSettled, own); err != nil {
 			return err
 		}
 	}

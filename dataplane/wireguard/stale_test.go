@@ -10,8 +10,9 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 )
 
-// A device that removes a peer forgets the session. The peer goes on sending with that session for 15 seconds, also once
-// the device has the peer again. A keepalive makes the device begin another session at once; agent/knock.go asks for it.
+// A device that removes a peer forgets the session. The peer goes on sending with that session for 15 seconds, also
+// after the device was given the peer once more. A keepalive from the device begins a new session at once; the agent
+// has it sent (agent/knock.go).
 func TestPeerThatWasDroppedAndIsBack(t *testing.T) {
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
