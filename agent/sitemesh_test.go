@@ -212,11 +212,11 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 	}{
 		{"no answer", path.Path{Kind: path.Direct}, 0, other},
 		{"on a relay since its direct path died", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, time.Second, other},
-		{"on a relay since a relay's port died",
-			path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleRelayDead}, time.Second, other},
 		{"still there after a while", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, shunFor, bound},
 		{"on a relay as ever", path.Path{Kind: path.Relay, Alive: true}, 0, bound},
 		{"alive", path.Path{Kind: path.Direct, Alive: true}, 0, bound},
+		{"on a relay since a relay's port died",
+			path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleRelayDead}, time.Second, other},
 	} {
 		c.path.Since = w.now
 		w.paths[w.ids[bound]] = c.path

@@ -319,8 +319,7 @@ func TestRevokedNodeGetsNothingMoreByALeader(t *testing.T) {
 		service := NewService(ServiceConfig{Self: leader.id, Replica: leader.replica, Log: c.log,
 			Pass: func(identity.ID) error { return nil }, Proof: leader.client.Proof})
 		err := service.pass(t.Context(), member.id, at, func(m *skeinv1.SubscribeResponse) error {
-			t.Errorf("the node was sent %v", m)
-			return nil
+			return fmt.Errorf("the node was sent %v", m)
 		})
 		if connect.CodeOf(err) != connect.CodePermissionDenied {
 			t.Error(err)
