@@ -22,7 +22,7 @@ const (
 	Rebalance   = 30 * time.Second       // every slot of an egress rests so long before one moves to spread them
 	PlannedMost = 8                      // slots that are being handed over at a time
 	HandingOver = 3 * time.Second        // how long a planned move counts as under way
-	GetReady    = 3 * time.Second        // how long an owner whose labels fit no more keeps a slot for one that gets ready
+	GetReady    = 3 * time.Second        // how long an owner whose labels fit no more waits for another to be ready
 )
 
 // Placement is everything that slots are placed by.

@@ -107,8 +107,8 @@ func TestAPortIsUsedAndLeftLikeADirectPath(t *testing.T) {
 	if d := s.now.Sub(died); d > 900*time.Millisecond {
 		t.Errorf("left after %s", d)
 	}
-	if p := s.m.Path; p.Kind != Relay || p.Relay != relayID || !p.Alive || p.Rule != RuleRelayDead || !p.FollowsDead() ||
-		!strings.Contains(p.Reason, "symmetric") || !strings.Contains(p.Reason, "died") {
+	if p := s.m.Path; p.Kind != Relay || p.Relay != relayID || !p.Alive || p.Rule != RuleRelayDead ||
+		!p.FollowsDead() || !strings.Contains(p.Reason, "symmetric") || !strings.Contains(p.Reason, "died") {
 		t.Errorf("path %s (%s): %s", p, p.Rule, p.Reason)
 	}
 	// Tried again and again, ever less often; three answers in a row bring it back.

@@ -83,7 +83,8 @@ func TestNodeSetNameAndLabels(t *testing.T) {
 			RemoveLabels: []string{"f", "g/h"}}, "labels egress=yes rack=r7"},
 		{"--name south", &skeinv1.SetNodeRequest{Name: "south"}, "it was called edge1"},
 		{"--name south egress=yes --site home", &skeinv1.SetNodeRequest{Name: "south",
-			SetLabels: map[string]string{"egress": "yes"}, Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}, Fields: []string{"site"}},
+			SetLabels: map[string]string{"egress": "yes"}, Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"},
+			Fields: []string{"site"}},
 			"it was called edge1; labels egress=yes rack=r7; site \"home\""},
 	} {
 		c.want.Node = "edge1"
