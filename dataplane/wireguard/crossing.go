@@ -309,6 +309,14 @@ func (c *crossing) busy(key dataplane.Key, endpoints ...netip.AddrPort) bool {
 	})
 }
 
+// answering tells whether an initiation of a peer came a moment ago whose answer has not left yet. An attempt of ours just
+// then would expire the keys that are being made, before anything tells that they are there.
+func (c *crossing) answering(key dataplane.Key, endpoints ...netip.AddrPort) bool {
+	return c.any(key, endpoints, func(m *meeting) bool {
+		return m.theirs.outcome == open && m.theirs.within(answerWithin)
+	})
+}
+
 // wanted tells whether an initiation came from a peer that may still wait for its answer.
 func (c *crossing) wanted(key dataplane.Key, endpoints ...netip.AddrPort) bool {
 	return c.any(key, endpoints, func(m *meeting) bool { return within(m.knocked, knockWindow) })

@@ -114,6 +114,20 @@ func TestCrossingInitiations(t *testing.T) {
 				t.Error("it is still")
 			}
 		},
+		"an answer that has not left is waited for, and not for ever": func(t *testing.T, s *side) {
+			answering := func() bool { return s.answering(dataplane.Key{}, s.at) }
+			s.comes(initiationMessage(5))
+			if s.pass(answerWithin / 2); !answering() {
+				t.Error("it is not: an attempt of ours would take the keys away while the answer makes them")
+			}
+			if s.pass(answerWithin); answering() {
+				t.Error("it is still, though none leaves")
+			}
+			s.comes(initiationMessage(6))
+			if s.answers(6); answering() {
+				t.Error("it is still, though the answer has left")
+			}
+		},
 		"ours is not repeated once it was answered": func(t *testing.T, s *side) {
 			s.starts(100)
 			if s.comes(initiationMessage(101)) || !s.comes(responseMessage(100)) {

@@ -94,6 +94,9 @@ func (h *hurrier) run(now time.Time) {
 			delete(h.fresh, key)
 			continue
 		}
+		if !t.due.After(now) && h.cross.answering(key, t.endpoints...) {
+			t.due = now.Add(answerWithin)
+		}
 		if !t.due.After(now) {
 			h.try(key, t.endpoints)
 			t.done++
