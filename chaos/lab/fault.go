@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -101,27 +102,43 @@ func measured(cuts map[Cut]bool, from string) bool {
 	return false
 }
 
-// setCuts makes the faults those of want, touching only the hosts whose faults change.
+// setCuts makes the faults those of want, touching only the hosts whose faults change. All of these change together: a
+// transaction of nftables waits for a grace period of the kernel, which for one host after the other would make a cut
+// begin here some hundred milliseconds sooner than there.
 func (l *Lab) setCuts(change func(map[Cut]bool) map[Cut]bool) error {
+	if err := l.changeCuts(change); err != nil {
+		return err
+	}
+	return l.save()
+}
+
+func (l *Lab) changeCuts(change func(map[Cut]bool) map[Cut]bool) error {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	want := change(maps.Clone(l.cuts))
 	before, after := drops(l.Plan, l.cuts), drops(l.Plan, want)
-	for _, h := range l.Plan.Hosts {
-		var err error
-		if !slices.Equal(before[h.Name], after[h.Name]) {
-			err = fabric.SetDrops(l.Spec.Name, h.Name, after[h.Name])
+	set := func(host string) error {
+		if !slices.Equal(before[host], after[host]) {
+			if err := fabric.SetDrops(l.Spec.Name, host, after[host]); err != nil {
+				return err
+			}
 		}
-		if single := measured(want, h.Name); err == nil && single != measured(l.cuts, h.Name) {
-			err = fabric.Segment(l.Spec.Name, h.Name, single)
+		if single := measured(want, host); single != measured(l.cuts, host) {
+			return fabric.Segment(l.Spec.Name, host, single)
 		}
-		if err != nil {
-			l.mu.Unlock()
-			return err
-		}
+		return nil
+	}
+	errs := make([]error, len(l.Plan.Hosts))
+	var setting sync.WaitGroup
+	for i, h := range l.Plan.Hosts {
+		setting.Go(func() { errs[i] = set(h.Name) })
+	}
+	setting.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	l.cuts = want
-	l.mu.Unlock()
-	return l.save()
+	return nil
 }
 
 func (l *Lab) addCuts(more []Cut) error {
