@@ -88,6 +88,32 @@ func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
 	}
 }
 
+// A server that is made none ends its streams with the event that says so: what is agreed from then on comes late there.
+func TestStreamOfAServerThatIsNoneAnyMore(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		agent := c.add("agent", false)
+		c.join(agent)
+		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{
+			NodeId: agent.id.String(), Admin: true}}})
+		for i := range 2 { // one of them may lead
+			server := c.followed(agent)
+			c.propose(agent, &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{
+				NodeId: server.id.String(), Force: true}}})
+			removed := time.Now()
+			c.eventually("the agent knows, and follows another", func() error {
+				if agent.replica.State().Server(server.id) != nil || c.followed(agent) == server {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			if took := time.Since(removed); took > 3*time.Second {
+				t.Errorf("round %d took %s", i, took)
+			}
+		}
+	})
+}
+
 func TestAgentThatHearsNoServerKnowsNoLeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

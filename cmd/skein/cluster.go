@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip/candidate"
@@ -294,35 +293,4 @@ func readSiteTopology(all []string) (map[string]string, error) {
 		out[text[:i]] = text[i+1:]
 	}
 	return out, nil
-}
-
-func newServerCmd(g *globals) *cobra.Command {
-	var yes bool
-	c := &cobra.Command{
-		Use: "recover", Short: "After the loss of a majority for good: make this stopped server the only voter",
-		Long: "Make this server the only voter of its cluster, after a majority of the servers is lost for good.\n\n" +
-			"The agent must be stopped. What only the lost servers knew is gone. The lost servers must never start\n" +
-			"again with their old state directories. See docs/recovery.md.",
-		Example: "  skein server recover --yes", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if !yes {
-				return usageError{errors.New("this cannot be undone: read `skein server recover --help`, then add --yes")}
-			}
-			cfg, err := g.load()
-			if err != nil {
-				return err
-			}
-			r, err := agent.Recover(cfg, logger(cfg.Log))
-			if err != nil {
-				return err
-			}
-			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), r)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "this server is now the only voter, at event %d; the old Raft files are in %s\nstart it with `skein up`, then let new servers join\n", r.Index, r.Backup)
-			return nil
-		},
-	}
-	c.Flags().BoolVar(&yes, "yes", false, "really do it")
-	return group("server", "Servers", c)
 }
