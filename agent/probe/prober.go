@@ -75,6 +75,7 @@ type Prober struct {
 
 	mu      sync.Mutex // guards what follows
 	peers   map[identity.ID]*peer
+	counted uint64 // the highest counter used towards any peer that was removed
 	sent    outstanding
 	detours map[netip.AddrPort]Sender
 	buffer  []byte
@@ -108,17 +109,21 @@ func (p *Prober) SetPeer(id identity.ID, key [32]byte) {
 	old := p.peers[id]
 	switch {
 	case old == nil:
-		p.peers[id] = &peer{key: key, codec: NewCodec(key), pongs: rate.NewLimiter(pongsPerSecond, pongBurst)}
+		p.peers[id] = &peer{key: key, codec: NewCodec(key), counter: p.counted, pongs: rate.NewLimiter(pongsPerSecond, pongBurst)}
 	case old.key != key:
 		old.key, old.codec = key, NewCodec(key)
 	}
 }
 
-// RemovePeer forgets a peer: it is neither pinged nor answered any more.
+// RemovePeer forgets a peer: it is neither pinged nor answered any more. The peer may have this node all the while, and
+// takes a ping whose counter it has seen in this epoch for a replay; so nobody's counter begins anew.
 func (p *Prober) RemovePeer(id identity.ID) {
 	p.mu.Lock()
-	delete(p.peers, id)
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	if q := p.peers[id]; q != nil {
+		p.counted = max(p.counted, q.counter)
+		delete(p.peers, id)
+	}
 }
 
 // SendPing pings a peer at an endpoint. The pong comes through OnPong with the same TxID.

@@ -143,6 +143,28 @@ func TestWhatIsNotAnswered(t *testing.T) {
 	})
 }
 
+// A peer that was removed and is back pings with counters that the other end, which had this one all the time, has not
+// seen: it would take the pings for replays.
+func TestPingsOfAPeerThatIsBackAreAnswered(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)
+		for round := range 3 {
+			for i := range 5 {
+				if _, err := a.SendPing(bob, atBob); err != nil {
+					t.Fatal(err)
+				}
+				b.handle(atAlice, a.wire.take(t).b)
+				if len(b.wire.sent) != 1 {
+					t.Fatalf("round %d: ping %d is not answered: %+v", round, i, b.Stats())
+				}
+				b.wire.take(t)
+			}
+			a.RemovePeer(bob)
+			a.SetPeer(bob, key)
+		}
+	})
+}
+
 func TestPongsAreLimited(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)

@@ -30,6 +30,7 @@ type fakeAgent struct {
 	err    error
 	run    string
 	drains []*skeinv1.DrainNodeResponse // the last one is for all that follow
+	pools  []*skeinv1.PoolsResponse     // the same
 	usages []*skeinv1.UsageResponse     // the same
 }
 
@@ -94,6 +95,11 @@ func (f *fakeAgent) RemovePool(_ context.Context, r *skeinv1.RemovePoolRequest) 
 }
 
 func (f *fakeAgent) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
+	if n := len(f.pools); n > 0 {
+		next := f.pools[0]
+		f.pools = f.pools[min(1, n-1):]
+		f.lay(r, next)
+	}
 	return answerTo[*skeinv1.PoolsResponse](f, r)
 }
 

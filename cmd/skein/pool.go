@@ -123,16 +123,6 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 	return c
 }
 
-func newPoolRemoveCmd(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use: "remove NAME", Short: "Remove a pool that has no blocks", Example: "  skein pool remove old", Args: exactly(1, onePool),
-		RunE: func(c *cobra.Command, args []string) error {
-			r, err := g.client().RemovePool(c.Context(), &skeinv1.RemovePoolRequest{Name: args[0]})
-			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s removed, as of event %d\n", args[0], r.GetIndex()) })
-		},
-	}
-}
-
 func newPoolListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "All pools and how full they are", Example: "  skein pool list\n  skein pool list -o json", Args: noArgs,
@@ -147,11 +137,9 @@ func newPoolShowCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "All about a pool: use, holders, quotas, static addresses", Example: "  skein pool show default", Args: exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := g.client().Pools(c.Context(), &skeinv1.PoolsRequest{Name: args[0]})
-			if err == nil && len(r.GetPools()) == 0 {
-				err = fmt.Errorf("there is no pool named %s: `skein pool list` shows all", args[0])
-			}
-			return g.show(c, r, err, func(w io.Writer) { printPool(w, r.GetPools()[0], g.names(c)) })
+			v, err := g.poolOf(c.Context(), args[0])
+			r := &skeinv1.PoolsResponse{Pools: []*skeinv1.PoolView{v}}
+			return g.show(c, r, err, func(w io.Writer) { printPool(w, v, g.names(c)) })
 		},
 	}
 }
