@@ -16,6 +16,7 @@ import (
 
 const (
 	initiationSize = 148              // bytes of a handshake initiation, as WireGuard counts them
+	dataAligned    = 16               // packets with data in them have a multiple of so many bytes
 	knockAfter     = 2                // initiations that nobody answers: one may be lost
 	knockEvery     = 15 * time.Second // between two times that one peer is asked
 	knockFor       = 10 * time.Second // how long a peer that has asked is knocked at
@@ -141,6 +142,8 @@ func (u *unanswered) look(
 		sent := c.TxBytes - x.tx
 		switch {
 		case !known || c.RxBytes != x.rx || c.TxBytes < x.tx || sent%initiationSize != 0:
+			x.initiations = 0
+		case sent > 0 && sent%dataAligned == 0: // data: four initiations between two readings hardly ever leave
 			x.initiations = 0
 		case sent > 0:
 			x.initiations = min(x.initiations+int(sent/initiationSize), knockAfter)

@@ -31,6 +31,7 @@ func TestUnansweredHandshakes(t *testing.T) {
 		{"two, and the way is dead", true, []reading{{1000, 1000 + 2*once}, {1000, 1000 + 3*once}}, 0},
 		{"an answer between them", false, []reading{{1000, 1000 + once}, {1092, 1000 + once}, {1092, 1000 + 2*once}}, 0},
 		{"packets between them", false, []reading{{1000, 1000 + once}, {1000, 1100 + once}, {1000, 1100 + 2*once}}, 0},
+		{"packets that are as large as four together", false, []reading{{1000, 1000 + 4*once}, {1000, 1000 + 4*once}}, 0},
 		{"another device", false, []reading{{0, 2 * once}, {0, 3 * once}}, 0},
 		{"many, and not asked at each", false, []reading{
 			{1000, 1000 + 2*once}, {1000, 1000 + 3*once}, {1000, 1000 + 4*once}, {1000, 1000 + 5*once}}, 1},
