@@ -74,6 +74,9 @@ func raise(ctx context.Context, opts Options) (*host, error) {
 	if h.lab, err = lab.Up(ctx, spec, lab.Options{Dir: opts.Dir, Binary: opts.Binary, Progress: opts.Progress, Artifacts: opts.Artifacts}); err != nil {
 		return nil, err
 	}
+	if err := h.lab.WaitConverged(ctx, patience); err != nil { // that everybody knows the pools
+		return h, err
+	}
 	return h, h.install(ctx, opts)
 }
 

@@ -32,9 +32,6 @@ func newServerAddCmd(g *globals) *cobra.Command {
 			"command waits for that; nothing is restarted. It is `skein node grant NODE server`, with the waiting.",
 		Example: "  skein server add dc2", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if wait < 0 {
-				return usageError{fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", wait)}
-			}
 			r := &skeinv1.SetRoleRequest{Node: args[0], Role: string(events.RoleServer)}
 			return g.setServer(c, r, wait, func(s *skeinv1.ServerStatus) (done bool, why string) {
 				return s.GetVoter(), s.GetWaiting()
@@ -52,12 +49,9 @@ func newServerRemoveCmd(g *globals) *cobra.Command {
 		Use: "remove NODE", Short: "Make a server a member like others",
 		Long: "Take the role of a server from a member. It stays a member, and an admin if that was granted to it, too. The last\n" +
 			"server stays. Where two voters would be left, neither of which may fail, --force is needed. A server that leads\n" +
-			"hands over first. It is `skein node withdraw NODE server`, with the waiting.",
+			"hands over. It is `skein node withdraw NODE server`, with the waiting.",
 		Example: "  skein server remove dc2", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if wait < 0 {
-				return usageError{fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", wait)}
-			}
 			r := &skeinv1.SetRoleRequest{Node: args[0], Role: string(events.RoleServer), Withdraw: true, Force: force}
 			return g.setServer(c, r, wait, func(s *skeinv1.ServerStatus) (done bool, why string) {
 				return s == nil, "it is a server still"
