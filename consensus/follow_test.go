@@ -88,7 +88,7 @@ func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
 	}
 }
 
-// A server that is made none ends its streams with the event that says so: what is agreed from then on comes late there.
+// A server that loses the role ends its streams with the event that says so: it hears late of what is agreed afterwards.
 func TestStreamOfAServerThatIsNoneAnyMore(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

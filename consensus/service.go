@@ -262,7 +262,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 			seen = at
 		}
-		if s.cfg.Replica.State().Server(s.cfg.Self) == nil { // what is agreed from now on comes late here
+		if s.cfg.Replica.State().Server(s.cfg.Self) == nil { // it hears late of what is agreed afterwards
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server any more: ask another"))
 		}
 		select {

@@ -109,7 +109,8 @@ func (p *Prober) SetPeer(id identity.ID, key [32]byte) {
 	old := p.peers[id]
 	switch {
 	case old == nil:
-		p.peers[id] = &peer{key: key, codec: NewCodec(key), counter: p.counted, pongs: rate.NewLimiter(pongsPerSecond, pongBurst)}
+		pongs := rate.NewLimiter(pongsPerSecond, pongBurst)
+		p.peers[id] = &peer{key: key, codec: NewCodec(key), counter: p.counted, pongs: pongs}
 	case old.key != key:
 		old.key, old.codec = key, NewCodec(key)
 	}

@@ -47,15 +47,15 @@ func newPoolRemoveCmd(g *globals) *cobra.Command {
 	return c
 }
 
-// emptyPool drains a pool and waits until none of its blocks is anybody's. What is reserved never ends by itself, so
-// such a pool is left as it is.
+// emptyPool drains a pool and waits until no block of it is owned or reserved. A reservation ends only by a command, so
+// a pool with one is refused and stays as it is.
 func (g *globals) emptyPool(c *cobra.Command, name string, limit time.Duration) error {
 	v, err := g.poolOf(c.Context(), name)
 	if err != nil {
 		return err
 	}
 	if n := v.GetReserved(); n > 0 {
-		return fmt.Errorf("pool %s does not get empty by itself: %s reserved; `skein block list --pool %s --reserved` "+
+		return fmt.Errorf("pool %s cannot become empty: %s reserved; `skein block list --pool %s --reserved` "+
 			"shows what for; it gives addresses as before", name, areText(n), name)
 	}
 	if !v.GetPool().GetDraining() {

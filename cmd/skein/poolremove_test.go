@@ -34,7 +34,7 @@ func TestPoolRemoveWhenEmpty(t *testing.T) {
 		"it drains already": {pools: []*skeinv1.PoolsResponse{pool(true, 0, 0)}, flags: "--when-empty",
 			out: "pool old removed, as of event 9\n", removes: 1},
 		"something is reserved": {pools: []*skeinv1.PoolsResponse{pool(false, 2, 1)}, flags: "--when-empty",
-			fail: "pool old does not get empty by itself: 1 block is reserved; `skein block list --pool old --reserved`"},
+			fail: "pool old cannot become empty: 1 block is reserved; `skein block list --pool old --reserved`"},
 		"it does not get empty": {pools: []*skeinv1.PoolsResponse{pool(false, 1, 0, "a")}, flags: "--when-empty --timeout 1ms",
 			notes: "pool old gives nothing new; 1 block is in use, on a\n", drains: 1,
 			fail: "pool old is not empty: 1 block is in use, on a; it stays draining: give the command again"},

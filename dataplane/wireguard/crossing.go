@@ -309,8 +309,8 @@ func (c *crossing) busy(key dataplane.Key, endpoints ...netip.AddrPort) bool {
 	})
 }
 
-// answering tells whether an initiation of a peer came a moment ago whose answer has not left yet. An attempt of ours just
-// then would expire the keys that are being made, before anything tells that they are there.
+// answering tells whether an initiation of a peer came a moment ago whose answer has not left yet. A handshake that we
+// start at that moment would expire the keys that the answer is making.
 func (c *crossing) answering(key dataplane.Key, endpoints ...netip.AddrPort) bool {
 	return c.any(key, endpoints, func(m *meeting) bool {
 		return m.theirs.outcome == open && m.theirs.within(answerWithin)

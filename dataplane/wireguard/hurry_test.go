@@ -22,8 +22,8 @@ import (
 
 var errWaits = errors.New("the packet waits for the next handshake")
 
-// unlessStalled runs a round, again if it failed while this process did not get to run for longer than an answer may take:
-// what happens within the windows of crossing cannot be told then.
+// unlessStalled runs a round. It repeats one that failed while this process was not scheduled for longer than an answer
+// may take: such a round says nothing about the windows of crossing.
 func unlessStalled(t *testing.T, round func(*testing.T) error) {
 	for range 5 {
 		stalled := stalls(t)
@@ -47,10 +47,11 @@ func TestTryWhileTheAnswerIsUnderWay(t *testing.T) { unlessStalled(t, tryWhileTh
 func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-	answered, once := make(chan struct{}), sync.Once{}
+	var write func() error
+	written, once := make(chan error, 1), sync.Once{}
 	verbose := &device.Logger{Errorf: device.DiscardLogf, Verbosef: func(format string, _ ...any) {
 		if strings.Contains(format, "Sending handshake response") {
-			once.Do(func() { close(answered) })
+			once.Do(func() { written <- write() }) // in the goroutine that is going to make the answer
 		}
 	}}
 	bind := newMeshBind()
@@ -61,15 +62,15 @@ func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 	keyA, portA := wire(t, db, da)
 	middle := newJam(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)))
 	middle.lead(t, da, db)
-	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
-	<-answered
 	d := &userspaceDevice{dev: db, up: true, tun: link, first: newHurrier(db, bind, &link.handled)}
 	defer d.first.close()
-	b.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyA), Endpoint: middle.forB}}
-	if err := d.Write([]Op{op}); err != nil {
+	write = func() error { return d.Write([]Op{op}) }
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	if err := <-written; err != nil {
 		t.Fatal(err)
 	}
+	b.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	patience := time.After(4 * time.Second) // the library's own retry comes after five
 	for _, in := range []chan []byte{a.Inbound, b.Inbound} {
 		select {
@@ -77,6 +78,11 @@ func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 		case <-patience:
 			return errWaits
 		}
+	}
+	middle.mu.Lock()
+	defer middle.mu.Unlock()
+	if middle.ofB > 0 {
+		return errors.New("the answer did not leave: there was a handshake of the other side's")
 	}
 	return nil
 }
@@ -164,6 +170,7 @@ type jam struct {
 
 	mu          sync.Mutex
 	initiations map[uint32]int // of a
+	ofB         int            // initiations of b
 }
 
 // started tells how often each of a's initiations was sent.
@@ -240,6 +247,11 @@ func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration)
 		if from == j.sideA && isInitiation(b[:n]) {
 			j.mu.Lock()
 			j.initiations[senderIndex(b[:n])]++
+			j.mu.Unlock()
+		}
+		if from == j.sideB && isInitiation(b[:n]) {
+			j.mu.Lock()
+			j.ofB++
 			j.mu.Unlock()
 		}
 		switch {
