@@ -110,7 +110,7 @@ func TestMemoryTarget(t *testing.T) {
 }
 
 func TestLabsAreValid(t *testing.T) {
-	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab, "sites.yaml": sitesLab} {
+	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab, "sites.yaml": sitesLab, "site fleet": siteFleetLab()} {
 		if _, err := lab.Parse(name, source); err != nil {
 			t.Error(err)
 		}

@@ -88,7 +88,7 @@ func (b *bench) measureMemory(ctx context.Context) (_ map[string]residence, err 
 		return nil, err
 	}
 	b.note("memory: admitting %d members", fleetSize)
-	if err := admitFleet(ctx, filepath.Join(info.Dir, "state"), fleetSize-2); err != nil {
+	if err := admitFleet(ctx, filepath.Join(info.Dir, "state"), fleetOf(fleetSize-2)); err != nil {
 		return nil, fmt.Errorf("prepare a state of %d members: %w", fleetSize, err)
 	}
 	if err := l.Start(ctx, "dc1", "home1"); err != nil {
