@@ -43,8 +43,8 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	if in.Records = a.recordsNow(); in.Records[a.id] == nil { // not published yet
 		in.Records[a.id] = a.claimed()
 	}
-	if r := a.reach.Load(); r != nil && !r.full {
-		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards, Site: r.site, Sites: r.sites}
+	if r := a.reach.Load(); r != nil {
+		in.Reach = r.Reach
 	}
 	for id, p := range a.currentPaths() {
 		switch p.Kind {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/relay"
@@ -155,7 +156,7 @@ func TestPeersThatLeaveAreNoted(t *testing.T) {
 		peers map[identity.ID]bool
 		noted bool
 	}{{map[identity.ID]bool{id: true}, false}, {nil, true}, {map[identity.ID]bool{id: true}, true}} {
-		a.reach.Store(&reach{peers: c.peers})
+		a.reach.Store(&reach{sites.NewReach("", c.peers, nil, nil, nil)})
 		a.syncPeers()
 		if noted := slices.Contains(a.knocks.parted(time.Now(), none), id); noted != c.noted {
 			t.Errorf("peers %v: noted %t", c.peers, noted)

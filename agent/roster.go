@@ -27,7 +27,8 @@ type members struct {
 	// homes are the sites that the log alone implies for members: the same ones as long as it implies the same. nil: no
 	// site speaks through leaders.
 	homes  *homes
-	schema uint32 // the highest event schema that all members know
+	plans  *sites.Members // what plans need of them
+	schema uint32         // the highest event schema that all members know
 }
 
 // owner says which of the members has an address.
@@ -125,8 +126,17 @@ func (r *roster) update(s *events.State) bool {
 	if at != nil && old != nil && old.homes != nil && old.homes.equal(at) {
 		m.homes = old.homes
 	}
+	m.plans = m.forPlans(nodes)
 	r.current.Store(m)
 	return true
+}
+
+// forPlans is what plans need of the members.
+func (m *members) forPlans(nodes []*skeinv1.Node) *sites.Members {
+	if m.homes == nil {
+		return sites.NewMembers(nodes, nil, nil)
+	}
+	return sites.NewMembers(nodes, m.homes.site, m.of.Slices())
 }
 
 // sameKeys are those of former members, if they are those of the present ones.
@@ -165,6 +175,9 @@ func homeOf(s *events.State, n *skeinv1.Node, at netip.Addr) (site string, ok bo
 
 // Keys are all members' identity keys. The map is shared: do not change it. It is another one whenever it changes.
 func (r *roster) Keys() map[identity.ID]ed25519.PublicKey { return r.current.Load().keys }
+
+// forPlans is what plans need of the members, the same as long as these are.
+func (r *roster) forPlans() *sites.Members { return r.current.Load().plans }
 
 // homes are the sites that the log alone implies; nil: no site speaks through leaders.
 func (r *roster) homes() *homes { return r.current.Load().homes }

@@ -16,11 +16,13 @@ import (
 func planFor(self identity.ID, topology string, terms map[identity.ID]uint64) *sites.Plan {
 	in := sites.Input{Self: self, Settings: &skeinv1.Settings{Topology: topology}, Records: map[identity.ID]*skeinv1.Record{},
 		Alive: func(identity.ID) bool { return true }}
+	var nodes []*skeinv1.Node
 	for i := range 6 {
 		id := identity.ID{byte(i + 1)}
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String(), Settings: &skeinv1.NodeSettings{SiteSet: true, Site: []string{"a", "b"}[i/3], Leader: []string{"yes", "yes", ""}[i%3]}})
+		nodes = append(nodes, &skeinv1.Node{Id: id.String(), Settings: &skeinv1.NodeSettings{SiteSet: true, Site: []string{"a", "b"}[i/3], Leader: []string{"yes", "yes", ""}[i%3]}})
 		in.Records[id] = &skeinv1.Record{Leads: terms[id]}
 	}
+	in.Members = sites.NewMembers(nodes, nil, nil)
 	return sites.Make(in)
 }
 

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/path"
-	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
@@ -24,28 +23,26 @@ type siteMesh struct {
 	timer    *time.Timer // looks again
 }
 
-// reach is how the other members are reached, as the newest round of the loop has it. It is not changed.
+// reach is how the other members are reached, as the newest round of the loop has it. It is not changed, and the same
+// one stays as long as it says the same.
 type reach struct {
-	full  bool // every member is a peer
-	peers map[identity.ID]bool
-	ways  map[identity.ID]projection.Way
-	// guards are who may bring packets of whom.
-	guards []projection.Guard
-	site   string                 // this host's
-	sites  map[identity.ID]string // those of the others, as far as they are known
+	*sites.Reach // nil: every member is a peer
 }
 
 // via is the peer that passes packets on to a member; false: the member is a peer itself, or nobody does.
 func (r *reach) via(id identity.ID) (identity.ID, bool) {
-	if r == nil || r.full {
+	if r == nil {
 		return identity.ID{}, false
 	}
-	w, ok := r.ways[id]
+	w, ok := r.Way(id)
 	return w.Via, ok && !w.Passed
 }
 
 // peer reports whether a member is a peer.
-func (r *reach) peer(id identity.ID) bool { return r == nil || r.full || r.peers[id] }
+func (r *reach) peer(id identity.ID) bool { return r == nil || r.Peer(id) }
+
+// full reports whether every member is a peer.
+func (r *reach) full() bool { return r == nil || r.Reach == nil }
 
 // followPlan has the newest plan decide who is a peer, and how the others are reached.
 func (a *Agent) followPlan(now time.Time) {
@@ -56,15 +53,17 @@ func (a *Agent) followPlan(now time.Time) {
 	m.Follow(p, now)
 	if p.Full && !m.Switching() {
 		m.returned = nil
-		if r := a.reach.Load(); r == nil || !r.full {
-			a.reach.Store(&reach{full: true})
+		if r := a.reach.Load(); r == nil || !r.full() {
+			a.reach.Store(&reach{})
 		}
 		return
 	}
 	paths := a.currentPaths()
-	members := a.roster.Members()
-	m.noteReturned(p, members, paths, a.handshake, now)
-	a.reach.Store(m.reach(p, members, paths, shunned(p, a.witnesses.said(), paths), a.handshake, now))
+	m.noteReturned(p, paths, a.handshake, now)
+	r := m.reach(paths, shunned(p, a.witnesses.said(), paths), a.handshake, now)
+	if old := a.reach.Load(); old.full() || !old.Equal(r) {
+		a.reach.Store(&reach{r})
+	}
 	m.wake(now, a.wakeUp)
 }
 
@@ -83,13 +82,10 @@ func deadPath(p path.Path, now time.Time) bool {
 }
 
 // noteReturned finds the peers that have come back.
-func (m *siteMesh) noteReturned(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path,
+func (m *siteMesh) noteReturned(p *sites.Plan, paths map[identity.ID]path.Path,
 	handshake func(identity.ID) time.Time, now time.Time) {
 	kept := returned{}
-	for _, id := range members {
-		if id == p.Self || !p.Peer(id) {
-			continue
-		}
+	for id := range p.Peers() {
 		way := paths[id]
 		m.returned.note(id, way, deadPath(way, now), handshake(id), now)
 		if a, ok := m.returned[id]; ok {
@@ -129,26 +125,16 @@ func (m *siteMesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, 
 
 // reach is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while
 // there is another.
-func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path,
-	shunned map[identity.ID]bool, handshake func(identity.ID) time.Time, now time.Time) *reach {
+func (m *siteMesh) reach(paths map[identity.ID]path.Path, shunned map[identity.ID]bool,
+	handshake func(identity.ID) time.Time, now time.Time) *sites.Reach {
 	alive := func(id identity.ID) bool { return paths[id].Alive }
 	stands := func(id identity.ID) bool { return alive(id) && now.Sub(handshake(id)) < sessionLasts }
-	by := m.Reach(members, alive, stands,
-		func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
-			return m.way(p, to, trouble{
-				lost:    func(id identity.ID) bool { return !alive(id) },
-				dead:    func(id identity.ID) bool { return deadPath(paths[id], now) },
-				shunned: func(id identity.ID) bool { return shunned[id] },
-			})
-		}, now)
-	r := &reach{peers: by.Peers, ways: by.Ways, guards: by.Guards, site: p.Site,
-		sites: make(map[identity.ID]string, len(members))}
-	for _, id := range members {
-		if site, known := p.SiteOf(id); known && id != p.Self {
-			r.sites[id] = site
-		}
+	is := trouble{
+		lost:    func(id identity.ID) bool { return !alive(id) },
+		dead:    func(id identity.ID) bool { return deadPath(paths[id], now) },
+		shunned: func(id identity.ID) bool { return shunned[id] },
 	}
-	return r
+	return m.Reach(alive, stands, func(p *sites.Plan, to identity.ID) (sites.Way, bool) { return m.way(p, to, is) }, now)
 }
 
 // wake has the loop look again when what is left of the plan before ends, or a doubt.

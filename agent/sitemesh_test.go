@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/path"
-	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -41,8 +40,9 @@ func newMeshOf(t *testing.T) *meshOf {
 func (w *meshOf) plan(self, topology string) *reach {
 	in := sites.Input{Self: w.ids[self], Settings: &skeinv1.Settings{Topology: topology}, Alive: func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{}, Recent: w.leaders.Recent(w.now), Peered: w.peers.Recent(w.now)}
+	var nodes []*skeinv1.Node
 	for name, id := range w.ids {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String(), Name: name})
+		nodes = append(nodes, &skeinv1.Node{Id: id.String(), Name: name})
 		r := &skeinv1.Record{Site: name[:1], LeaderWish: name[1] < '3'}
 		if r.LeaderWish {
 			r.Leads = 1
@@ -54,15 +54,16 @@ func (w *meshOf) plan(self, topology string) *reach {
 			}
 		}
 	}
+	in.Members = sites.NewMembers(nodes, nil, nil)
 	p := sites.Make(in)
 	w.leaders.Note(p.Acting(), w.now)
 	w.peers.Note(p.Peering(), w.now)
 	w.m.Follow(p, w.now)
 	if p.Full && !w.m.Switching() {
-		return &reach{full: true}
+		return &reach{}
 	}
-	w.m.noteReturned(p, w.all, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
-	return w.m.reach(p, w.all, w.paths, nil, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
+	w.m.noteReturned(p, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
+	return &reach{w.m.reach(w.paths, nil, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)}
 }
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
@@ -71,9 +72,9 @@ func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
 // "NAME+" where they are for another node that passes them on.
 func (w *meshOf) way(r *reach, to string) string {
 	id := w.ids[to]
-	way, ok := r.ways[id]
+	way, ok := r.Way(id)
 	switch {
-	case r.full, !ok && r.peer(id):
+	case r.full(), !ok && r.peer(id):
 		return "direct"
 	case !ok:
 		return "none"
@@ -96,7 +97,7 @@ func (w *meshOf) name(id identity.ID) string {
 
 // brings are whose packets a node may bring.
 func (w *meshOf) brings(r *reach, from string) string {
-	for _, g := range r.guards {
+	for _, g := range r.Guards {
 		if g.From == w.ids[from] {
 			var names []string
 			for _, id := range g.Of {
@@ -132,13 +133,13 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 		t.Errorf("after the switch: %s", got)
 	}
 	w.want("own site", w.way(r, "a1"), "direct")
-	if !r.peers[w.ids["b3"]] {
+	if !r.peer(w.ids["b3"]) {
 		t.Error("a peer of before is none any more while others may send by it")
 	}
 	w.later(sites.Linger)
 	r = w.plan("a3", sites.Site)
-	if r.peers[w.ids["b3"]] || r.peers[w.ids["b1"]] || !r.peers[w.ids["a1"]] {
-		t.Errorf("peers %v", r.peers)
+	if r.peer(w.ids["b3"]) || r.peer(w.ids["b1"]) || !r.peer(w.ids["a1"]) {
+		t.Errorf("peers %v", slices.Collect(r.Peers()))
 	}
 
 	w.later(time.Hour) // and back
@@ -158,7 +159,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w.later(sites.MissingPath)
 	w.want("not for ever", w.way(w.plan("a3", ""), "b3"), "direct")
 	w.later(sites.Linger)
-	if r = w.plan("a3", ""); !r.full || len(r.guards) > 0 {
+	if r = w.plan("a3", ""); !r.full() {
 		t.Errorf("long after: %+v", r)
 	}
 }
@@ -245,7 +246,7 @@ func TestWhomALeaderBelieves(t *testing.T) {
 	if got := w.way(r, "b3"); got != "via b1" && got != "via b2" {
 		t.Errorf("to b3: %s", got)
 	}
-	if _, ok := r.ways[w.ids["b3"]]; !ok || r.ways[w.ids["b3"]] == (projection.Way{}) {
+	if _, ok := r.Way(w.ids["b3"]); !ok {
 		t.Error("no way to b3")
 	}
 }

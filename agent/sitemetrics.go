@@ -99,7 +99,7 @@ func (w *hopWatch) unused() bool {
 // readHops reads the counters of hops, where there have been any.
 func (a *Agent) readHops(ctx context.Context) (hopReading, error) {
 	r := a.reach.Load()
-	if a.plane == nil || (r == nil || r.full) && a.hops.unused() {
+	if a.plane == nil || r.full() && a.hops.unused() {
 		return hopReading{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, hopsWithin)
@@ -232,10 +232,11 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 	f := siteFigures{tunnels: int(a.tunnelPeers()), apart: p.Topology(p.Site) == sites.Site,
 		site: p.Site, leads: leads(p, a.id),
 		own: a.leaderChanges.own.Load(), other: a.leaderChanges.other.Load()}
-	reach := a.reach.Load()
-	for _, id := range a.roster.Members() {
-		if _, hop := reach.via(id); hop {
-			f.hops++
+	if r := a.reach.Load(); r != nil {
+		for _, w := range r.Ways() {
+			if !w.Passed {
+				f.hops++
+			}
 		}
 	}
 	if now, err := a.readHops(context.Background()); err == nil {

@@ -17,11 +17,13 @@ import (
 func planIn(settings *skeinv1.Settings, self, n int, change func(records map[identity.ID]*skeinv1.Record)) *sites.Plan {
 	in := sites.Input{Self: identity.ID{byte(self)}, Settings: settings, Records: map[identity.ID]*skeinv1.Record{},
 		Alive: func(identity.ID) bool { return true }}
+	var nodes []*skeinv1.Node
 	for i := 1; i <= n; i++ {
 		id := identity.ID{byte(i)}
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String()})
+		nodes = append(nodes, &skeinv1.Node{Id: id.String()})
 		in.Records[id] = &skeinv1.Record{Site: "home"}
 	}
+	in.Members = sites.NewMembers(nodes, nil, nil)
 	in.Records[identity.ID{1}].Leads = 1
 	if change != nil {
 		change(in.Records)
@@ -227,7 +229,7 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 			t.Helper()
 			for range 2 { // a record's changes take turns
 				a.loop.state = w.state
-				a.sitePlan.Store(sites.Make(sites.Input{Self: a.id, Settings: w.state.Settings(), Nodes: w.state.Nodes(),
+				a.sitePlan.Store(sites.Make(sites.Input{Self: a.id, Settings: w.state.Settings(), Members: a.roster.forPlans(),
 					Records: a.recordsNow(), Alive: func(identity.ID) bool { return true }}))
 				a.publish()
 				time.Sleep(time.Second)

@@ -38,10 +38,10 @@ func (a *Agent) planSites(now time.Time) {
 		s.kubernetes = s.kubernetes || e.Record.GetKubernetesNode() != ""
 	}
 	records[a.id] = ownSite(records[a.id], a.claimed())
-	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
-		Outdated: a.gossip.Outdated}
+	in := sites.Input{Self: a.id, Settings: st.Settings(), Members: a.roster.forPlans(), Records: records,
+		Alive: a.gossip.Alive, Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
-		in.Elsewhere, in.Slice = a.elsewhere, st.Slices()
+		in.Elsewhere = a.gossip.SiteOf // the log is in Members
 	}
 	paths := a.currentPaths()
 	p, wait := s.course.Plan(in, a.started, func(id identity.ID) bool { return paths[id].Alive }, now)

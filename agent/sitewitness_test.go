@@ -22,8 +22,9 @@ func silentMesh(t *testing.T, names []string, says map[string][]string) (of func
 	}
 	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site}, Alive: func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{}}
+	var nodes []*skeinv1.Node
 	for _, n := range names {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(n).String(), Name: n})
+		nodes = append(nodes, &skeinv1.Node{Id: id(n).String(), Name: n})
 		r := &skeinv1.Record{Site: n[:1], LeaderWish: n[1] < '3'}
 		if r.LeaderWish {
 			r.Leads = 1
@@ -33,6 +34,7 @@ func silentMesh(t *testing.T, names []string, says map[string][]string) (of func
 		}
 		in.Records[id(n)] = r
 	}
+	in.Members = sites.NewMembers(nodes, nil, nil)
 	return func(self string) *sites.Plan {
 		in.Self = id(self)
 		return sites.Make(in)
@@ -93,16 +95,14 @@ func TestShunned(t *testing.T) {
 		{"both are silent", []identity.ID{first.Via, id(other)}, "", first.Via},
 	} {
 		paths := map[identity.ID]path.Path{}
-		var members []identity.ID
 		for _, n := range twoSites {
-			members = append(members, id(n))
 			paths[id(n)] = path.Path{Kind: path.Direct, Alive: n != c.dead}
 		}
 		var said []witness.Said
 		for _, l := range c.said {
 			said = append(said, witness.Said{Leader: l, Kinds: 1})
 		}
-		r := m.reach(p, members, paths, shunned(p, said, paths), func(identity.ID) time.Time { return now }, now)
+		r := &reach{m.reach(paths, shunned(p, said, paths), func(identity.ID) time.Time { return now }, now)}
 		if via, ok := r.via(id("b3")); !ok || via != c.want {
 			t.Errorf("%s: by %s, want %s", c.name, via, c.want)
 		}

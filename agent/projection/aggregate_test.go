@@ -163,26 +163,26 @@ func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 		}
 		self := rapid.SampledFrom(r.ids).Draw(t, "self")
 		in := projection.Input{Self: self, State: r.s, Complete: true, Records: map[identity.ID]*skeinv1.Record{},
-			Endpoints: map[identity.ID]projection.Endpoint{}, Reach: projection.Reach{
-				Peers: map[identity.ID]bool{}, Ways: map[identity.ID]projection.Way{}, Site: r.sites[self], Sites: maps.Clone(r.sites)}}
+			Endpoints: map[identity.ID]projection.Endpoint{}}
+		isPeer, ways, known, guards := map[identity.ID]bool{}, map[identity.ID]projection.Way{}, maps.Clone(r.sites), []projection.Guard(nil)
 		var peers []identity.ID
 		for _, id := range r.ids {
 			if id != self && (len(peers) == 0 || r.sites[id] == r.sites[self] || rapid.IntRange(0, 4).Draw(t, "peer") == 0) {
 				peers = append(peers, id)
-				in.Reach.Peers[id] = true
+				isPeer[id] = true
 				if rapid.Bool().Draw(t, "passed") {
-					in.Reach.Ways[id] = projection.Way{Via: id, Passed: true}
+					ways[id] = projection.Way{Via: id, Passed: true}
 				}
 				in.Endpoints[id] = projection.Endpoint{MTU: rapid.SampledFrom([]int{0, 1300, 1350}).Draw(t, "MTU")}
 			}
 		}
 		few := peers[:min(len(peers), rapid.IntRange(1, 3).Draw(t, "leaders"))]
 		for _, id := range r.ids {
-			if id != self && !in.Reach.Peers[id] && rapid.IntRange(0, 15).Draw(t, "no way") > 0 {
-				in.Reach.Ways[id] = projection.Way{Via: rapid.SampledFrom(few).Draw(t, "via")}
+			if id != self && !isPeer[id] && rapid.IntRange(0, 15).Draw(t, "no way") > 0 {
+				ways[id] = projection.Way{Via: rapid.SampledFrom(few).Draw(t, "via")}
 			}
 			if rapid.IntRange(0, 30).Draw(t, "unknown") == 0 {
-				delete(in.Reach.Sites, id)
+				delete(known, id)
 			}
 		}
 		of := map[identity.ID]map[identity.ID]bool{}
@@ -198,20 +198,21 @@ func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 					g.Of = append(g.Of, id)
 				}
 			}
-			in.Reach.Guards = append(in.Reach.Guards, g)
+			guards = append(guards, g)
 		}
+		in.Reach = sites.NewReach(r.sites[self], isPeer, ways, known, guards)
 		spec, refused := projection.Project(in)
 		if len(refused) > 0 {
 			t.Fatalf("refused: %v", refused)
 		}
-		ways := slices.DeleteFunc(slices.Clone(spec.Hops.Routes), func(h dataplane.HopRoute) bool { return h.Last })
-		for _, h := range ways {
+		led := slices.DeleteFunc(slices.Clone(spec.Hops.Routes), func(h dataplane.HopRoute) bool { return h.Last })
+		for _, h := range led {
 			if h.Prefix.Bits() < 30 {
 				aggregated++
 			}
 		}
 		for _, id := range r.ids {
-			way, hop := in.Reach.Ways[id]
+			way, hop := in.Reach.Way(id)
 			hop = hop && !way.Passed
 			for _, p := range r.has(id) {
 				for _, a := range ends(p) {
@@ -248,7 +249,7 @@ func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 		}
 		for _, p := range spec.Pods.Elsewhere {
 			for _, a := range ends(p) {
-				_, hop := longest(a, ways, hopPrefix)
+				_, hop := longest(a, led, hopPrefix)
 				_, target := longest(a, spec.Targets, itself)
 				if hop || target {
 					t.Fatalf("%s is elsewhere, and leads into the tunnel", a)
@@ -263,7 +264,7 @@ func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 
 // mtuOf is what a member's single route would have.
 func mtuOf(in projection.Input, id identity.ID) int {
-	way, hop := in.Reach.Ways[id]
+	way, hop := in.Reach.Way(id)
 	mtu := in.Endpoints[id].MTU
 	if hop {
 		mtu = in.Endpoints[way.Via].MTU
@@ -294,11 +295,8 @@ func tenSites(t interface{ Fatalf(string, ...any) }, blocks bool) *ranged {
 
 // input is that of one of the hosts, by the plan that it makes. Of hidden it has no record.
 func (r *ranged) input(self identity.ID, hidden ...identity.ID) projection.Input {
-	in := sites.Input{Self: self, Settings: r.s.Settings(), Nodes: r.s.Nodes(), Records: map[identity.ID]*skeinv1.Record{},
-		Alive: func(identity.ID) bool { return true }, Elsewhere: func(id identity.ID) (string, bool) {
-			v, ok := r.s.RangeAt(netip.MustParseAddr(r.s.Node(id).GetIpv4()))
-			return v.Site, ok
-		}, Slice: r.s.Slices()}
+	in := sites.Input{Self: self, Settings: r.s.Settings(), Records: map[identity.ID]*skeinv1.Record{},
+		Alive: func(identity.ID) bool { return true }, Members: r.members()}
 	for i, id := range r.ids {
 		v := &skeinv1.Record{Site: r.sites[id]}
 		if i < 20 {
@@ -308,35 +306,31 @@ func (r *ranged) input(self identity.ID, hidden ...identity.ID) projection.Input
 			in.Records[id] = v
 		}
 	}
-	p := sites.Make(in)
-	out := projection.Input{Self: self, State: r.s, Records: in.Records, Complete: true, Endpoints: map[identity.ID]projection.Endpoint{}, Keys: &projection.Keys{},
-		Reach: projection.Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]projection.Way{}, Site: p.Site, Sites: map[identity.ID]string{}}}
-	for _, id := range r.ids {
-		if site, known := p.SiteOf(id); known {
-			out.Reach.Sites[id] = site
-		}
-		if p.Peer(id) {
-			out.Reach.Peers[id] = true
-		}
-		switch w, ok := p.Way(id, func(identity.ID) bool { return false }); {
-		case ok && w.Hop:
-			out.Reach.Ways[id] = projection.Way{Via: w.Via}
-		case ok && w.Deliver:
-			out.Reach.Ways[id] = projection.Way{Via: id, Passed: true}
-		}
-	}
-	for _, g := range p.Guards {
-		v := projection.Guard{From: g.From}
-		from, _ := p.SiteOf(g.From)
-		for _, id := range r.ids {
-			site, known := p.SiteOf(id)
-			if id != self && (g.Own && id == g.From || known && (g.Site && site == from || g.Foreign && site != p.Site)) {
-				v.Of = append(v.Of, id)
-			}
-		}
-		out.Reach.Guards = append(out.Reach.Guards, v)
-	}
-	return out
+	return r.inputOf(in)
+}
+
+// members are the mesh's, as plans need them.
+func (r *ranged) members() *sites.Members {
+	return sites.NewMembers(r.s.Nodes(), func(id identity.ID) (string, bool) {
+		v, ok := r.s.RangeAt(netip.MustParseAddr(r.s.Node(id).GetIpv4()))
+		return v.Site, ok
+	}, r.s.Slices())
+}
+
+// inputOf is that of a host that plans from this.
+func (r *ranged) inputOf(in sites.Input) projection.Input {
+	return projection.Input{Self: in.Self, State: r.s, Records: in.Records, Complete: true,
+		Endpoints: map[identity.ID]projection.Endpoint{}, Keys: &projection.Keys{}, Reach: reachOf(sites.Make(in))}
+}
+
+// reachOf is how a host reaches the others by its first plan, while all leaders live.
+func reachOf(p *sites.Plan) *projection.Reach {
+	var f sites.Follower
+	yes := func(identity.ID) bool { return true }
+	f.Follow(p, time.Time{})
+	return f.Reach(yes, yes, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+		return p.Way(to, func(identity.ID) bool { return false })
+	}, time.Time{})
 }
 
 // size counts what a host has of a mesh.

@@ -31,7 +31,7 @@ type Input struct {
 	Knock map[identity.ID]bool
 	Host  Host
 	// Reach is how members are reached that are no peers.
-	Reach Reach
+	Reach *Reach
 	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
 	PortRewrites []dataplane.PortRewrite
 	// Pods are the ways to this host's pods.
@@ -103,7 +103,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	}
 	in.addresses4 = map[identity.ID]netip.Addr{}
 	nodes := in.State.Nodes()
-	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, in.Reach.count(len(nodes)))
+	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, in.Reach.Count(len(nodes)))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
@@ -112,7 +112,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State), plainNetworks(in.State)))
 	refused = append(refused, unled...)
 	spec.Translations = translated
-	ranged := in.Reach.used() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
+	ranged := in.Reach.Hops() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
 	holders, dests := make([]holder, 0, len(nodes)), make([]dest, 0, 4*len(nodes))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
@@ -171,11 +171,11 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		addresses[id] = peer.AllowedIPs
-		if in.Reach.peer(id) {
+		if in.Reach.Peer(id) {
 			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		}
-		if site, known := in.Reach.Sites[id]; ranged {
-			way := in.Reach.Ways[id]
+		if site, known := in.Reach.SiteOf(id); ranged {
+			way, _ := in.Reach.Way(id)
 			last := way.Passed && in.overlay4(way.Via).IsValid()
 			holders = append(holders, holder{id: id, site: site, known: known, via: via, mtu: mtu, last: last})
 		} else {
@@ -211,7 +211,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	}
 	hops, unpassed := in.hops(own, addresses, passed)
 	spec.Hops, refused = hops, append(refused, unpassed...)
-	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.passes() || in.Plain.Carrying
+	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.Passes() || in.Plain.Carrying
 	spec.Plain = in.Plain.Carrying
 	for _, e := range in.State.Egresses() {
 		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
@@ -254,7 +254,7 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 			return dataplane.Peer{}, fmt.Errorf("overlay address %q: %w", text, err)
 		}
 	}
-	if !in.Reach.peer(id) {
+	if !in.Reach.Peer(id) {
 		return peer, nil
 	}
 	psk, err := in.Keys.of(in.State.Cluster().GetPskSeed(), in.Self, id)

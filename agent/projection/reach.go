@@ -10,20 +10,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Reach is how this host reaches the other members where not each of them is its peer. The zero value: each one is.
-type Reach struct {
-	// Peers are the members that WireGuard has as peers; nil: all.
-	Peers map[identity.ID]bool
-	// Ways are to members whose packets this host does not, or not all, send as they are. A member that is neither here
-	// nor a peer is not reached: what is for it ends in the tunnel.
-	Ways map[identity.ID]Way
-	// Guards are who may bring packets of others.
-	Guards []Guard
-	// Site is this host's, and Sites are those of the other members as far as they are known. What lies in the range of
-	// another site has one route as far as it goes one way.
-	Site  string
-	Sites map[identity.ID]string
-}
+// Reach is how this host reaches the other members where not each of them is its peer. Nil: each one is.
+type Reach = sites.Reach
 
 // Way is how packets travel to a member.
 type Way = sites.Next
@@ -31,32 +19,9 @@ type Way = sites.Next
 // Guard lets a peer bring packets whose source is one of some members.
 type Guard = sites.Bring
 
-func (r *Reach) peer(id identity.ID) bool { return r.Peers == nil || r.Peers[id] }
-
-// count is how many of all members are peers at most.
-func (r *Reach) count(all int) int {
-	if r.Peers == nil {
-		return all
-	}
-	return min(all, len(r.Peers))
-}
-
-// used reports whether packets may travel by hops.
-func (r *Reach) used() bool { return len(r.Ways) > 0 || len(r.Guards) > 0 }
-
-// passes reports whether this host passes packets on between other members.
-func (r *Reach) passes() bool {
-	for _, w := range r.Ways {
-		if w.Passed {
-			return true
-		}
-	}
-	return false
-}
-
 // mtu is the largest packet for a member where the link's is too large; else 0.
 func (in *Input) mtu(id identity.ID, link int) int {
-	way, hops := in.Reach.Ways[id]
+	way, hops := in.Reach.Way(id)
 	if !hops {
 		return narrower(in.Endpoints[id].MTU, link)
 	}
@@ -75,7 +40,7 @@ func (in *Input) mtu(id identity.ID, link int) int {
 
 // hops are what the ways and guards come to, with the addresses that each member has.
 func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ranged *aggregates) (h dataplane.Hops, refused []Refusal) {
-	if !in.Reach.used() {
+	if !in.Reach.Hops() {
 		return h, nil
 	}
 	h.Self = in.overlay4(in.Self)
@@ -83,7 +48,7 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ran
 		return h, []Refusal{{Peer: in.Self, Reason: "this node has no overlay IPv4 address, which packets between sites travel under"}}
 	}
 	h.Own = merge(slices.Clone(own))
-	for id, way := range in.Reach.Ways {
+	for id, way := range in.Reach.Ways() {
 		via := in.overlay4(way.Via)
 		if !via.IsValid() {
 			refused = append(refused, Refusal{Peer: id, Reason: fmt.Sprintf("node %s, which passes packets on to it, has no overlay IPv4 address", way.Via)})
@@ -148,7 +113,7 @@ func (in *Input) ownNodeAddresses() (out []netip.Prefix) {
 
 // passedBy is the overlay IPv4 address of the node that passes packets on to a member; invalid: none does.
 func (in *Input) passedBy(id identity.ID) netip.Addr {
-	if w, ok := in.Reach.Ways[id]; ok && !w.Passed {
+	if w, ok := in.Reach.Way(id); ok && !w.Passed {
 		return in.overlay4(w.Via)
 	}
 	return netip.Addr{}

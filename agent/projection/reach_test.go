@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -17,14 +18,15 @@ func siteMesh(t *testing.T, self int, ways map[int]projection.Way, peers ...int)
 	s, ids := mesh(t, 5)
 	in := input(s, ids)
 	in.Self = ids[self]
-	in.Reach = projection.Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]projection.Way{}}
+	isPeer, by := map[identity.ID]bool{}, map[identity.ID]projection.Way{}
 	for _, p := range peers {
-		in.Reach.Peers[ids[p]] = true
+		isPeer[ids[p]] = true
 		in.Endpoints[ids[p]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0." + itoa(p+1) + ":51820"), Proven: true}
 	}
 	for n, w := range ways {
-		in.Reach.Ways[ids[n]] = w
+		by[ids[n]] = w
 	}
+	in.Reach = sites.NewReach("", isPeer, by, nil, nil)
 	return in, ids
 }
 

@@ -129,7 +129,7 @@ func (in *Input) places(nodes []*skeinv1.Node) []place {
 		}
 		p := place{id: id, node: n, agreed: n.GetSettings().GetSiteSet()}
 		if p.site, p.placed = sites.Of(n, in.Records[id]); !p.placed { // its record is for its own site
-			p.site, p.placed = in.Reach.Sites[id]
+			p.site, p.placed = in.Reach.SiteOf(id)
 		}
 		p.own = id == in.Self || known && p.placed && p.site == mine
 		out = append(out, p)

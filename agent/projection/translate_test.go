@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
@@ -131,12 +132,9 @@ func TestTheOwnSiteKnowsBoth(t *testing.T) {
 	in.Host.RouteNodeAddresses = true
 	in.Records = map[identity.ID]*skeinv1.Record{ids[0]: {Site: "home"}, ids[2]: {Site: "dc"}, ids[3]: {Site: "dc"},
 		ids[1]: {Site: "home", NodeAddresses: []string{"192.168.1.0/24"}}}
-	in.Reach = projection.Reach{
-		Peers: map[identity.ID]bool{ids[1]: true, ids[2]: true},
-		Ways:  map[identity.ID]projection.Way{ids[1]: {Via: ids[1], Passed: true}, ids[3]: {Via: ids[2]}},
-		Guards: []projection.Guard{{From: ids[1], Of: []identity.ID{ids[1]}},
-			{From: ids[2], Of: []identity.ID{ids[2], ids[3]}}},
-	}
+	in.Reach = sites.NewReach("", map[identity.ID]bool{ids[1]: true, ids[2]: true},
+		map[identity.ID]projection.Way{ids[1]: {Via: ids[1], Passed: true}, ids[3]: {Via: ids[2]}}, nil,
+		[]projection.Guard{{From: ids[1], Of: []identity.ID{ids[1]}}, {From: ids[2], Of: []identity.ID{ids[2], ids[3]}}})
 	spec, refused := projection.Project(in)
 	if len(refused) > 0 {
 		t.Fatal(refused)
@@ -157,16 +155,17 @@ func TestTheOwnSiteKnowsBoth(t *testing.T) {
 		}
 	}
 	in.Self = ids[3] // another site's, behind its leader
-	in.Reach = projection.Reach{Peers: map[identity.ID]bool{ids[2]: true},
-		Ways:   map[identity.ID]projection.Way{ids[0]: {Via: ids[2]}, ids[1]: {Via: ids[2]}},
-		Guards: []projection.Guard{{From: ids[2], Of: []identity.ID{ids[0], ids[1]}}}}
+	behind := map[identity.ID]bool{ids[2]: true}
+	in.Reach = sites.NewReach("", behind, map[identity.ID]projection.Way{ids[0]: {Via: ids[2]}, ids[1]: {Via: ids[2]}}, nil,
+		[]projection.Guard{{From: ids[2], Of: []identity.ID{ids[0], ids[1]}}})
 	spec, _ = projection.Project(in)
 	text := projection.Text(spec, func(dataplane.Key) string { return "" })
 	if strings.Contains(text, "192.168.1.0") || !strings.Contains(text, "hop 10.201.1.0/24") {
 		t.Errorf("another site gets\n%s", text)
 	}
 	in.Self = ids[1]
-	in.Reach.Guards[0].Of, in.Reach.Ways = []identity.ID{ids[3]}, map[identity.ID]projection.Way{ids[3]: {Via: ids[0]}}
+	in.Reach = sites.NewReach("", behind, map[identity.ID]projection.Way{ids[3]: {Via: ids[0]}}, nil,
+		[]projection.Guard{{From: ids[2], Of: []identity.ID{ids[3]}}})
 	spec, _ = projection.Project(in)
 	for _, text := range []string{"10.201.1.0/24", "192.168.1.0/24"} {
 		if !slices.Contains(spec.Hops.Own, netip.MustParsePrefix(text)) {

@@ -142,8 +142,8 @@ func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {
 // leads and that is alive: acting leaders, and each node of a full site. Until then it sends by those that lead
 // already.
 func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
-	for id, n := range p.nodes {
-		if n.known && n.site != p.Site && n.gate && alive(id) && !reached(id) {
+	for i, id := range p.in.Members.ids {
+		if n := &p.nodes[i]; n.gate && n.known && n.site != p.Site && alive(id) && !reached(id) {
 			return false
 		}
 	}
@@ -152,8 +152,8 @@ func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
 
 // reachesAny reports whether a host has a path to anybody of another site that peers with leaders.
 func (p *Plan) reachesAny(reached func(identity.ID) bool) bool {
-	for id, n := range p.nodes {
-		if n.known && n.site != p.Site && n.gate && reached(id) {
+	for i, id := range p.in.Members.ids {
+		if n := &p.nodes[i]; n.gate && n.known && n.site != p.Site && reached(id) {
 			return true
 		}
 	}

@@ -96,8 +96,9 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 		{"and starts again", 4 * time.Hour, "no", "yes", 0, next, next, true},
 	} {
 		records[next].Leads = step.says
-		in := Input{Self: self, Settings: set, Nodes: nodes(step.former, step.next), Records: records,
-			Alive: func(identity.ID) bool { return true }}
+		in := Input{Self: self, Settings: set, Records: records,
+			Members: NewMembers(nodes(step.former, step.next), nil, nil),
+			Alive:   func(identity.ID) bool { return true }}
 		now := start.Add(step.after)
 		via := func(c *Course) identity.ID {
 			p, wait := c.Plan(in, start.Add(-time.Hour), func(identity.ID) bool { return true }, now)
@@ -135,7 +136,8 @@ func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
 	var c Course
 	away := true
 	in := Input{Self: self, Settings: &skeinv1.Settings{Topology: Site, LeadersPerSite: 1},
-		Nodes: []*skeinv1.Node{{Id: chosen.String(), Settings: &skeinv1.NodeSettings{Leader: "yes"}}, {Id: other.String()}, {Id: self.String()}},
+		Members: NewMembers([]*skeinv1.Node{{Id: chosen.String(), Settings: &skeinv1.NodeSettings{Leader: "yes"}},
+			{Id: other.String()}, {Id: self.String()}}, nil, nil),
 		Alive: func(id identity.ID) bool { return id != chosen || !away },
 		Records: map[identity.ID]*skeinv1.Record{chosen: {Site: "home"}, other: {Site: "home", Leads: 2},
 			self: {Site: "home"}}}
@@ -154,9 +156,11 @@ func TestReachesOthers(t *testing.T) {
 	self, leader, member, away := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
 	in := Input{Self: self, Alive: func(id identity.ID) bool { return id != away }, Records: map[identity.ID]*skeinv1.Record{
 		self: {Site: "a", Leads: 1}, leader: {Site: "b", Leads: 1}, member: {Site: "b"}, away: {Site: "b"}}}
+	var nodes []*skeinv1.Node
 	for id := range in.Records {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String()})
+		nodes = append(nodes, &skeinv1.Node{Id: id.String()})
 	}
+	in.Members = NewMembers(nodes, nil, nil)
 	for topology, want := range map[string][3]bool{Site: {false, true, true}, Full: {false, false, true}} {
 		in.Settings = &skeinv1.Settings{Topology: Site, LeadersPerSite: 1, SiteTopology: map[string]string{"b": topology}}
 		p := Make(in)

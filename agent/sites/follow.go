@@ -38,26 +38,6 @@ type former struct {
 // mostBefore is how many plans of before count when the topology changes again and again.
 const mostBefore = 8
 
-// Reach is how a host reaches the other members, and who may bring it packets of whom.
-type Reach struct {
-	Peers  map[identity.ID]bool
-	Ways   map[identity.ID]Next
-	Guards []Bring
-}
-
-// Next is where packets for a member go that do not, or not all, go to it as they are.
-type Next struct {
-	Via identity.ID // a peer: the member itself, or the one that passes packets on
-	// Passed is set when the way is for packets alone that this host passes on for others.
-	Passed bool
-}
-
-// Bring lets a peer bring packets whose source is one of some members.
-type Bring struct {
-	From identity.ID
-	Of   []identity.ID
-}
-
 // Follow takes a new plan.
 func (f *Follower) Follow(p *Plan, now time.Time) {
 	if f.plan != nil && !f.plan.SameTopology(p) {
@@ -115,18 +95,35 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 // Reach is the plan, with what is left of those before it. Way is how a plan has this host send to a node, with what it
 // finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the
 // first packets of one that begins are easily lost.
-func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) bool,
-	way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
-	r := &Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]Next{}, Guards: f.guards(members)}
+func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
+	now time.Time) *Reach {
+	members := f.plan.in.Members
+	r := &Reach{Site: f.plan.Site, Guards: f.guards(), members: members, peers: make([]bool, len(members.ids)),
+		next: make([]Next, len(members.ids)), sites: make([]string, len(members.ids)),
+		placed: make([]bool, len(members.ids))}
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
-	for _, id := range members {
+	type found struct {
+		Way
+		ok bool
+	}
+	grouped := map[group]found{} // by the plan
+	for i, id := range members.ids {
+		n := &f.plan.nodes[i]
 		if id == f.plan.Self {
 			continue
 		}
-		if f.plan.Peer(id) || slices.ContainsFunc(f.before, func(b former) bool { return b.now.Peer(id) }) {
-			r.Peers[id] = true
+		r.sites[i], r.placed[i] = n.site, n.known
+		r.peers[i] = f.plan.Full || n.peer || n.kept ||
+			slices.ContainsFunc(f.before, func(b former) bool { return b.now.Peer(id) })
+		g, many := f.plan.group(i)
+		by, known := grouped[g]
+		if !many || !known {
+			by.Way, by.ok = way(f.plan, id)
 		}
-		w, ok := way(f.plan, id)
+		if many && !known {
+			grouped[g] = by
+		}
+		w, ok := by.Way, by.ok
 		others := passOn(w, id)
 		if f.Switching() {
 			since := now.Sub(f.switched)
@@ -143,9 +140,9 @@ func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) 
 		switch {
 		case !ok:
 		case w.Hop:
-			r.Ways[id] = Next{Via: w.Via}
+			r.next[i] = Next{Via: w.Via}
 		case w.Deliver:
-			r.Ways[id] = Next{Via: others, Passed: true}
+			r.next[i] = Next{Via: others, Passed: true}
 		}
 	}
 	return r
@@ -193,27 +190,59 @@ func (f *Follower) plans() []*Plan {
 }
 
 // guards are who may bring packets of whom, by the plan and by those before it.
-func (f *Follower) guards(members []identity.ID) (out []Bring) {
+func (f *Follower) guards() (out []Bring) {
+	if !f.Switching() {
+		return f.plan.brings()
+	}
 	of := map[identity.ID]map[identity.ID]bool{}
 	for _, p := range f.plans() {
-		for _, g := range p.Guards {
-			set := of[g.From]
-			if set == nil {
-				set = map[identity.ID]bool{}
-				of[g.From] = set
+		for _, b := range p.brings() {
+			if of[b.From] == nil {
+				of[b.From] = map[identity.ID]bool{}
 			}
-			from, _ := p.SiteOf(g.From)
-			for _, id := range members {
-				site, known := p.SiteOf(id)
-				through := known && (g.Site && site == from || g.Foreign && site != p.Site)
-				if id != p.Self && (g.Own && id == g.From || through) {
-					set[id] = true
+			for _, id := range b.Of {
+				if _, member := f.plan.member(id); member {
+					of[b.From][id] = true
 				}
 			}
 		}
 	}
 	for from, set := range of {
-		out = append(out, Bring{From: from, Of: slices.Collect(maps.Keys(set))})
+		out = append(out, Bring{From: from, Of: slices.SortedFunc(maps.Keys(set), compareIDs)})
+	}
+	slices.SortFunc(out, func(a, b Bring) int { return compareIDs(a.From, b.From) })
+	return out
+}
+
+// brings are who may bring packets of whom, by From. Lists that are the same are shared.
+func (p *Plan) brings() []Bring {
+	out := make([]Bring, 0, len(p.Guards))
+	bySite, foreign := map[string][]identity.ID{}, []identity.ID(nil)
+	if slices.ContainsFunc(p.Guards, func(g Guard) bool { return g.Site || g.Foreign }) {
+		for i, id := range p.in.Members.ids {
+			n := &p.nodes[i]
+			if !n.known || id == p.Self {
+				continue
+			}
+			bySite[n.site] = append(bySite[n.site], id)
+			if n.site != p.Site {
+				foreign = append(foreign, id)
+			}
+		}
+	}
+	for _, g := range p.Guards {
+		n, _ := p.member(g.From)
+		b := Bring{From: g.From}
+		switch {
+		case g.Foreign:
+			b.Of = foreign
+		case g.Site:
+			b.Of = bySite[n.site]
+		}
+		if at, has := slices.BinarySearchFunc(b.Of, g.From, compareIDs); g.Own && !has && g.From != p.Self {
+			b.Of = slices.Insert(slices.Clone(b.Of), at, g.From)
+		}
+		out = append(out, b)
 	}
 	return out
 }

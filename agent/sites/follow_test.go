@@ -58,21 +58,22 @@ func (s *small) look(after time.Duration) {
 	for site, t := range s.settings.GetSiteTopology() {
 		in.Settings.SiteTopology[site] = t
 	}
-	var members []identity.ID
+	var nodes []*skeinv1.Node
 	for _, name := range smallNames {
-		in.Nodes, members = append(in.Nodes, s.nodes[name]), append(members, smallID(name))
+		nodes = append(nodes, s.nodes[name])
 	}
+	in.Members = sites.NewMembers(nodes, nil, nil)
 	alive := func(id identity.ID) bool { return !s.dead[id] }
 	s.plan, s.wait = s.course.Plan(in, time.Time{}, alive, s.now)
 	s.follower.Follow(s.plan, s.now)
-	s.reach = s.follower.Reach(members, alive, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+	s.reach = s.follower.Reach(alive, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
 		return p.Way(to, func(id identity.ID) bool { return s.dead[id] })
 	}, s.now)
 }
 
 // way is how packets go to a node: by whose hands, and whether that is for others' packets alone; "" as they are.
 func (s *small) way(to string) string {
-	n, ok := s.reach.Ways[smallID(to)]
+	n, ok := s.reach.Way(smallID(to))
 	if !ok {
 		return ""
 	}

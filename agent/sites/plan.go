@@ -20,18 +20,15 @@ const Strangers = 256
 type Input struct {
 	Self     identity.ID
 	Settings *skeinv1.Settings
-	Nodes    []*skeinv1.Node
+	Members  *Members
 	Records  map[identity.ID]*skeinv1.Record
 	Alive    func(identity.ID) bool // of this host itself it is not asked
 	// Outdated tells whether a member has started again since it wrote its record. It does not lead then, whatever the
 	// record says: it has lost its sessions, and others have them anew before they have its new record. nil: none has.
 	Outdated func(identity.ID) bool
-	// Elsewhere is the site of a member of which there is no record here: as it has told those who do not keep its
-	// record, or as the log implies; nil: nothing tells.
+	// Elsewhere is the site of a member of which there is no record here, as it has told those who do not keep its
+	// record; where it tells nothing, the site counts that the log implies. nil: nothing tells.
 	Elsewhere func(identity.ID) (site string, ok bool)
-	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one
-	// by one.
-	Slice func(n *skeinv1.Node, id identity.ID, site string) int
 	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
 	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it
@@ -75,8 +72,8 @@ type Plan struct {
 	// leads only as long as the chosen ones are away, or until they act, is not among them.
 	lawful   []identity.ID
 	watched  []Watched
-	delivers bool // others may send to other nodes through this host
-	nodes    map[identity.ID]member
+	delivers bool     // others may send to other nodes through this host
+	nodes    []member // in the order of in.Members
 	topology map[string]string
 	sliced   map[string]*sliced // by site; nil: members are bound one by one
 }
@@ -86,8 +83,31 @@ type member struct {
 	slice uint8
 	known bool // the site is
 	gate  bool // it peers with other sites by what all agree on
+	leads bool // it is one of its site's leaders, acting or not
 	peer  bool // of this host
 	kept  bool // it is no peer any more, but was one lately
+}
+
+// group is what the way to a member follows from, if it is the same for many.
+type group struct {
+	site  string
+	slice uint8
+}
+
+// group is that of a member of another site; false: the way to the member is its own. A host that passes nothing on
+// sends all by the same leader. One that does sends by the leaders of the member's site, and to a member that neither
+// leads nor peers with other sites it is its slice alone that decides by which.
+func (p *Plan) group(i int) (group, bool) {
+	switch n := &p.nodes[i]; {
+	case p.Full || !n.known || n.site == p.Site:
+		return group{}, false
+	case p.topology[p.Site] == Site && !p.Forwards && !p.Elected:
+		return group{}, true
+	case n.gate || n.leads || p.sliced[n.site] == nil:
+		return group{}, false
+	default:
+		return group{n.site, n.slice}, true
+	}
 }
 
 // Guard is what a node may bring to this host: packets whose inner source belongs to it, to any node of its site, or to
@@ -109,21 +129,21 @@ type Way struct {
 
 // Make makes the plan of one host.
 func Make(in Input) *Plan {
-	p := &Plan{Self: in.Self, in: in, Full: !InUse(in.Settings), nodes: make(map[identity.ID]member, len(in.Nodes))}
-	self := in.Self.String()
-	for _, n := range in.Nodes {
-		if n.GetId() == self {
-			p.Site, _ = Of(n, in.Records[in.Self])
-		}
-		if id, err := identity.ParseID(n.GetId()); err == nil && p.Full {
-			site, known := Of(n, in.Records[id])
-			p.nodes[id] = member{site: site, known: known}
-		}
+	if in.Members == nil {
+		in.Members = NewMembers(nil, nil, nil)
+	}
+	p := &Plan{Self: in.Self, in: in, Full: !InUse(in.Settings), nodes: make([]member, len(in.Members.ids))}
+	records := in.Members.recordsOf(in.Records)
+	if i, ok := in.Members.index(in.Self); ok {
+		p.Site, _ = Of(in.Members.nodes[i].Node, records[i])
 	}
 	if p.Full {
+		for i := range p.nodes {
+			p.nodes[i].site, p.nodes[i].known = Of(in.Members.nodes[i].Node, records[i])
+		}
 		return p
 	}
-	m := &maker{Plan: p, perSite: int(cmp.Or(in.Settings.GetLeadersPerSite(), DefaultLeaders))}
+	m := &maker{Plan: p, perSite: int(cmp.Or(in.Settings.GetLeadersPerSite(), DefaultLeaders)), records: records}
 	m.read()
 	m.elect()
 	m.peer()
@@ -136,47 +156,43 @@ func Make(in Input) *Plan {
 type maker struct {
 	*Plan
 	perSite  int
-	order    []identity.ID // of all nodes
-	eligible []Node        // those whose site is known and that can lead in it
+	records  []*skeinv1.Record // in the order of in.Members
+	eligible []Node            // those whose site is known and that can lead in it
 	entitled map[string][]identity.ID
 	heard    map[string]bool // sites of which a leader is known
+}
+
+// member is what a plan has of a node; false: it is none of the members.
+func (p *Plan) member(id identity.ID) (member, bool) {
+	i, ok := p.in.Members.index(id)
+	if !ok {
+		return member{}, false
+	}
+	return p.nodes[i], true
 }
 
 func (m *maker) read() {
 	m.topology = map[string]string{m.Site: Topology(m.in.Settings, m.Site)}
 	m.note()
-	for _, n := range m.in.Nodes {
-		id, err := identity.ParseID(n.GetId())
-		if err != nil {
+	for i, id := range m.in.Members.ids {
+		n, r, v := m.in.Members.nodes[i].Node, m.records[i], &m.nodes[i]
+		if r == nil && id != m.in.Self { // who has none here cannot lead, alive or not
+			if v.site, v.known = Of(n, nil); !v.known {
+				v.site, v.known = m.guess(i)
+			}
+			m.place(i)
 			continue
 		}
-		r := m.in.Records[id] // who has none here cannot lead, alive or not
-		node, known := Describe(id, n, r, id == m.in.Self || r != nil && m.in.Alive(id))
+		node, known := Describe(id, n, r, id == m.in.Self || m.in.Alive(id))
 		if r != nil && m.in.Outdated != nil && m.in.Outdated(id) {
 			node.Term = 0
 		}
-		if id == m.in.Self {
-			known = true
-		} else if !known {
-			node.Site, known = m.guess(id)
-		}
-		m.order = append(m.order, id)
-		v := member{site: node.Site, known: known}
-		if known && m.in.Slice != nil {
-			v.slice = uint8(m.in.Slice(n, id, node.Site))
-		}
-		m.nodes[id] = v
-		if known {
-			if _, ok := m.topology[node.Site]; !ok {
-				m.topology[node.Site] = Topology(m.in.Settings, node.Site)
-			}
-			if m.topology[node.Site] == Site && !node.Unfit {
-				node.Lawful = m.in.Lawful != nil && m.in.Lawful(id)
-				m.eligible = append(m.eligible, node)
-			}
+		v.site, v.known = node.Site, known || id == m.in.Self
+		if m.place(i) == Site && !node.Unfit {
+			node.Lawful = m.in.Lawful != nil && m.in.Lawful(id)
+			m.eligible = append(m.eligible, node)
 		}
 	}
-	slices.SortFunc(m.order, compareIDs)
 	if m.Silent = Judge(m.eligible, m.in.Records); len(m.Silent) > 0 {
 		for i := range m.eligible {
 			_, m.eligible[i].Silent = m.Silent[m.eligible[i].ID]
@@ -184,13 +200,27 @@ func (m *maker) read() {
 	}
 }
 
+// place finds the slice of a member whose site has been found, and the topology of that; empty: the site is not known.
+func (m *maker) place(i int) (topology string) {
+	v := &m.nodes[i]
+	if !v.known {
+		return ""
+	}
+	v.slice = m.in.Members.sliceAt(i, v.site)
+	topology, ok := m.topology[v.site]
+	if !ok {
+		topology = Topology(m.in.Settings, v.site)
+		m.topology[v.site] = topology
+	}
+	return topology
+}
+
 // note finds the sites of which this host knows somebody who leads.
 func (m *maker) note() {
 	m.heard = map[string]bool{}
-	for _, n := range m.in.Nodes {
-		id, err := identity.ParseID(n.GetId())
-		if r := m.in.Records[id]; err == nil && r.GetLeads() > 0 {
-			site, _ := Of(n, r)
+	for i, r := range m.records {
+		if r.GetLeads() > 0 {
+			site, _ := Of(m.in.Members.nodes[i].Node, r)
 			m.heard[site] = true
 		}
 	}
@@ -199,12 +229,20 @@ func (m *maker) note() {
 // guess is the site of a member whose record is not here: it has not come yet, or is for its own site alone. It counts
 // where leaders of that site are known: then that one joins elsewhere is nothing to this host. Who has just joined
 // itself knows nobody, and guesses nothing.
-func (m *maker) guess(id identity.ID) (site string, ok bool) {
-	if m.in.Elsewhere == nil {
-		return "", false
-	}
-	site, ok = m.in.Elsewhere(id)
+func (m *maker) guess(i int) (site string, ok bool) {
+	site, ok = m.elsewhere(i)
 	return site, ok && m.heard[site]
+}
+
+// elsewhere is the site of a member whose record is not here.
+func (m *maker) elsewhere(i int) (site string, ok bool) {
+	if m.in.Elsewhere != nil {
+		if site, ok = m.in.Elsewhere(m.in.Members.ids[i]); ok {
+			return site, true
+		}
+	}
+	n := &m.in.Members.nodes[i]
+	return n.home, n.homed
 }
 
 // elect finds the leaders, and who is entitled beside them: those that this host has lately seen elected, and
@@ -239,20 +277,18 @@ func (m *maker) elect() {
 			m.entitled[site] = append(m.entitled[site], n.ID)
 		}
 	}
+	full := false
 	for site, t := range m.topology {
-		if t == Site {
-			for _, l := range m.Leaders[site] {
-				if n := m.nodes[l.ID]; l.Acting {
-					n.gate = true
-					m.nodes[l.ID] = n
-				}
+		full = full || t == Full
+		for _, l := range m.Leaders[site] {
+			if i, ok := m.in.Members.index(l.ID); ok {
+				m.nodes[i].leads, m.nodes[i].gate = true, t == Site && l.Acting
 			}
 		}
 	}
-	for id, n := range m.nodes {
-		if n.known && m.topology[n.site] == Full {
+	for i := range m.nodes {
+		if n := &m.nodes[i]; full && n.known && m.topology[n.site] == Full {
 			n.gate = true
-			m.nodes[id] = n
 		}
 	}
 	if m.topology[m.Site] == Site {
@@ -260,13 +296,14 @@ func (m *maker) elect() {
 		m.Elected = slices.ContainsFunc(own, func(l Leader) bool { return l.ID == m.Self })
 		m.Next = slices.Contains(Heirs(m.eligible, m.Site, own, m.perSite), m.Self)
 		m.Term = Term(m.eligible, own, m.Self)
-		m.Forwards = m.nodes[m.Self].gate || m.in.Led || m.in.Fresh && m.Elected
+		self, _ := m.member(m.Self)
+		m.Forwards = self.gate || m.in.Led || m.in.Fresh && m.Elected
 	}
 }
 
 // share gives the leaders of each site their slots, and finds who carries which slices.
 func (m *maker) share() {
-	if m.in.Slice != nil {
+	if m.in.Members.slice != nil {
 		m.sliced = make(map[string]*sliced, len(m.Leaders))
 	}
 	shares := &sharer{}
@@ -305,55 +342,64 @@ func (m *maker) outward() bool {
 }
 
 func (m *maker) peer() {
-	m.delivers = m.topology[m.Site] == Site && m.outward()
-	strangers := m.strangers()
-	for id, n := range m.nodes {
-		n.peer = id != m.Self && (!n.known && strangers[id] || n.known && n.site == m.Site ||
-			n.known && m.outward() && (m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], id)))
-		n.kept = id != m.Self && !n.peer && m.in.Peered[id]
-		m.nodes[id] = n
+	outward := m.outward()
+	m.delivers = m.topology[m.Site] == Site && outward
+	for i := range m.nodes {
+		n := &m.nodes[i]
+		switch {
+		case !n.known:
+		case n.site == m.Site:
+			n.peer = true
+		case outward:
+			n.peer = m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], m.in.Members.ids[i])
+		}
+	}
+	for _, i := range m.strangers() {
+		m.nodes[i].peer = true
+	}
+	if i, ok := m.in.Members.index(m.Self); ok {
+		m.nodes[i].peer = false
+	}
+	for id, peered := range m.in.Peered {
+		if i, member := m.in.Members.index(id); member && peered && id != m.Self && !m.nodes[i].peer {
+			m.nodes[i].kept = true
+		}
 	}
 }
 
 // strangers are the nodes without a known site that this host peers with: those that may be of its own site first, for
 // it is to reach these itself, and then those that were admitted last, for who has just joined may know nobody else.
-func (m *maker) strangers() map[identity.ID]bool {
+func (m *maker) strangers() (out []int) {
 	type stranger struct {
-		id       identity.ID
+		at       int
 		own      bool
 		admitted int64
 	}
 	var all []stranger
-	for _, n := range m.in.Nodes {
-		id, err := identity.ParseID(n.GetId())
-		if err != nil || m.nodes[id].known {
+	for i := range m.nodes {
+		if m.nodes[i].known {
 			continue
 		}
-		s := stranger{id: id, admitted: n.GetAdmittedAt()}
-		if m.in.Elsewhere != nil {
-			site, ok := m.in.Elsewhere(id)
-			s.own = ok && site == m.Site
-		}
-		all = append(all, s)
+		site, ok := m.elsewhere(i)
+		all = append(all, stranger{i, ok && site == m.Site, m.in.Members.nodes[i].GetAdmittedAt()})
 	}
 	if len(all) > Strangers {
 		slices.SortFunc(all, func(a, b stranger) int {
-			return cmp.Or(compareFlags(b.own, a.own), cmp.Compare(b.admitted, a.admitted), compareIDs(a.id, b.id))
+			return cmp.Or(compareFlags(b.own, a.own), cmp.Compare(b.admitted, a.admitted), a.at-b.at)
 		})
 		all = all[:Strangers]
 	}
-	out := make(map[identity.ID]bool, len(all))
 	for _, s := range all {
-		out[s.id] = true
+		out = append(out, s.at)
 	}
 	return out
 }
 
 func (m *maker) guard() {
-	led := m.topology[m.Site] == Site
-	for _, id := range m.order {
-		n, g := m.nodes[id], Guard{From: id}
-		if id == m.Self || !n.known {
+	led, outward := m.topology[m.Site] == Site, m.outward()
+	for i, id := range m.in.Members.ids {
+		n, g := m.nodes[i], Guard{From: id}
+		if id == m.Self || !n.known || n.site != m.Site && !outward {
 			continue
 		}
 		entitled := slices.Contains(m.entitled[n.site], id)
@@ -361,7 +407,6 @@ func (m *maker) guard() {
 		case n.site == m.Site:
 			g.Foreign = led && entitled
 			g.Own = m.delivers
-		case !m.outward():
 		case m.topology[n.site] == Full:
 			g.Own = led
 		default:
@@ -375,16 +420,30 @@ func (m *maker) guard() {
 
 // Peer reports whether this host peers with a node, or did so lately.
 func (p *Plan) Peer(id identity.ID) bool {
-	n := p.nodes[id]
-	return p.Full && id != p.Self || n.peer || n.kept
+	if p.Full {
+		return id != p.Self
+	}
+	n, _ := p.member(id)
+	return n.peer || n.kept
+}
+
+// Peers are the members for which Peer holds.
+func (p *Plan) Peers() iter.Seq[identity.ID] {
+	return func(yield func(identity.ID) bool) {
+		for i, id := range p.in.Members.ids {
+			if n := &p.nodes[i]; (n.peer || n.kept || p.Full && id != p.Self) && !yield(id) {
+				return
+			}
+		}
+	}
 }
 
 // Peering are the nodes that this host is to peer with now, without those of before; they are to be noted for
 // Input.Peered. In a plan that is Full they are all others.
 func (p *Plan) Peering() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
-		for id, n := range p.nodes {
-			if (n.peer || p.Full && id != p.Self) && !yield(id) {
+		for i, id := range p.in.Members.ids {
+			if (p.nodes[i].peer || p.Full && id != p.Self) && !yield(id) {
 				return
 			}
 		}
@@ -393,7 +452,7 @@ func (p *Plan) Peering() iter.Seq[identity.ID] {
 
 // SiteOf is a node's site; known is false while nothing tells it.
 func (p *Plan) SiteOf(id identity.ID) (site string, known bool) {
-	n := p.nodes[id]
+	n, _ := p.member(id)
 	return n.site, n.known
 }
 
@@ -443,7 +502,7 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	if to == p.Self {
 		return Way{}, false
 	}
-	n, ok := p.nodes[to]
+	n, ok := p.member(to)
 	switch {
 	case p.Full:
 		return Way{Via: to}, true
@@ -471,12 +530,13 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 // do not find it silent.
 func (p *Plan) Carries(id identity.ID) bool {
 	_, silent := p.Silent[id]
-	return p.nodes[id].gate && !silent
+	n, _ := p.member(id)
+	return n.gate && !silent
 }
 
 // Order is in which order a node uses the leaders of its site, and in which others use them to reach it.
 func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
-	n := p.nodes[node]
+	n, _ := p.member(node)
 	if s := p.sliced[n.site]; s != nil {
 		return s.order(n.slice)
 	}
@@ -499,12 +559,14 @@ func (p *Plan) Slot() uint32 {
 // first is the leader of its site through which a node sends, and by which it is reached: the first of its order that
 // is not dead. While all that act are dead, a node that is elected itself is that leader for itself.
 func (p *Plan) first(bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
-	elected := slices.ContainsFunc(p.Leaders[p.nodes[bound].site], func(l Leader) bool { return l.ID == bound })
+	n, _ := p.member(bound)
+	elected := slices.ContainsFunc(p.Leaders[n.site], func(l Leader) bool { return l.ID == bound })
 	var best identity.ID
 	ok := false
 	for id := range p.Order(bound) {
+		n, _ := p.member(id)
 		switch {
-		case elected && !p.nodes[id].gate:
+		case elected && !n.gate:
 			return bound, true
 		case !dead(id):
 			return id, true

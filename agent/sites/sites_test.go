@@ -56,14 +56,34 @@ func (v *view) clone() *view {
 
 func (v *view) plan(self identity.ID) *sites.Plan {
 	in := sites.Input{
-		Self: self, Settings: v.settings, Nodes: v.nodes, Records: v.records,
+		Self: self, Settings: v.settings, Records: v.records,
 		Alive: func(id identity.ID) bool { return !v.away[id] }, Recent: v.recent, Led: v.led,
 		Elsewhere: func(id identity.ID) (string, bool) { site, ok := v.places[id]; return site, ok },
 	}
+	var slice sites.Slicer
 	if v.sliced {
-		in.Slice = func(_ *skeinv1.Node, id identity.ID, _ string) int { return int(id[0]) % events.Slices }
+		slice = func(_ *skeinv1.Node, id identity.ID, _ string) int { return int(id[0]) % events.Slices }
 	}
+	in.Members = sites.NewMembers(v.nodes, nil, slice)
 	return sites.Make(in)
+}
+
+// numbered are n members.
+func numbered(n int) *sites.Members {
+	var nodes []*skeinv1.Node
+	for i := range n {
+		nodes = append(nodes, &skeinv1.Node{Id: id(i).String()})
+	}
+	return sites.NewMembers(nodes, nil, nil)
+}
+
+// recorded are members of which there are records.
+func recorded(records map[identity.ID]*skeinv1.Record) *sites.Members {
+	var nodes []*skeinv1.Node
+	for id := range records {
+		nodes = append(nodes, &skeinv1.Node{Id: id.String()})
+	}
+	return sites.NewMembers(nodes, nil, nil)
 }
 
 func (v *view) ids() (out []identity.ID) {
@@ -594,7 +614,7 @@ func TestFormerPeersStay(t *testing.T) {
 	var m sites.Memory
 	now := time.Unix(1000, 0)
 	make := func() *sites.Plan {
-		p := sites.Make(sites.Input{Self: ids[4], Settings: v.settings, Nodes: v.nodes, Records: v.records,
+		p := sites.Make(sites.Input{Self: ids[4], Settings: v.settings, Members: sites.NewMembers(v.nodes, nil, nil), Records: v.records,
 			Alive: func(identity.ID) bool { return true }, Peered: m.Recent(now)})
 		m.Note(p.Peering(), now)
 		return p
@@ -666,8 +686,8 @@ func TestAddressesTellOfSites(t *testing.T) {
 		Records: map[identity.ID]*skeinv1.Record{}}
 	ranges := map[identity.ID]string{}
 	in.Elsewhere = func(n identity.ID) (string, bool) { return ranges[n], ranges[n] != "" }
+	in.Members = numbered(7)
 	for i, of := range []string{"a", "a", "b", "b", "b", "c", ""} {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String()})
 		ranges[id(i)] = of
 		if i < 4 {
 			in.Records[id(i)] = &skeinv1.Record{Site: of}
@@ -699,11 +719,9 @@ func TestMembersWithoutRecordsAreNotAskedAfter(t *testing.T) {
 	in.Alive = func(n identity.ID) bool { asked[n] = true; return true }
 	in.Outdated = func(n identity.ID) bool { asked[n] = true; return false }
 	in.Elsewhere = func(identity.ID) (string, bool) { return "a", true }
-	for i := range 100 {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String()})
-		if i < 5 {
-			in.Records[id(i)] = &skeinv1.Record{Site: "a"}
-		}
+	in.Members = numbered(100)
+	for i := range 5 {
+		in.Records[id(i)] = &skeinv1.Record{Site: "a"}
 	}
 	in.Records[id(1)].Leads = 1
 	p := sites.Make(in)
@@ -723,11 +741,11 @@ func TestStrangersAreBounded(t *testing.T) {
 	const known, own, most = 3, 100, sites.Strangers
 	in := sites.Input{Self: id(0), Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
 		Alive: func(identity.ID) bool { return true }, Records: map[identity.ID]*skeinv1.Record{}}
-	homes := map[identity.ID]string{}
-	in.Elsewhere = func(n identity.ID) (string, bool) { return homes[n], homes[n] != "" }
 	add := func(n int) {
-		for i := len(in.Nodes); i < n; i++ {
-			in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String(), AdmittedAt: int64(n - i)})
+		var nodes []*skeinv1.Node
+		homes := map[identity.ID]string{}
+		for i := range n {
+			nodes = append(nodes, &skeinv1.Node{Id: id(i).String(), AdmittedAt: int64(n - i)})
 			switch {
 			case i < known:
 				in.Records[id(i)] = &skeinv1.Record{Site: "a"}
@@ -737,6 +755,7 @@ func TestStrangersAreBounded(t *testing.T) {
 				homes[id(i)] = "b"
 			}
 		}
+		in.Members = sites.NewMembers(nodes, func(n identity.ID) (string, bool) { return homes[n], homes[n] != "" }, nil)
 	}
 	add(known + most)
 	p := sites.Make(in)
@@ -746,7 +765,6 @@ func TestStrangersAreBounded(t *testing.T) {
 			t.Fatalf("of %d strangers node %d is a peer: %t, by %+v", most, i, p.Peer(id(i)), w)
 		}
 	}
-	in.Nodes, homes = nil, map[identity.ID]string{}
 	add(5000)
 	p = sites.Make(in)
 	for i := range 5000 {
@@ -769,9 +787,9 @@ func TestStrangersAreBounded(t *testing.T) {
 // record of before. It does not say yet that it leads.
 func TestLeaderThatStartsAgainForwards(t *testing.T) {
 	back, goesOn, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}
-	nodes := []*skeinv1.Node{{Id: back.String()}, {Id: goesOn.String()}, {Id: outside.String()}}
-	in := sites.Input{Self: back, Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2}, Nodes: nodes,
-		Alive: func(identity.ID) bool { return true },
+	in := sites.Input{Self: back, Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2},
+		Members: sites.NewMembers([]*skeinv1.Node{{Id: back.String()}, {Id: goesOn.String()}, {Id: outside.String()}}, nil, nil),
+		Alive:   func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{
 			back:    {Site: "home", LeaderWish: true},
 			goesOn:  {Site: "home", LeaderWish: true, Leads: 4},
@@ -852,9 +870,7 @@ func TestARecordOfAnEndedRunLeadsNothing(t *testing.T) {
 			self:    {Site: "home"},
 			outside: {Site: "dc", Leads: 1},
 		}}
-	for id := range in.Records {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String()})
-	}
+	in.Members = recorded(in.Records)
 	alive := func(identity.ID) bool { return false }
 	for _, c := range []struct {
 		what     string

@@ -141,8 +141,8 @@ func (m *maker) watch() {
 // gates are the nodes of other sites that leaders of this one peer with and that are alive, by site.
 func (m *maker) gates() map[string][]identity.ID {
 	out := map[string][]identity.ID{}
-	for _, id := range m.order {
-		if n := m.nodes[id]; n.gate && n.known && n.site != m.Site && m.in.Alive(id) && m.in.Records[id].GetRole() != RoleRelay {
+	for i, id := range m.in.Members.ids {
+		if n := &m.nodes[i]; n.gate && n.known && n.site != m.Site && m.in.Alive(id) && m.records[i].GetRole() != RoleRelay {
 			out[n.site] = append(out[n.site], id)
 		}
 	}

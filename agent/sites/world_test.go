@@ -417,7 +417,7 @@ func (w *world) kick(h *simHost) {
 func (w *world) round(h *simHost) {
 	h.dirty = false
 	log := w.log[h.log]
-	in := sites.Input{Self: h.id, Settings: log.settings, Nodes: log.nodes, Records: make(map[identity.ID]*skeinv1.Record, len(w.ids)),
+	in := sites.Input{Self: h.id, Settings: log.settings, Members: sites.NewMembers(log.nodes, nil, nil), Records: make(map[identity.ID]*skeinv1.Record, len(w.ids)),
 		Alive: func(id identity.ID) bool { return h.alive[w.index[id]] }}
 	for i, r := range h.records {
 		if r != nil {
@@ -445,13 +445,13 @@ func (w *world) round(h *simHost) {
 		}
 	} else {
 		shunned := w.shunned(h)
-		r := h.follower.Reach(w.ids, hasPath, hasPath, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+		r := h.follower.Reach(hasPath, hasPath, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
 			return p.Way(to, func(id identity.ID) bool { return shunned[w.index[id]] || !hasPath(id) })
 		}, w.now)
-		for id := range r.Peers {
+		for id := range r.Peers() {
 			next.peers[w.index[id]] = true
 		}
-		for id, n := range r.Ways {
+		for id, n := range r.Ways() {
 			next.via[w.index[id]], next.passed[w.index[id]] = w.index[n.Via], n.Passed
 		}
 		for _, g := range r.Guards {

@@ -1,0 +1,161 @@
+package sites
+
+import (
+	"iter"
+	"maps"
+	"slices"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Reach is how a host reaches the other members, and who may bring it packets of whom. It is not changed once it is
+// made and can be read concurrently. Nil: every other member is a peer, and nobody passes packets on.
+type Reach struct {
+	// Site is this host's.
+	Site string
+	// Guards are who may bring packets of others.
+	Guards []Bring
+
+	members *Members // in whose order is what follows
+	peers   []bool
+	next    []Next // Via is zero where packets go to the member as they are, or do not reach it
+	sites   []string
+	placed  []bool // the site is known
+}
+
+// Next is where packets for a member go that do not, or not all, go to it as they are.
+type Next struct {
+	Via identity.ID // a peer: the member itself, or the one that passes packets on
+	// Passed is set when the way is for packets alone that this host passes on for others.
+	Passed bool
+}
+
+// Bring lets a peer bring packets whose source is one of some members. The list may be shared with others' lists: do
+// not change it.
+type Bring struct {
+	From identity.ID
+	Of   []identity.ID
+}
+
+// NewReach is a host's reach as maps tell it: its peers, the ways to members, and the sites of those of which they are
+// known.
+func NewReach(site string, peers map[identity.ID]bool, ways map[identity.ID]Next, known map[identity.ID]string,
+	guards []Bring) *Reach {
+	all := map[identity.ID]bool{}
+	for _, ids := range []iter.Seq[identity.ID]{maps.Keys(peers), maps.Keys(ways), maps.Keys(known)} {
+		for id := range ids {
+			all[id] = true
+		}
+	}
+	var nodes []*skeinv1.Node
+	for id := range all {
+		nodes = append(nodes, &skeinv1.Node{Id: id.String()})
+	}
+	m := NewMembers(nodes, nil, nil)
+	r := &Reach{Site: site, Guards: guards, members: m, peers: make([]bool, len(m.ids)),
+		next: make([]Next, len(m.ids)), sites: make([]string, len(m.ids)), placed: make([]bool, len(m.ids))}
+	for i, id := range m.ids {
+		r.peers[i], r.next[i] = peers[id], ways[id]
+		r.sites[i], r.placed[i] = known[id]
+	}
+	return r
+}
+
+// Peer reports whether a member is a peer.
+func (r *Reach) Peer(id identity.ID) bool {
+	if r == nil {
+		return true
+	}
+	i, ok := r.members.index(id)
+	return ok && r.peers[i]
+}
+
+// Count is how many of all members are peers.
+func (r *Reach) Count(all int) int {
+	if r == nil {
+		return all
+	}
+	n := 0
+	for _, peer := range r.peers {
+		if peer {
+			n++
+		}
+	}
+	return n
+}
+
+// Peers are all peers, by ID. It is not to be asked of a nil Reach.
+func (r *Reach) Peers() iter.Seq[identity.ID] {
+	return func(yield func(identity.ID) bool) {
+		for i, id := range r.members.ids {
+			if r.peers[i] && !yield(id) {
+				return
+			}
+		}
+	}
+}
+
+// Way is that to a member whose packets this host does not, or not all, send as they are. A member without one that is
+// no peer either is not reached: what is for it ends in the tunnel.
+func (r *Reach) Way(id identity.ID) (Next, bool) {
+	if r == nil {
+		return Next{}, false
+	}
+	i, ok := r.members.index(id)
+	if !ok || r.next[i] == (Next{}) {
+		return Next{}, false
+	}
+	return r.next[i], true
+}
+
+// Ways are all of them, by ID.
+func (r *Reach) Ways() iter.Seq2[identity.ID, Next] {
+	return func(yield func(identity.ID, Next) bool) {
+		if r == nil {
+			return
+		}
+		for i, id := range r.members.ids {
+			if r.next[i] != (Next{}) && !yield(id, r.next[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Hops reports whether packets may travel by hops.
+func (r *Reach) Hops() bool {
+	if r == nil {
+		return false
+	}
+	return len(r.Guards) > 0 || slices.ContainsFunc(r.next, func(n Next) bool { return n != Next{} })
+}
+
+// Passes reports whether this host passes packets on between other members.
+func (r *Reach) Passes() bool {
+	return r != nil && slices.ContainsFunc(r.next, func(n Next) bool { return n.Passed })
+}
+
+// SiteOf is the site of another member, as far as it is known.
+func (r *Reach) SiteOf(id identity.ID) (site string, known bool) {
+	if r == nil {
+		return "", false
+	}
+	i, ok := r.members.index(id)
+	if !ok {
+		return "", false
+	}
+	return r.sites[i], r.placed[i]
+}
+
+// Equal reports whether two say the same of the same members.
+func (r *Reach) Equal(o *Reach) bool {
+	if r == nil || o == nil {
+		return r == o
+	}
+	return r == o || r.Site == o.Site && slices.Equal(r.peers, o.peers) && slices.Equal(r.next, o.next) &&
+		slices.Equal(r.placed, o.placed) && slices.Equal(r.sites, o.sites) && slices.Equal(r.members.ids, o.members.ids) &&
+		slices.EqualFunc(r.Guards, o.Guards, func(a, b Bring) bool {
+			return a.From == b.From && slices.Equal(a.Of, b.Of)
+		})
+}
