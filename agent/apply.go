@@ -87,7 +87,7 @@ func (a *Agent) membersBefore() (out []identity.ID) {
 // change.
 func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.followRewrites(time.Now())
-	spec, refused := projection.Project(a.projectionInput(a.loop.state))
+	spec, refused := a.loop.projected.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
 	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()

@@ -69,6 +69,7 @@ type loopState struct {
 	roamed     roaming
 	unanswered unanswered
 	mesh       siteMesh
+	projected  projection.Last
 	counted    bool // traffic has been read once
 }
 

@@ -69,13 +69,14 @@ func TestAMovedSlotLingers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	var last projection.Last // follows that, too
 	for _, c := range []struct {
 		lingering bool
 		want      identity.ID
 	}{{true, ids[1]}, {false, ids[2]}} {
 		in := input(s, ids)
 		in.Lingering = map[uint64]bool{s.Slot("shop", "nat", 1).GetEpoch(): c.lingering}
-		spec, _ := projection.Project(in)
+		spec, _ := last.Project(in)
 		for key, p := range spec.WireGuard.Peers {
 			leads := false
 			for _, a := range p.AllowedIPs {
