@@ -89,7 +89,11 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.followRewrites(time.Now())
 	spec, refused := a.loop.projected.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
-	if !a.stale.Swap(false) && spec.Equal(a.spec) {
+	stale, same := a.stale.Swap(false), spec.Equal(a.spec)
+	if !same {
+		a.loop.happened = time.Now()
+	}
+	if !stale && same {
 		a.answerProbes()
 		a.rewritten(spec.PortRewrites)
 		return true

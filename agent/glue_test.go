@@ -498,16 +498,17 @@ func TestNextTick(t *testing.T) {
 		{"nothing heard for an hour", ago(time.Minute), time.Time{}, time.Time{}, ago(time.Hour), tickEvery},
 	} {
 		a := &Agent{}
-		a.loop.retry, a.loop.reopen = c.retry, c.reopen
+		a.loop.happened, a.loop.retry, a.loop.reopen = c.happened, c.retry, c.reopen
 		a.heard.Set(c.heard)
-		if got := a.nextTick(now, c.happened); got != c.want {
+		if got := a.nextTick(now); got != c.want {
 			t.Errorf("%s: the next round is in %s, want %s", c.name, got, c.want)
 		}
 	}
 	a := &Agent{}
 	a.heard.Set(now)
+	a.loop.happened = ago(time.Minute)
 	a.loop.roamed = roaming{{1}: {last: ago(time.Second)}, {2}: {}}
-	if got := a.nextTick(now, ago(time.Minute)); got != tickEvery {
+	if got := a.nextTick(now); got != tickEvery {
 		t.Errorf("a peer was put back a second ago: the next round is in %s, want %s", got, tickEvery)
 	}
 }

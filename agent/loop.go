@@ -70,6 +70,7 @@ type loopState struct {
 	unanswered unanswered
 	mesh       siteMesh
 	projected  projection.Last
+	happened   time.Time // when a path or the data plane changed last
 	counted    bool // traffic has been read once
 }
 
@@ -129,13 +130,20 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.unprobed = map[identity.ID]member{}
 	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
-	happened, resting := time.Now(), false
+	resting := false
+	a.loop.happened = time.Now()
 	traffic, trafficAt := time.NewTimer(trafficEvery), time.Now().Add(trafficEvery)
 	defer traffic.Stop()
 	read := func(now time.Time) { // plans the next reading of the counters
 		wait := a.nextReading(now)
 		traffic.Reset(wait)
 		trafficAt = now.Add(wait)
+	}
+	planTick := func(now time.Time, ticked bool) { // a resting agent that has something to do ticks sooner
+		if wait := a.nextTick(now); ticked || resting && wait == tickEvery {
+			resting = wait > tickEvery
+			tick.Reset(wait)
+		}
 	}
 	var pathChanged, count <-chan struct{}
 	if a.paths != nil {
@@ -159,7 +167,9 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			if err := a.sync(ctx); err != nil {
 				return downOrder{}, err
 			}
-			pace.ran(began, time.Now())
+			now := time.Now()
+			pace.ran(began, now)
+			planTick(now, false)
 			continue
 		case <-traffic.C:
 			a.opts.Procs.Look(a.lag.Late(time.Now()))
@@ -192,14 +202,10 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case <-a.wake:
 		}
 		now := time.Now()
-		if !ticked {
-			happened = now
+		if urgent {
+			a.loop.happened = now
 		}
-		if ticked || resting {
-			wait := a.nextTick(now, happened)
-			resting = wait > tickEvery
-			tick.Reset(wait)
-		}
+		planTick(now, ticked)
 		due.Reset(pace.next(now, urgent))
 	}
 }
@@ -234,8 +240,8 @@ func (a *Agent) gone(now time.Time) map[dataplane.Key]bool {
 
 // nextTick is how long to wait for the next round that nobody asks for: a second while something happens, fails, or the
 // log is silent, longer on an agent at rest.
-func (a *Agent) nextTick(now, happened time.Time) time.Duration {
-	for _, at := range []time.Time{happened, a.loop.retry, a.loop.reopen} {
+func (a *Agent) nextTick(now time.Time) time.Duration {
+	for _, at := range []time.Time{a.loop.happened, a.loop.retry, a.loop.reopen} {
 		if now.Sub(at) < tickBusy {
 			return tickEvery
 		}

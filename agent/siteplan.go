@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -18,44 +19,99 @@ import (
 // siteState is what the loop remembers of sites.
 type siteState struct {
 	course  sites.Course
-	timer   *time.Timer // looks again
+	seen    planSeen    // what the newest plan was made of
+	due     time.Time   // when it is to be made anew although nothing has changed; zero: never
+	timer   *time.Timer // looks again then
 	settled *skeinv1.NodeSettings
 	silent  map[string]bool // subjects of problems about leaders that do not forward
 	// kubernetes is set while a member says that it is a Node.
 	kubernetes bool
 }
 
-// planSites makes the plan by which this host takes part in the sites' mesh.
+// planSeen is what a plan was made of.
+type planSeen struct {
+	members *sites.Members // and with them the settings
+	placed  map[identity.ID]string
+	of      map[identity.ID]memberSeen // those of which there are records
+}
+
+// memberSeen is what a plan follows from of one member.
+type memberSeen struct {
+	record                   *skeinv1.Record
+	alive, outdated, reached bool
+}
+
+// equal reports whether a plan of either would be the same at the same moment.
+func (s *planSeen) equal(o *planSeen) bool {
+	return s.members == o.members && maps.Equal(s.placed, o.placed) && maps.Equal(s.of, o.of)
+}
+
+// seeSites is what a plan is made of now.
+func (a *Agent) seeSites() planSeen {
+	now := planSeen{members: a.roster.forPlans(), placed: a.gossip.Placed()}
+	records, paths := a.gossip.Records(), a.currentPaths()
+	now.of = make(map[identity.ID]memberSeen, len(records)+1)
+	for id, e := range records {
+		now.of[id] = memberSeen{e.Record, a.gossip.Alive(id), a.gossip.Outdated(id), paths[id].Alive}
+	}
+	self := now.of[a.id]
+	self.record = ownSite(self.record, a.claimed())
+	now.of[a.id] = self
+	return now
+}
+
+// planSites makes the plan by which this host takes part in the sites' mesh, if it may be another one than before:
+// among ten thousand members most rounds are for something else.
 func (a *Agent) planSites(now time.Time) {
 	st, s := a.loop.state, &a.loop.sites
 	if st == nil || a.self() == nil {
 		return
 	}
-	records := map[identity.ID]*skeinv1.Record{}
+	seen, p := a.seeSites(), a.sitePlan.Load()
+	if p == nil || !seen.equal(&s.seen) || !s.due.IsZero() && !now.Before(s.due) {
+		s.seen = seen
+		p = a.makePlan(st.Settings(), now)
+		a.leaderChanges.note(a.sitePlan.Load(), p)
+		a.sitePlan.Store(p)
+	}
+	a.warnOfSites(p, seen.of[a.id].record)
+	a.noteSilent(p)
+}
+
+// makePlan makes the plan of now, and sees to it that the next one is made in time.
+func (a *Agent) makePlan(settings *skeinv1.Settings, now time.Time) *sites.Plan {
+	s := &a.loop.sites
+	of := s.seen.of
+	in := sites.Input{Self: a.id, Settings: settings, Members: s.seen.members,
+		Records:  make(map[identity.ID]*skeinv1.Record, len(of)),
+		Outdated: func(id identity.ID) bool { return of[id].outdated },
+		Alive: func(id identity.ID) bool {
+			m, seen := of[id]
+			return m.alive || !seen && a.gossip.Alive(id)
+		},
+	}
 	s.kubernetes = false
-	for id, e := range a.gossip.Records() {
-		records[id] = e.Record
-		s.kubernetes = s.kubernetes || e.Record.GetKubernetesNode() != ""
+	for id, m := range of {
+		in.Records[id] = m.record
+		s.kubernetes = s.kubernetes || m.record.GetKubernetesNode() != ""
 	}
-	records[a.id] = ownSite(records[a.id], a.claimed())
-	in := sites.Input{Self: a.id, Settings: st.Settings(), Members: a.roster.forPlans(), Records: records,
-		Alive: a.gossip.Alive, Outdated: a.gossip.Outdated}
-	if sites.InUse(in.Settings) {
-		in.Elsewhere = a.gossip.SiteOf // the log is in Members
+	if placed := s.seen.placed; len(placed) > 0 && sites.InUse(settings) {
+		in.Elsewhere = func(id identity.ID) (site string, ok bool) {
+			site, ok = placed[id]
+			return site, ok
+		}
 	}
-	paths := a.currentPaths()
-	p, wait := s.course.Plan(in, a.started, func(id identity.ID) bool { return paths[id].Alive }, now)
-	a.leaderChanges.note(a.sitePlan.Load(), p)
-	a.sitePlan.Store(p)
+	p, wait := s.course.Plan(in, a.started, func(id identity.ID) bool { return of[id].reached }, now)
+	s.due = time.Time{}
 	if wait > 0 {
+		s.due = now.Add(wait)
 		if s.timer == nil {
 			s.timer = time.AfterFunc(wait, a.wakeUp)
 		} else {
 			s.timer.Reset(wait)
 		}
 	}
-	a.warnOfSites(p, records[a.id])
-	a.noteSilent(p)
+	return p
 }
 
 // ownSite is what a host has published of itself, with the site that it claims now: gossip puts the site in whose pool

@@ -63,9 +63,10 @@ type table struct {
 	rows     map[identity.ID]row
 	marks    []mark // sorted by ID; nil: make again
 	snapshot map[identity.ID]Entry
-	shown    map[identity.ID]Entry // without those that only say where their owner is
-	voices   map[string][]voice    // who speaks for each site
-	version  uint64                // grows with each change
+	shown    map[identity.ID]Entry  // without those that only say where their owner is
+	told     map[identity.ID]string // what those say; nil: nothing
+	voices   map[string][]voice     // who speaks for each site
+	version  uint64                 // grows with each change
 	sum      [sha256.Size]byte
 	hashed   bool
 }
@@ -159,20 +160,37 @@ func (t *table) entriesLocked() map[identity.ID]Entry {
 func (t *table) show() (map[identity.ID]Entry, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.shown == nil {
-		t.shown = t.entriesLocked()
-		place := func(_ identity.ID, e Entry) bool {
-			return e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE
-		}
-		for id, e := range t.shown {
-			if place(id, e) { // rarely; the snapshot itself is not to be changed
-				t.shown = maps.Clone(t.shown)
-				maps.DeleteFunc(t.shown, place)
-				break
+	t.partLocked()
+	return t.shown, t.version
+}
+
+// placed are the sites that the other records say, of which each only says where its owner is. The caller must not
+// change it.
+func (t *table) placed() map[identity.ID]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.partLocked()
+	return t.told
+}
+
+// partLocked parts the records of one kind from those of the other.
+func (t *table) partLocked() {
+	if t.shown != nil {
+		return
+	}
+	t.shown, t.told = t.entriesLocked(), nil
+	for id, e := range t.shown {
+		if e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE { // rarely
+			if t.told == nil {
+				t.told = map[identity.ID]string{}
 			}
+			t.told[id] = e.Record.GetSite()
 		}
 	}
-	return t.shown, t.version
+	if t.told != nil { // the snapshot itself is not to be changed
+		t.shown = maps.Clone(t.shown)
+		maps.DeleteFunc(t.shown, func(id identity.ID, _ Entry) bool { _, placed := t.told[id]; return placed })
+	}
 }
 
 // speaking are the nodes that tell who of their site is away, by site. The caller must not change it.

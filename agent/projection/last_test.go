@@ -48,8 +48,10 @@ func TestLastFollowsEveryChange(t *testing.T) {
 		"Complete":     func(in *projection.Input) { in.Complete = false },
 
 		"Plain.Carrying": func(in *projection.Input) { in.Plain.Carrying = true },
-		"Plain.Terms":    func(in *projection.Input) { in.Self, in.Plain.Terms = ids[2], map[uint64]uint64{base.State.PlainPeers()[0].GetCreatedIndex(): 1} },
-		"Plain.Now":      func(in *projection.Input) { in.Plain.Now = in.Plain.Now.Add(time.Minute) },
+		"Plain.Terms": func(in *projection.Input) {
+			in.Self, in.Plain.Terms = ids[2], map[uint64]uint64{base.State.PlainPeers()[0].GetCreatedIndex(): 1}
+		},
+		"Plain.Now": func(in *projection.Input) { in.Plain.Now = in.Plain.Now.Add(time.Minute) },
 
 		"Host.PrivateKey":         func(in *projection.Input) { in.Host.PrivateKey[0]++ },
 		"Host.Link":               func(in *projection.Input) { in.Host.Link = "skein9" },

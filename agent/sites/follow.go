@@ -98,9 +98,8 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
 	now time.Time) *Reach {
 	members := f.plan.in.Members
-	r := &Reach{Site: f.plan.Site, Guards: f.guards(), members: members, peers: make([]bool, len(members.ids)),
-		next: make([]Next, len(members.ids)), sites: make([]string, len(members.ids)),
-		placed: make([]bool, len(members.ids))}
+	r := &Reach{Site: f.plan.Site, Guards: f.guards(), members: members, nodes: f.plan.nodes,
+		peers: make([]bool, len(members.ids)), next: make([]Next, len(members.ids))}
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
 	type found struct {
 		Way
@@ -112,7 +111,6 @@ func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, i
 		if id == f.plan.Self {
 			continue
 		}
-		r.sites[i], r.placed[i] = n.site, n.known
 		r.peers[i] = f.plan.Full || n.peer || n.kept ||
 			slices.ContainsFunc(f.before, func(b former) bool { return b.now.Peer(id) })
 		g, many := f.plan.group(i)
@@ -192,11 +190,11 @@ func (f *Follower) plans() []*Plan {
 // guards are who may bring packets of whom, by the plan and by those before it.
 func (f *Follower) guards() (out []Bring) {
 	if !f.Switching() {
-		return f.plan.brings()
+		return f.plan.brought()
 	}
 	of := map[identity.ID]map[identity.ID]bool{}
 	for _, p := range f.plans() {
-		for _, b := range p.brings() {
+		for _, b := range p.brought() {
 			if of[b.From] == nil {
 				of[b.From] = map[identity.ID]bool{}
 			}
@@ -218,16 +216,18 @@ func (f *Follower) guards() (out []Bring) {
 func (p *Plan) brings() []Bring {
 	out := make([]Bring, 0, len(p.Guards))
 	bySite, foreign := map[string][]identity.ID{}, []identity.ID(nil)
-	if slices.ContainsFunc(p.Guards, func(g Guard) bool { return g.Site || g.Foreign }) {
-		for i, id := range p.in.Members.ids {
-			n := &p.nodes[i]
-			if !n.known || id == p.Self {
-				continue
-			}
+	some := slices.ContainsFunc(p.Guards, func(g Guard) bool { return g.Site })
+	all := slices.ContainsFunc(p.Guards, func(g Guard) bool { return g.Foreign })
+	for i, id := range p.in.Members.ids {
+		n := &p.nodes[i]
+		if !n.known || id == p.Self || !some && !all {
+			continue
+		}
+		if some {
 			bySite[n.site] = append(bySite[n.site], id)
-			if n.site != p.Site {
-				foreign = append(foreign, id)
-			}
+		}
+		if all && n.site != p.Site {
+			foreign = append(foreign, id)
 		}
 	}
 	for _, g := range p.Guards {

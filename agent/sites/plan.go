@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"sync"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -74,6 +75,7 @@ type Plan struct {
 	watched  []Watched
 	delivers bool     // others may send to other nodes through this host
 	nodes    []member // in the order of in.Members
+	brought  func() []Bring
 	topology map[string]string
 	sliced   map[string]*sliced // by site; nil: members are bound one by one
 }
@@ -133,6 +135,7 @@ func Make(in Input) *Plan {
 		in.Members = NewMembers(nil, nil, nil)
 	}
 	p := &Plan{Self: in.Self, in: in, Full: !InUse(in.Settings), nodes: make([]member, len(in.Members.ids))}
+	p.brought = sync.OnceValue(p.brings)
 	records := in.Members.recordsOf(in.Records)
 	if i, ok := in.Members.index(in.Self); ok {
 		p.Site, _ = Of(in.Members.nodes[i].Node, records[i])

@@ -18,10 +18,9 @@ type Reach struct {
 	Guards []Bring
 
 	members *Members // in whose order is what follows
+	nodes   []member // a plan's, for the sites
 	peers   []bool
 	next    []Next // Via is zero where packets go to the member as they are, or do not reach it
-	sites   []string
-	placed  []bool // the site is known
 }
 
 // Next is where packets for a member go that do not, or not all, go to it as they are.
@@ -53,11 +52,11 @@ func NewReach(site string, peers map[identity.ID]bool, ways map[identity.ID]Next
 		nodes = append(nodes, &skeinv1.Node{Id: id.String()})
 	}
 	m := NewMembers(nodes, nil, nil)
-	r := &Reach{Site: site, Guards: guards, members: m, peers: make([]bool, len(m.ids)),
-		next: make([]Next, len(m.ids)), sites: make([]string, len(m.ids)), placed: make([]bool, len(m.ids))}
+	r := &Reach{Site: site, Guards: guards, members: m, nodes: make([]member, len(m.ids)),
+		peers: make([]bool, len(m.ids)), next: make([]Next, len(m.ids))}
 	for i, id := range m.ids {
 		r.peers[i], r.next[i] = peers[id], ways[id]
-		r.sites[i], r.placed[i] = known[id]
+		r.nodes[i].site, r.nodes[i].known = known[id]
 	}
 	return r
 }
@@ -145,7 +144,7 @@ func (r *Reach) SiteOf(id identity.ID) (site string, known bool) {
 	if !ok {
 		return "", false
 	}
-	return r.sites[i], r.placed[i]
+	return r.nodes[i].site, r.nodes[i].known
 }
 
 // Equal reports whether two say the same of the same members.
@@ -153,8 +152,9 @@ func (r *Reach) Equal(o *Reach) bool {
 	if r == nil || o == nil {
 		return r == o
 	}
+	sameSite := func(a, b member) bool { return a.known == b.known && a.site == b.site }
 	return r == o || r.Site == o.Site && slices.Equal(r.peers, o.peers) && slices.Equal(r.next, o.next) &&
-		slices.Equal(r.placed, o.placed) && slices.Equal(r.sites, o.sites) && slices.Equal(r.members.ids, o.members.ids) &&
+		slices.EqualFunc(r.nodes, o.nodes, sameSite) && slices.Equal(r.members.ids, o.members.ids) &&
 		slices.EqualFunc(r.Guards, o.Guards, func(a, b Bring) bool {
 			return a.From == b.From && slices.Equal(a.Of, b.Of)
 		})
