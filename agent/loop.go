@@ -71,7 +71,7 @@ type loopState struct {
 	mesh       siteMesh
 	projected  projection.Last
 	happened   time.Time // when a path or the data plane changed last
-	counted    bool // traffic has been read once
+	counted    bool      // traffic has been read once
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
