@@ -87,13 +87,12 @@ func (a *Agent) membersBefore() (out []identity.ID) {
 // change.
 func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.followRewrites(time.Now())
-	spec, refused := a.loop.projected.Project(a.projectionInput(a.loop.state))
-	a.reportRefusals(refused)
-	stale, same := a.stale.Swap(false), spec.Equal(a.spec)
-	if !same {
+	spec, refused, anew := a.loop.projected.Project(a.projectionInput(a.loop.state))
+	if anew {
 		a.loop.happened = time.Now()
 	}
-	if !stale && same {
+	a.reportRefusals(refused)
+	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()
 		a.rewritten(spec.PortRewrites)
 		return true

@@ -70,7 +70,7 @@ type loopState struct {
 	unanswered unanswered
 	mesh       siteMesh
 	projected  projection.Last
-	happened   time.Time // when a path or the data plane changed last
+	happened   time.Time // when more than where WireGuard sends changed last
 	counted    bool      // traffic has been read once
 }
 
@@ -202,9 +202,6 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case <-a.wake:
 		}
 		now := time.Now()
-		if urgent {
-			a.loop.happened = now
-		}
 		planTick(now, ticked)
 		due.Reset(pace.next(now, urgent))
 	}

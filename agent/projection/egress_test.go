@@ -76,7 +76,7 @@ func TestAMovedSlotLingers(t *testing.T) {
 	}{{true, ids[1]}, {false, ids[2]}} {
 		in := input(s, ids)
 		in.Lingering = map[uint64]bool{s.Slot("shop", "nat", 1).GetEpoch(): c.lingering}
-		spec, _ := last.Project(in)
+		spec, _, _ := last.Project(in)
 		for key, p := range spec.WireGuard.Peers {
 			leads := false
 			for _, a := range p.AllowedIPs {

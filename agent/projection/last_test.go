@@ -77,16 +77,54 @@ func TestLastFollowsEveryChange(t *testing.T) {
 			continue
 		}
 		var l projection.Last
-		before, _ := l.Project(base)
+		before, _, _ := l.Project(base)
 		in := base
 		change(&in)
-		have, refused := l.Project(in)
+		have, refused, _ := l.Project(in)
 		want, refusals := projection.Project(in)
 		if !have.Equal(want) || !reflect.DeepEqual(refused, refusals) {
 			t.Errorf("Input.%s has changed, and the Spec is that of before", name)
 		}
 		if before.Equal(want) {
 			t.Errorf("this change of Input.%s changes no Spec, so that it tries nothing", name)
+		}
+	}
+}
+
+// TestLastRedirects: when it is only where WireGuard sends that changes, nothing else is made anew, and what is given is
+// what a projection gives.
+func TestLastRedirects(t *testing.T) {
+	base, ids := remembered(t)
+	at := netip.MustParseAddrPort("198.18.0.9:51820")
+	base.Reach = sites.NewReach("home", map[identity.ID]bool{ids[1]: true, ids[2]: true}, map[identity.ID]projection.Way{
+		ids[3]: {Via: ids[1]}}, nil, nil)
+	var l projection.Last
+	if _, _, anew := l.Project(base); !anew {
+		t.Fatal("the first projection is remembered")
+	}
+	for _, c := range []struct {
+		what      string
+		endpoints map[identity.ID]projection.Endpoint
+		knock     map[identity.ID]bool
+		anew      bool
+	}{
+		{"nothing", base.Endpoints, nil, false},
+		{"another endpoint", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at, Proven: true}}, nil, false},
+		{"none any more", nil, nil, false},
+		{"two", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}}, nil, false},
+		{"a handshake is wanted", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}},
+			map[identity.ID]bool{ids[1]: true, ids[2]: false}, false},
+		{"of one that is no peer", map[identity.ID]projection.Endpoint{ids[3]: {Addr: at}}, map[identity.ID]bool{ids[3]: true}, false},
+		{"of a stranger", map[identity.ID]projection.Endpoint{{9, 9}: {Addr: at}}, nil, false},
+		{"a narrow one", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at, MTU: 1300}}, nil, true},
+		{"which is gone", nil, nil, true},
+	} {
+		in := base
+		in.Endpoints, in.Knock = c.endpoints, c.knock
+		have, refused, anew := l.Project(in)
+		want, refusals := projection.Project(in)
+		if !have.Equal(want) || !reflect.DeepEqual(refused, refusals) || anew != c.anew {
+			t.Errorf("%s: made anew %t, want %t:\n%s", c.what, anew, c.anew, difference(text(want), text(have)))
 		}
 	}
 }
@@ -123,8 +161,8 @@ func TestLastReadsRecords(t *testing.T) {
 		}
 		in.Records[ids[2]] = r
 		var l projection.Last
-		before, _ := l.Project(base)
-		have, _ := l.Project(in)
+		before, _, _ := l.Project(base)
+		have, _, _ := l.Project(in)
 		want, _ := projection.Project(in)
 		if !have.Equal(want) {
 			t.Errorf("the record's %s has changed, and the Spec is that of before", f.Name())
