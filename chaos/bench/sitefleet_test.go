@@ -34,9 +34,9 @@ func TestSiteFleetMembers(t *testing.T) {
 			wide[m.site]++
 		}
 	}
-	measured, ok := spec.Node(siteFleetNode)
-	if !ok || measured.Leader || measured.Server {
-		t.Errorf("%s, which is measured, is %+v", siteFleetNode, measured)
+	leader, ok := spec.Node(siteFleetLeader)
+	if !ok || !leader.Leader || leader.Site != siteFleetSite {
+		t.Errorf("%s, which is measured as a leader, is %+v", siteFleetLeader, leader)
 	}
 	if len(in) != siteFleetSites || len(numbers)+len(spec.Nodes) != siteFleetSize {
 		t.Errorf("%d members in %d sites beside %d nodes", len(numbers), len(in), len(spec.Nodes))
@@ -47,12 +47,12 @@ func TestSiteFleetMembers(t *testing.T) {
 		}
 	}
 	speaking := map[string]int{}
-	for _, m := range siteFleetSpeakers(members, measured.Site) {
+	for _, m := range siteFleetSpeakers(members, siteFleetSite) {
 		speaking[m.site]++
 	}
 	for site, n := range speaking {
 		want := siteFleetWide
-		if site == measured.Site {
+		if site == siteFleetSite {
 			want = siteFleetSize / siteFleetSites
 		}
 		for _, n := range spec.Nodes {
