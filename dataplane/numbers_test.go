@@ -44,3 +44,15 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 }
+
+// The bits of the fwmark that others use stay theirs.
+func TestMarksOfOthers(t *testing.T) {
+	for name, bits := range map[string]uint32{"Calico": 0xffff0000, "Cilium": 0xf00, "Flannel": 0x4000, "kube-proxy": 0x4000 | 0x8000} {
+		if common := bits & dataplane.MarkMask; common != 0 {
+			t.Errorf("%s and skein share the bits %#x", name, common)
+		}
+	}
+	if (dataplane.MarkWG|dataplane.MarkRoute)&^dataplane.MarkMask != 0 {
+		t.Error("a mark lies outside of the mask")
+	}
+}
