@@ -463,6 +463,9 @@ func TestPlan(t *testing.T) {
 // use by the kernel alone. What is empty beyond the spare goes back; without any pod all of it does, once the pool has
 // not been used for long.
 func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
+	if idleFor != 5*time.Minute {
+		t.Errorf("an empty block is kept for %s", idleFor)
+	}
 	for _, c := range []struct {
 		name  string
 		pod   bool
