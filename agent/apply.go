@@ -32,13 +32,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	if a.cfg.RouteNodeAddresses != nil {
 		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
 	}
-	own := a.ownRecord()
-	switch keepalive := a.host().PersistentKeepalive; {
-	case keepalive > 0:
-		in.Host.Keepalive = seconds(keepalive)
-	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
-		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
-	}
+	in.Host.Keepalive = keepalive(a.host().PersistentKeepalive, a.ownRecord().GetNatType(), st.Settings())
 	in.Plain.Now = a.leaderTime()
 	if in.Records = a.recordsNow(); in.Records[a.id] == nil { // not published yet
 		in.Records[a.id] = a.claimed()
@@ -59,6 +53,18 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		}
 	}
 	return in
+}
+
+// keepalive is how often this host sends to its peers to keep a NAT's mapping: what is asked for it, else the cluster's
+// setting, unless no NAT lies before it.
+func keepalive(asked uint32, nat skeinv1.NatType, settings *skeinv1.Settings) time.Duration {
+	switch {
+	case asked > 0:
+		return seconds(asked)
+	case nat != skeinv1.NatType_NAT_TYPE_NONE:
+		return seconds(settings.GetPersistentKeepaliveSeconds())
+	}
+	return 0
 }
 
 // recordsNow are the newest records.

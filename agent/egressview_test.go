@@ -189,7 +189,7 @@ func folded(t *testing.T, more func(ids []string) []*skeinv1.Event) *events.Stat
 				s.Namespace, s.Name, s.Epoch, s.Since = "internet", "nat", e.Index, e.Time
 			}
 		}
-		for _, b := range []*skeinv1.Block{e.GetBlockReserved().GetBlock()} {
+		for _, b := range []*skeinv1.Block{e.GetBlockReserved().GetBlock(), e.GetBlockAllocated().GetBlock()} {
 			if b != nil {
 				b.Index, b.Since = e.Index, e.Time
 			}

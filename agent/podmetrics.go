@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeinmesh/skein/events"
 )
 
 // cniBuckets are in seconds: an attachment takes some milliseconds, a runtime waits for minutes.
@@ -37,23 +39,28 @@ func (m cniMetrics) observe(verb string, code uint32, took time.Duration) {
 
 // collectPods tells how full the pools are, in the cluster and here.
 func (a *Agent) collectPods(out chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	st := a.replica.State()
-	for _, p := range st.Pools() {
-		use := st.PoolUse(p.GetName())
-		resting := use.Resting(time.Now())
-		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting, "free": use.Free() - resting} {
-			gauge(descPoolBlocks, float64(n), p.GetName(), state)
-		}
-	}
+	collectPools(a.replica.State(), time.Now(), out)
 	if a.pods == nil {
 		return
 	}
 	for name, l := range a.pods.ipam.Pools() {
-		gauge(descPodAddresses, float64(l.Used), name, "used")
-		gauge(descPodAddresses, float64(l.Free), name, "free")
-		gauge(descPodAddresses, float64(l.Resting), name, "resting")
+		podGauge(out, descPodAddresses, float64(l.Used), name, "used")
+		podGauge(out, descPodAddresses, float64(l.Free), name, "free")
+		podGauge(out, descPodAddresses, float64(l.Resting), name, "resting")
 	}
+}
+
+// collectPools tells how full the pools are in the cluster.
+func collectPools(st *events.State, now time.Time, out chan<- prometheus.Metric) {
+	for _, p := range st.Pools() {
+		use := st.PoolUse(p.GetName())
+		resting := use.Resting(now)
+		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting, "free": use.Free() - resting} {
+			podGauge(out, descPoolBlocks, float64(n), p.GetName(), state)
+		}
+	}
+}
+
+func podGauge(out chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }

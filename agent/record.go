@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
@@ -78,7 +79,7 @@ func (a *Agent) publish() {
 	}
 	urgent := !sameObserved(old, next)
 	if urgent || now.Sub(c.summary) >= max(summaryEvery, crowd) {
-		a.summarise(next)
+		summarise(next, a.currentPaths())
 		if now.Sub(c.since) >= quietForHash {
 			next.AppliedIndex, next.StateHash = st.Index(), a.hashAt(st)
 		} else {
@@ -185,8 +186,9 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 	return gossip.Sign(a.key, r)
 }
 
-func (a *Agent) summarise(r *skeinv1.Record) {
-	for _, p := range a.currentPaths() {
+// summarise counts the peers of each transport, and says it in one word.
+func summarise(r *skeinv1.Record, paths map[identity.ID]path.Path) {
+	for _, p := range paths {
 		switch transport(p) {
 		case "direct":
 			r.PeersDirect++

@@ -439,7 +439,9 @@ func TestAnotherKeyWithAMembersID(t *testing.T) {
 
 func TestDefaults(t *testing.T) {
 	s := NewState().Settings()
-	if s.GetHandshakeTimeoutSeconds() != 30 || s.GetPersistentKeepaliveSeconds() != 25 || s.GetBirthdayAttack() != "disabled" || s.GetArchiveMaxEvents() != 1_000_000 {
+	if s.GetHandshakeTimeoutSeconds() != 30 || s.GetDirectRetryIntervalSeconds() != 120 || s.GetPersistentKeepaliveSeconds() != 25 ||
+		s.GetBirthdayAttack() != "disabled" || s.GetTopology() != "full" || s.GetLeadersPerSite() != 2 || s.GetRouteNodeAddresses() ||
+		len(s.GetPodRanges()) != 0 || s.GetArchiveMaxEvents() != 1_000_000 {
 		t.Fatalf("defaults are %v", s)
 	}
 	if NewState().Node(identity.ID{}) != nil || NewState().Cluster() != nil || NewState().NodeByName("a") != nil {

@@ -16,9 +16,9 @@ func TestWishesOfANode(t *testing.T) {
 		bad                 string // names of what cannot be used, with blanks between
 	}{
 		"nothing":              {},
-		"region":               {labels: map[string]string{regionLabel: "eu-1"}, want: part.Wishes{Site: "eu-1"}},
-		"location over region": {annotations: map[string]string{"skein.dev/location": "lab"}, labels: map[string]string{regionLabel: "eu-1"}, want: part.Wishes{Site: "lab"}},
-		"an empty location":    {annotations: map[string]string{"skein.dev/location": ""}, labels: map[string]string{regionLabel: "eu-1"}},
+		"region":               {labels: map[string]string{"topology.kubernetes.io/region": "eu-1"}, want: part.Wishes{Site: "eu-1"}},
+		"location over region": {annotations: map[string]string{"skein.dev/location": "lab"}, labels: map[string]string{"topology.kubernetes.io/region": "eu-1"}, want: part.Wishes{Site: "lab"}},
+		"an empty location":    {annotations: map[string]string{"skein.dev/location": ""}, labels: map[string]string{"topology.kubernetes.io/region": "eu-1"}},
 		"Kilo's names": {
 			annotations: map[string]string{"kilo.squat.ai/location": "lab", "kilo.squat.ai/leader": "", "kilo.squat.ai/force-internal-ip": "10.0.0.7/24",
 				"kilo.squat.ai/force-endpoint": "example.com:1337", "kilo.squat.ai/persistent-keepalive": "10"},

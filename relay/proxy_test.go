@@ -68,6 +68,9 @@ func TestProxiesCarryWireGuard(t *testing.T) {
 		}
 	}})
 	endpoint := wa.proxies.Endpoint(b.id)
+	if endpoint.Addr() != netip.MustParseAddr("127.0.0.1") {
+		t.Errorf("the peer's endpoint is %s", endpoint)
+	}
 	wa.send(t, endpoint, "initiation")
 	from := wb.want(t, "initiation") // b did not know a, and the first packet still arrives
 	if at := <-made; at != from || wb.proxies.Endpoint(a.id) != from {

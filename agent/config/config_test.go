@@ -28,6 +28,17 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// The ports that hosts, firewalls and documents rely on, and a time.
+func TestDefaults(t *testing.T) {
+	want := config.Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"}
+	if have := config.Default().Ports; have != want {
+		t.Errorf("%+v, want %+v", have, want)
+	}
+	if have := config.Default().Kubernetes.RevokeAfterSeconds; have != 600 {
+		t.Errorf("a member is revoked %d s after its Node has gone", have)
+	}
+}
+
 // Values as Kilo's annotations have them are taken.
 func TestKilosValues(t *testing.T) {
 	c, err := load(t, "name: a\ninternalIP: 10.0.0.7/24\nforceEndpoint: '-'\n")

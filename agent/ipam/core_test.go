@@ -458,3 +458,40 @@ func TestPlan(t *testing.T) {
 	blocks(0, 1, 2)
 	plan("back 0 1 2")
 }
+
+// TestEmptyBlocksGoBackAfterAStart: a node that starts anew, and has lost its file as well, knows which of its blocks are in
+// use by the kernel alone. What is empty beyond the spare goes back; without any pod all of it does, once the pool has
+// not been used for long.
+func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
+	if idleFor != 5*time.Minute {
+		t.Errorf("an empty block is kept for %s", idleFor)
+	}
+	for _, c := range []struct {
+		name  string
+		pod   bool
+		after time.Duration
+		want  []uint64
+	}{{"at once", true, 0, nil}, {"with a pod", true, idleFor, []uint64{2}}, {"without", false, unusedFor, []uint64{0, 1, 2}}} {
+		b := newTable(t, 2, 3)
+		b.want("a", "0/0")
+		var kernel []podnet.Found
+		if c.pod {
+			kernel = found(b.c.leases[Key{"a", "eth0"}].Lease)
+		}
+		anew := newCore("self")
+		anew.follow(b.v, b.now)
+		records, _ := anew.adopt(kernel, b.now)
+		for _, r := range records {
+			anew.apply(moment{at: b.now}.stamp(r), b.now)
+		}
+		var back []uint64
+		for _, k := range anew.plan(b.now.Add(c.after), nil) {
+			for _, v := range k.blocks {
+				back = append(back, v.Key.Number)
+			}
+		}
+		if slices.Sort(back); !slices.Equal(back, c.want) {
+			t.Errorf("%s: blocks %v go back, want %v", c.name, back, c.want)
+		}
+	}
+}

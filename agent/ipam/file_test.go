@@ -248,3 +248,21 @@ func FuzzReadRecords(f *testing.F) {
 		}
 	})
 }
+
+// TestTheLastAddressIsRemembered: the next pod gets the address after the last one that was given, also when the agent was
+// started again meanwhile and lower ones have rested for long.
+func TestTheLastAddressIsRemembered(t *testing.T) {
+	h := newHand()
+	g := newAgreement(t, h.now)
+	g.pool(poolOf("default", 3, "10.64.0.0/16", ""))
+	r := g.start("a")
+	one, two, three := r.assign("one"), r.assign("two"), r.assign("three")
+	r.Release(one.Key, "")
+	h.add(time.Hour)
+	if notes := r.restart(append(found(two), found(three)...)...); notes != nil {
+		t.Fatal(notes)
+	}
+	if l := r.assign("next"); l.IPv4.String() != "10.64.0.3" {
+		t.Errorf("the next is %s", l.IPv4)
+	}
+}

@@ -441,6 +441,7 @@ func TestElection(t *testing.T) {
 		{"one at least", []sites.Node{node(3, nil), node(1, nil)}, 0, "1"},
 		{"wish before public before the rest", []sites.Node{node(1, nil), node(2, public), node(3, wish)}, 3,
 			"3 2r 1r"},
+		{"a public one carries all, and another stands by", []sites.Node{node(1, nil), node(2, public)}, 2, "2 1r"},
 		{"of those that wish the public ones first", []sites.Node{node(1, wish), node(2, both), node(3, both)}, 2,
 			"2 3"},
 		{"every node wishes", []sites.Node{node(1, wish), node(2, wish), node(3, wish)}, 2, "1 2"},

@@ -180,3 +180,26 @@ func TestFlowKeepsItsPort(t *testing.T) {
 		t.Errorf("%d ports of %d are used", len(seen), autoPorts)
 	}
 }
+
+// The kernel's tunnels and listeners: UDP 5555 at both ends, TTL 225, and IPv4 (4) or IPv6 (41) inside; a source port of 0
+// lets the kernel take one by the flow.
+func TestNumbersOfTheKernelsTunnels(t *testing.T) {
+	seen := map[string]tunnel{}
+	for _, d := range wanted(sample(), Kernel) {
+		if !d.Any {
+			seen[d.Kind] = d.tunnel
+		}
+	}
+	four, six := seen[kindIPIP], seen[kindIP6Tnl]
+	if len(seen) != 2 || four.SourcePort != 5555 || four.DestPort != 5555 || four.TTL != 225 || four.Proto != 4 || !four.FoU {
+		t.Errorf("ipip: %+v", four)
+	}
+	if six.SourcePort != 0 || six.DestPort != 5555 || six.TTL != 225 || six.Proto != 41 || !six.FoU {
+		t.Errorf("ip6tnl with an automatic source port: %+v", six)
+	}
+	for i, want := range []listener{{family: 0, port: 5555, proto: 4}, {family: 1, port: 5555, proto: 41}} {
+		if have := ourListener(i); have != want {
+			t.Errorf("listener: %+v, want %+v", have, want)
+		}
+	}
+}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/internal/testns"
@@ -236,5 +238,32 @@ func TestUnchangedSpecWritesNothing(t *testing.T) {
 		if n != 0 {
 			t.Errorf("%s: %d messages for an unchanged Spec", sub, n)
 		}
+	}
+}
+
+// The peer's endpoint lies in a network that leads through the tunnel to that very peer. WireGuard's own packets carry its
+// mark and go straight out all the same, and everything else to that network goes through the tunnel.
+func TestEndpointInsideADestination(t *testing.T) {
+	a, b := pair(t)
+	with := func(h, o *host, under string) dataplane.Spec {
+		return withPeer(h.spec(), o.keys.public, netip.AddrPortFrom(addr(under), dataplane.Port),
+			netip.PrefixFrom(o.overlay4(), 32), netip.PrefixFrom(addr(under), 32))
+	}
+	a.apply(t, with(a, b, "192.0.2.2"))
+	b.apply(t, with(b, a, "192.0.2.1"))
+	b.echo(t, b.overlay4())
+	within(t, 8*time.Second, "reach the overlay address", func() bool { ok, _ := a.reaches(t, b.overlay4()); return ok })
+	for mark, link := range map[uint32]string{dataplane.MarkWG: "under", dataplane.MarkRoute: dataplane.LinkName} {
+		a.Must("looking for the way", func() error {
+			routes, err := netlink.RouteGetWithOptions(net.IPv4(192, 0, 2, 2), &netlink.RouteGetOptions{Mark: mark})
+			if err != nil {
+				return err
+			}
+			l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+			if err == nil && l.Attrs().Name != link {
+				t.Errorf("mark %#x leads to %s, want %s", mark, l.Attrs().Name, link)
+			}
+			return err
+		})
 	}
 }

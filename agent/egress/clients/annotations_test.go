@@ -22,6 +22,7 @@ func TestParseAnnotations(t *testing.T) {
 		{"others", map[string]string{"a": "b", "skein.dev/pool": "p"}, "[]", ""},
 		{"one", map[string]string{ours + "internet": "nat"}, "[internet/nat]", ""},
 		{"order", map[string]string{ours + "internet": " z , a,", coils + "dc": "nat"}, "[dc/nat internet/z internet/a]", ""},
+		{"the names as users write them", map[string]string{"skein.dev/egress.internet": "nat", "egress.coil.cybozu.com/other-net": "egress"}, "[internet/nat other-net/egress]", ""},
 		{"both prefixes", map[string]string{coils + "dc": "b,a", ours + "dc": "c,b"}, "[dc/c dc/b dc/a]", ""},
 		{"twice", map[string]string{ours + "a": "x,x"}, "[a/x]", ""},
 		{"empty value", map[string]string{ours + "a": " , "}, "[]", ""},

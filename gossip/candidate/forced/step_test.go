@@ -80,7 +80,7 @@ func TestNameIsFollowedAndKept(t *testing.T) {
 			if text(f) != wantText || !strings.Contains(f.Problem, wantProblem) || wantProblem == "" && f.Problem != "" || (f.Problem == "") != (f.Help == "") {
 				t.Errorf("%q, %q; want %q, %q", text(f), f.Problem, wantText, wantProblem)
 			}
-			if want := lookEvery; f.Problem == "" && f.Again != want {
+			if want := time.Minute; f.Problem == "" && f.Again != want {
 				t.Errorf("again after %s", f.Again)
 			}
 		}
