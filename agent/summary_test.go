@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/path"
-	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -47,7 +47,7 @@ func TestTransportMode(t *testing.T) {
 func TestPeerTransports(t *testing.T) {
 	self, far, hidden, away := newHost(t, "self"), newHost(t, "far"), newHost(t, "hidden"), newHost(t, "away")
 	a := &Agent{}
-	ways := &reach{ways: map[identity.ID]projection.Way{hidden.key.ID(): {Via: far.key.ID()}}}
+	ways := &reach{sites.NewReach("", nil, map[identity.ID]sites.Next{hidden.key.ID(): {Via: far.key.ID()}}, nil, nil)}
 	paths := map[identity.ID]path.Path{
 		self.key.ID(): {Kind: path.Relay, Alive: true}, far.key.ID(): {Kind: path.Direct, Alive: true}, away.key.ID(): {Kind: path.Direct},
 	}
