@@ -116,6 +116,9 @@ func TestRecordsOfAnotherSiteAreNotKept(t *testing.T) {
 			t.Errorf("node %d is at %q, want %q", i, site, want)
 		}
 	}
+	if placed := g.Placed(); placed[simKey(1).ID()] != "b" || len(placed) != 1 {
+		t.Errorf("those that are not where the log has them are at %v", placed)
+	}
 }
 
 // A node's record from before the topology was site has the site that it is configured to say; the log outdoes that.
