@@ -119,8 +119,8 @@ type trouble struct {
 }
 
 // way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out
-// of reach a moment ago probably forwards, and comes next, then one that does not answer just now. One that does not lead yet, or is found silent, drops what
-// comes, and is the last.
+// of reach a moment ago probably forwards, and comes next, then one that does not answer just now. One that does not
+// lead yet, or is found silent, drops what comes, and is the last.
 func (m *siteMesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
 	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }
 	dead := func(id identity.ID) bool { return is.shunned(id) || is.dead(id) }

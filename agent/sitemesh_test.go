@@ -230,6 +230,7 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 	direct := path.Path{Kind: path.Direct, Alive: true}
 	suspected := path.Path{Kind: path.Direct, Alive: true, Suspect: true}
+	dead := path.Path{Kind: path.Direct}
 	for self, to := range map[string]string{"a4": "b3", "b1": "a4"} { // one of its site, and another site's leader
 		w := newMeshOf(t)
 		w.ids["a4"] = identity.ID{7}
@@ -254,8 +255,8 @@ func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 			{what: "both are suspected", bound: suspected, other: suspected, carries: bound},
 			{what: "the bound one answers", bound: direct, other: suspected, carries: bound},
 			{what: "the other one answers, and not this", bound: suspected, other: direct, carries: other},
-			{what: "the other one is dead", bound: suspected, other: path.Path{Kind: path.Direct}, carries: bound},
-			{what: "the other one is suspected, this one dead", bound: path.Path{Kind: path.Direct}, other: suspected, carries: other},
+			{what: "the other one is dead", bound: suspected, other: dead, carries: bound},
+			{what: "it is dead, and the other one suspected", bound: dead, other: suspected, carries: other},
 			{what: "the other one is found silent", bound: suspected, other: direct, silent: true, carries: bound},
 		} {
 			if w.silent = nil; c.silent {
@@ -271,9 +272,9 @@ func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestALeaderThatStandsStillForAMoment: each host that sends through it gives it up when its own patience ends, or not at
-// all. Whatever some have noticed and others not, no packet goes to a host that passes it back, nobody goes by a leader
-// that is given up for longer than it answers, and each host goes by the other one and back again once.
+// TestALeaderThatStandsStillForAMoment: each host that sends through it gives it up when its own patience ends, or not
+// at all. Whatever some have noticed and others not, no packet goes to a host that passes it back, nobody goes by a
+// leader that is given up for longer than it answers, and each host goes by the other one and back again once.
 func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 	const step = 10 * time.Millisecond
 	direct := path.Path{Kind: path.Direct, Alive: true}

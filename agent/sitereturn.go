@@ -12,9 +12,9 @@ import (
 const doubtFor = 10 * time.Second
 
 // returned are the peers whose path has died, or was suspected, and, as far as back is set, come back, and with which
-// WireGuard has had no handshake since. If such a peer has started again, its WireGuard in user space knows nothing of the session that this
-// host still sends with, and drops all that comes. Probes and relays need no session: the path is alive some 200 ms
-// before there is a new one.
+// WireGuard has had no handshake since. If such a peer has started again, its WireGuard in user space knows nothing of
+// the session that this host still sends with, and drops all that comes. Probes and relays need no session: the path is
+// alive some 200 ms before there is a new one.
 type returned map[identity.ID]absence
 
 type absence struct {

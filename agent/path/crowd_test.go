@@ -199,8 +199,8 @@ func (c *crowd) changes() (sum int) {
 	return sum
 }
 
-// TestSuspicionIsTold: the snapshot says who is suspected, and whoever waits for changes hears of it, and of its end; so
-// it is for a peer that is added later.
+// TestSuspicionIsTold: the snapshot says who is suspected, and whoever waits for changes hears of it, and of its end;
+// so it is for a peer that is added later.
 func TestSuspicionIsTold(t *testing.T) {
 	c := newCrowd(t, 3, 2, 2)
 	a, b := c.nodes[0], c.nodes[1]
@@ -243,12 +243,12 @@ func TestSuspicionIsTold(t *testing.T) {
 	}
 }
 
-// burnt is what became of a crowd on machines that let it sleep up to 2.5 s: changes of each path that is used, a minute,
-// in the first 30 s and in the minute after, and how often a peer was suspected, likewise.
+// burnt is what became of a crowd on machines that let it sleep up to 2.5 s: changes of each path that is used, a
+// minute, in the first 30 s and in the minute after, and how often a peer was suspected, likewise.
 type burnt struct{ first, then, suspected, suspectedThen float64 }
 
-// burn has a crowd stand on idle machines, on burning ones, and on idle ones again, when all pairs that talk have to do so
-// directly. With others that can stand in for peers, these may be suspected.
+// burn has a crowd stand on idle machines, on burning ones, and on idle ones again, when all pairs that talk have to do
+// so directly. With others that can stand in for peers, these may be suspected.
 func burn(t *testing.T, size int, others bool) (b burnt) {
 	const peers, talkers = 8, 2
 	c := newCrowd(t, size, peers, talkers)
@@ -302,8 +302,8 @@ func burn(t *testing.T, size int, others bool) (b burnt) {
 	return b
 }
 
-// TestCrowdStaysCalm: 500 managers on machines that let them sleep up to 2.5 s change few paths. Where others can stand in
-// for peers as many are given up, but for what a few pings more change by chance, and peers are suspected rarely.
+// TestCrowdStaysCalm: 500 managers on machines that let them sleep up to 2.5 s change few paths. Where others can stand
+// in for peers as many are given up, but for what a few pings more change by chance, and peers are suspected rarely.
 func TestCrowdStaysCalm(t *testing.T) {
 	size := 500
 	if testing.Short() {

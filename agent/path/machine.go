@@ -144,7 +144,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.Probes, s.Spent = slices.Clone(m.Probes), slices.Clone(m.Spent)
 	s.Pending = slices.Clone(m.Pending)
 	before := m.Path
-	s.noteStall(m.Now)
+	s.noteStall()
 	s.take(in)
 	s.beat()
 	s.burst()

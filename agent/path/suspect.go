@@ -5,8 +5,8 @@ import "time"
 // A death is dear: a burst, a relay, a new record, and on a host that has too much to do each of these makes more
 // answers late. So a host that was late waits longer before it calls a path dead, by all that it lately was late. Where
 // others can carry what goes through a peer, nothing has to wait for that: the peer is suspected once its answers have
-// been missing for the usual time, not counting the time in which this process did not run. The path stays as it is, its
-// pings go on, and the agent sends through others. A suspicion that was wrong costs two routes.
+// been missing for the usual time, not counting the time in which this process did not run. The path stays as it is,
+// its pings go on, and the agent sends through others. A suspicion that was wrong costs two routes.
 
 // takeReplaceable takes whether others can carry what goes through the peer.
 func (s *step) takeReplaceable(is bool) {
@@ -17,8 +17,7 @@ func (s *step) takeReplaceable(is bool) {
 }
 
 // noteStall adds up how late this process runs while it waits for an answer: it could not have seen one in that time.
-// Before is when the machine was stepped last.
-func (s *step) noteStall(before time.Time) {
+func (s *step) noteStall() {
 	if len(s.Pending) == 0 {
 		return
 	}
@@ -26,7 +25,7 @@ func (s *step) noteStall(before time.Time) {
 	if s.Woken.IsZero() {
 		return
 	}
-	if late := s.now.Sub(later(s.Woken, before)); late >= stallIgnored {
+	if late := s.now.Sub(s.Woken); late >= stallIgnored {
 		s.Stall += late
 	}
 }
@@ -56,8 +55,8 @@ func (s *step) suspect() {
 	}
 }
 
-// clearSuspicion ends a suspicion with an answer. The next one has to wait, longer each time: the peer or its host is slow, and
-// each suspicion makes work.
+// clearSuspicion ends a suspicion with an answer. The next one has to wait, longer each time: the peer or its host is
+// slow, and each suspicion makes work.
 func (s *step) clearSuspicion() {
 	if !s.Path.Suspect {
 		return
@@ -70,8 +69,8 @@ func (s *step) clearSuspicion() {
 	s.Cleared = min(s.Cleared+1, 10)
 }
 
-// beatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected, or too
-// few would be sent until then.
+// beatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected, or
+// too few would be sent until then.
 func (s *step) beatRTO() time.Duration {
 	if s.Replaceable && !s.Path.Suspect && !s.now.Before(s.TrustUntil) {
 		return s.leastRTO()

@@ -282,7 +282,8 @@ func (w *world) retunnel(h *simHost) {
 }
 
 // standStill has nothing go to a host and from it for less time than gossip takes to notice. Each other host gives its
-// path up when its own patience ends, if that is before. A host that is cut off, and does not just stand, does the same.
+// path up when its own patience ends, if that is before. A host that is cut off, and does not just stand, does the
+// same.
 func (w *world) standStill(h *simHost, d time.Duration, cutOff bool) {
 	w.tell("%s stands still for %s, and is cut off: %v", w.name(h.i), d, cutOff)
 	h.still, h.upSince, w.moved = true, w.now, true
