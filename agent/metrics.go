@@ -127,6 +127,7 @@ var (
 	descPeerBytes     = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
 	descPeerPath      = prometheus.NewDesc("skein_peer_path", "1 for each peer of which a record is known: how packets to it travel now, direct, relay or down.", []string{"peer", "path"}, nil)
 	descPathChanges   = prometheus.NewDesc("skein_path_changes_total", "Changes of peers' paths: to_direct, from_direct, rerouted, other_relay, to_udp, from_udp.", []string{"change"}, nil)
+	descSuspicions    = prometheus.NewDesc("skein_path_suspicions_total", "Times that a site's leader was suspected, so that others carried what went through it.", nil, nil)
 	descSilence       = prometheus.NewDesc("skein_path_silence_seconds", "How long traffic stood still when a path died, from the last answered ping to the switch.", nil, nil)
 	descPunches       = prometheus.NewDesc("skein_punches_total", "Signals to probe at the same moment: sent, received, failed.", []string{"kind"}, nil)
 	descRelayUDP      = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
@@ -220,6 +221,7 @@ func (a *Agent) collectPaths(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(descPeerPath, prometheus.GaugeValue, 1, a.roster.Name(id), transport(p))
 	}
 	n := a.paths.Metrics()
+	out <- prometheus.MustNewConstMetric(descSuspicions, prometheus.CounterValue, float64(n.Suspicions))
 	out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(n.PeersUDP))
 	out <- prometheus.MustNewConstSummary(descSilence, n.Blackouts.Count, n.Blackouts.Sum.Seconds(), nil)
 	for change, v := range map[string]uint64{

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"maps"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/path"
@@ -19,8 +20,10 @@ const sessionLasts = 170 * time.Second
 // siteMesh is how this host follows its plans. It belongs to the agent's loop.
 type siteMesh struct {
 	sites.Follower
-	returned returned
-	timer    *time.Timer // looks again
+	returned    returned
+	replaceable map[identity.ID]bool // as the paths know it
+	replaceIn   *sites.Plan          // by which they do
+	timer       *time.Timer          // looks again
 }
 
 // reach is how the other members are reached, as the newest round of the loop has it. It is not changed, and the same
@@ -51,6 +54,7 @@ func (a *Agent) followPlan(now time.Time) {
 		return
 	}
 	m.Follow(p, now)
+	a.tellReplaceable(p)
 	if p.Full && !m.Switching() {
 		m.returned = nil
 		if r := a.reach.Load(); r == nil || !r.full() {
@@ -65,6 +69,19 @@ func (a *Agent) followPlan(now time.Time) {
 		a.reach.Store(&reach{r})
 	}
 	m.wake(now, a.wakeUp)
+}
+
+// tellReplaceable has the paths suspect leaders sooner in whose place others can carry.
+func (a *Agent) tellReplaceable(p *sites.Plan) {
+	m := &a.loop.mesh
+	if a.paths == nil || m.replaceIn == p {
+		return
+	}
+	m.replaceIn = p
+	if ids := p.Replaceable(); !maps.Equal(ids, m.replaceable) {
+		m.replaceable = ids
+		a.paths.SetReplaceable(ids)
+	}
 }
 
 // handshake is when the last one with a peer was, as WireGuard's counters had it lately.
@@ -99,18 +116,20 @@ func (m *siteMesh) noteReturned(p *sites.Plan, paths map[identity.ID]path.Path,
 type trouble struct {
 	lost    func(identity.ID) bool // it is not reached at all
 	dead    func(identity.ID) bool // nor over the path that it should have, as deadPath has it
+	suspect func(identity.ID) bool // it has not answered for a moment
 	shunned func(identity.ID) bool // this host finds that it does not forward
 }
 
 // way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out
-// of reach a moment ago probably forwards, and comes next. One that does not lead yet, or is found silent, drops what
-// comes, and is the last.
+// of reach a moment ago probably forwards, and comes next, then one that does not answer just now. One that does not
+// lead yet, or is found silent, drops what comes, and is the last.
 func (m *siteMesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
 	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }
 	dead := func(id identity.ID) bool { return is.shunned(id) || is.dead(id) }
 	doubted := m.returned.doubted
 	for _, passOver := range []func(identity.ID) bool{
-		func(id identity.ID) bool { return idle(id) || is.dead(id) || doubted(id) },
+		func(id identity.ID) bool { return idle(id) || is.dead(id) || is.suspect(id) || doubted(id) },
+		func(id identity.ID) bool { return idle(id) || is.dead(id) || is.suspect(id) },
 		func(id identity.ID) bool { return idle(id) || is.dead(id) },
 		func(id identity.ID) bool { return idle(id) || is.lost(id) },
 		func(id identity.ID) bool { return dead(id) || doubted(id) },
@@ -132,6 +151,7 @@ func (m *siteMesh) reach(paths map[identity.ID]path.Path, shunned map[identity.I
 	is := trouble{
 		lost:    func(id identity.ID) bool { return !alive(id) },
 		dead:    func(id identity.ID) bool { return deadPath(paths[id], now) },
+		suspect: func(id identity.ID) bool { return paths[id].Suspect },
 		shunned: func(id identity.ID) bool { return shunned[id] },
 	}
 	return m.Reach(alive, stands, func(p *sites.Plan, to identity.ID) (sites.Way, bool) { return m.way(p, to, is) }, now)

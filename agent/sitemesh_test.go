@@ -226,6 +226,96 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 	}
 }
 
+// TestASuspectedLeaderIsPassedOver: while it does not answer, and until it has proved itself, others carry what goes by
+// it, at both ends. One that is dead, that does not forward, or that is suspected as well is no better.
+func TestASuspectedLeaderIsPassedOver(t *testing.T) {
+	direct := path.Path{Kind: path.Direct, Alive: true}
+	suspected := path.Path{Kind: path.Direct, Alive: true, Suspect: true}
+	dead := path.Path{Kind: path.Direct}
+	for self, to := range map[string]string{"a4": "b3", "b1": "a4"} { // one of its site, and another site's leader
+		w := newMeshOf(t)
+		w.ids["a4"] = identity.ID{7}
+		w.all = append(w.all, w.ids["a4"])
+		bound := w.way(w.plan(self, sites.Site), to)[len("via "):]
+		other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
+		w.later(sites.Linger)
+		for _, c := range []struct {
+			what         string
+			bound, other path.Path
+			silent       bool // the other one
+			shake        bool // there is a handshake with the bound one
+			after        time.Duration
+			carries      string
+		}{
+			{what: "it is suspected", bound: suspected, other: direct, carries: other},
+			{what: "it answers", bound: direct, other: direct, after: time.Second, carries: other},
+			{what: "it answers still", bound: direct, other: direct, after: doubtFor - 2*time.Second, carries: other},
+			{what: "long enough", bound: direct, other: direct, after: 2 * time.Second, carries: bound},
+			{what: "it is suspected again", bound: suspected, other: direct, carries: other},
+			{what: "a handshake", bound: direct, other: direct, after: time.Second, shake: true, carries: bound},
+			{what: "both are suspected", bound: suspected, other: suspected, carries: bound},
+			{what: "the bound one answers", bound: direct, other: suspected, carries: bound},
+			{what: "the other one answers, and not this", bound: suspected, other: direct, carries: other},
+			{what: "the other one is dead", bound: suspected, other: dead, carries: bound},
+			{what: "it is dead, and the other one suspected", bound: dead, other: suspected, carries: other},
+			{what: "the other one is found silent", bound: suspected, other: direct, silent: true, carries: bound},
+		} {
+			if w.silent = nil; c.silent {
+				w.silent = []string{other}
+			}
+			w.later(c.after)
+			if c.shake {
+				w.handshakes[w.ids[bound]] = w.now
+			}
+			w.paths[w.ids[bound]], w.paths[w.ids[other]] = c.bound, c.other
+			w.want(self+": "+c.what, w.way(w.plan(self, sites.Site), to), "via "+c.carries)
+		}
+	}
+}
+
+// TestALeaderThatStandsStillForAMoment: each host that sends through it gives it up when its own patience ends, or not
+// at all. Whatever some have noticed and others not, no packet goes to a host that passes it back, nobody goes by a
+// leader that is given up for longer than it answers, and each host goes by the other one and back again once.
+func TestALeaderThatStandsStillForAMoment(t *testing.T) {
+	const step = 10 * time.Millisecond
+	direct := path.Path{Kind: path.Direct, Alive: true}
+	ends := map[string]string{"a3": "b3", "b1": "a3", "b2": "a3"}
+	for _, stop := range []time.Duration{300 * time.Millisecond, 550 * time.Millisecond, 700 * time.Millisecond} {
+		first := newMeshOf(t)
+		bound := first.way(first.plan("a3", sites.Site), "b3")[len("via "):]
+		for i, self := range []string{"a3", "b1", "b2"} {
+			patience := 500*time.Millisecond + time.Duration(i)*100*time.Millisecond
+			w := newMeshOf(t)
+			w.want(self+" before", w.way(w.plan(self, sites.Site), ends[self]), "via "+bound)
+			w.later(sites.Linger)
+			var by []string // one after the other
+			for after := time.Duration(0); after < 2*doubtFor; after += step {
+				p := direct
+				p.Suspect = after >= patience && after < stop
+				w.paths[w.ids[bound]] = p
+				via := w.way(w.plan(self, sites.Site), ends[self])[len("via "):]
+				if p.Suspect && via == bound {
+					t.Errorf("%s, %s of %s: goes by a leader that it suspects", self, after, stop)
+				}
+				if via[0] != 'a' {
+					t.Errorf("%s, %s of %s: goes by %s", self, after, stop, via)
+				}
+				if len(by) == 0 || by[len(by)-1] != via {
+					by = append(by, via)
+				}
+				w.later(step)
+			}
+			want := 1
+			if stop > patience {
+				want = 3
+			}
+			if len(by) != want || by[0] != by[len(by)-1] {
+				t.Errorf("%s, patient for %s, a stop of %s: goes by %v", self, patience, stop, by)
+			}
+		}
+	}
+}
+
 // TestWhomALeaderBelieves: nodes of its site about themselves, leaders of others about their site, nobody else.
 func TestWhomALeaderBelieves(t *testing.T) {
 	w := newMeshOf(t)

@@ -11,14 +11,14 @@ import (
 // keeps its session, and the next handshake may be two minutes away.
 const doubtFor = 10 * time.Second
 
-// returned are the peers whose path has died and, as far as back is set, come back, and with which WireGuard has had no
-// handshake since. If such a peer has started again, its WireGuard in user space knows nothing of the session that this
-// host still sends with, and drops all that comes. Probes and relays need no session: the path is alive some 200 ms
-// before there is a new one.
+// returned are the peers whose path has died, or was suspected, and, as far as back is set, come back, and with which
+// WireGuard has had no handshake since. If such a peer has started again, its WireGuard in user space knows nothing of
+// the session that this host still sends with, and drops all that comes. Probes and relays need no session: the path is
+// alive some 200 ms before there is a new one.
 type returned map[identity.ID]absence
 
 type absence struct {
-	dead time.Time // when the path died, or was last seen dead; a handshake after that is a proof
+	dead time.Time // when the path died, or was last seen dead or suspected; a handshake after that is a proof
 	back time.Time // since when it is alive again; zero: it is not
 }
 
@@ -27,7 +27,7 @@ type absence struct {
 func (r *returned) note(id identity.ID, p path.Path, dead bool, handshake, now time.Time) {
 	a, known := (*r)[id]
 	switch {
-	case !p.Alive:
+	case !p.Alive, p.Suspect:
 		a = absence{dead: now}
 	case known && a.back.IsZero():
 		a.back = now

@@ -232,6 +232,9 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 		}
 	}
 	a.hopView(v, id)
+	if p.Suspect {
+		v.Reason += " No ping has been answered for a moment: other leaders carry what would go through it."
+	}
 	v.Reason += a.silentText(id)
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v

@@ -30,6 +30,7 @@ func (s *step) beat() {
 		}
 		return
 	}
+	s.suspect()
 	if s.beatDue(i) {
 		s.ping(i)
 		s.wideBeat(i)
@@ -42,9 +43,10 @@ func (s *step) busy() bool {
 }
 
 // rto is how long an answer may take.
-func (s *step) rto() time.Duration {
-	return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) + s.lateness()
-}
+func (s *step) rto() time.Duration { return s.leastRTO() + s.lateness() }
+
+// leastRTO is the same on a host that is not late.
+func (s *step) leastRTO() time.Duration { return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) }
 
 // lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the
 // clock is to blame before the path is. The peer may be on such a host, too, hence twice. A little is within deadAfter.
@@ -56,10 +58,13 @@ func (s *step) lateness() time.Duration {
 }
 
 // overdue counts pings whose answers should have come.
-func (s *step) overdue() int {
+func (s *step) overdue() int { return s.unanswered(s.rto()) }
+
+// unanswered counts pings without an answer for so long.
+func (s *step) unanswered(rto time.Duration) int {
 	n := 0
 	for _, t := range s.Pending {
-		if s.now.Sub(t) >= s.rto() {
+		if s.now.Sub(t) >= rto {
 			n++
 		}
 	}
@@ -70,11 +75,16 @@ func (s *step) doubt() bool {
 	return s.now.Before(s.DoubtUntil) && s.LastPong.Before(s.DoubtUntil.Add(-verifyFor))
 }
 
-func (s *step) patience() time.Duration {
-	patience := deadAfter
+// leastPatience is how old the oldest unanswered ping has to be for a death, on a host that is not late.
+func (s *step) leastPatience() time.Duration {
 	if s.doubt() {
-		patience = doubtAfter
+		return doubtAfter
 	}
+	return deadAfter
+}
+
+func (s *step) patience() time.Duration {
+	patience := s.leastPatience()
 	if s.now.Before(s.SlackUntil) {
 		patience += s.Slack
 	}
@@ -100,7 +110,7 @@ func (s *step) nextBeat(i int) (at time.Time, early time.Duration) {
 	case s.Path.Silent && s.busy():
 		return last.Add(silentBeat), heartbeatEarly
 	case s.Path.Silent:
-	case s.busy() && (s.overdue() > 0 || s.doubt()):
+	case s.busy() && (s.unanswered(s.beatRTO()) > 0 || s.doubt()):
 		return last.Add(fastBeat), 0
 	case s.busy():
 		return last.Add(heartbeat), heartbeatEarly
@@ -137,9 +147,10 @@ func (s *step) beatTrouble() time.Time {
 		return earlier(at, s.CheckedAt.Add(verdictIn))
 	}
 	if s.busy() {
-		if s.overdue() == 0 {
-			at = earlier(at, s.Pending[0].Add(s.rto()))
+		if rto := s.beatRTO(); s.unanswered(rto) == 0 {
+			at = earlier(at, s.Pending[0].Add(rto))
 		}
+		at = earlier(at, s.suspectAt())
 		if n := len(s.Pending); n >= deadMissed {
 			at = earlier(at, later(s.Pending[0].Add(s.patience()), s.Pending[deadMissed-1].Add(s.rto())))
 		}

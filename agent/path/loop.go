@@ -23,6 +23,7 @@ type owned struct {
 	order    []sentPing          // the same, oldest first
 	crowd    int                 // the most there were in pings
 	unready  map[identity.ID]bool
+	others   map[identity.ID]bool // peers in whose place others can carry
 	spare    []event
 	punches  []signalTo    // of this turn
 	turns    turns         // of bursts
@@ -214,6 +215,9 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			m.schedule(p, a.At, a.Early)
 		}
 	}
+	if next.Path.Suspect != before.Suspect {
+		m.suspected(p, before)
+	}
 	if next.Path.RTT != before.RTT || next.Path.Rule != before.Rule {
 		m.o.stale = true
 	}
@@ -330,9 +334,18 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 	}
 }
 
+// suspected makes it known that a peer is suspected, or no more.
+func (m *Manager) suspected(p *peer, before Path) {
+	m.o.dirty = true
+	if p.machine.Path.Suspect {
+		m.metrics.suspicions.Add(1)
+		m.log.Info("no answer: others carry what goes through the peer", "peer", p.machine.Peer, "path", before.String())
+	}
+}
+
 func (m *Manager) add(id identity.ID, now time.Time) *peer {
 	p := &peer{machine: NewMachine(m.cfg.Self, id, now), place: -1}
-	p.machine.Unready = m.o.unready[id]
+	p.machine.Unready, p.machine.Replaceable = m.o.unready[id], m.o.others[id]
 	m.o.peers[id] = p
 	m.o.dirty = true
 	if s := m.o.settings; !s.equal(Settings{}) {

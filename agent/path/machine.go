@@ -70,7 +70,12 @@ type Machine struct {
 	SRTT, RTTVar time.Duration
 	Slack        time.Duration // late answers have shown that this much more patience is due
 	SlackUntil   time.Time
-	Lates        uint8          // late answers that brought a path back, while slack is given
+	Lates        uint8         // late answers that brought a path back, while slack is given
+	Replaceable  bool          // others can carry what goes through the peer
+	Stall        time.Duration // for how long this process did not run since StallOf, the oldest unanswered ping
+	StallOf      time.Time
+	TrustUntil   time.Time      // the peer is not suspected before
+	Cleared      uint8          // suspicions in a row that an answer ended
 	SilentSince  time.Time      // the first unanswered ping of the path that died last
 	Lost         string         // what ended the last direct path, a sentence; empty since the next one
 	LastPong     time.Time      // on the path in use
@@ -139,6 +144,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.Probes, s.Spent = slices.Clone(m.Probes), slices.Clone(m.Spent)
 	s.Pending = slices.Clone(m.Pending)
 	before := m.Path
+	s.noteStall()
 	s.take(in)
 	s.beat()
 	s.burst()
@@ -212,6 +218,8 @@ func (s *step) take(in Input) {
 		s.takeControl(in.Reply)
 	case InputLate:
 		s.Late = in.RTT
+	case InputReplaceable:
+		s.takeReplaceable(in.Reply)
 	case InputGo:
 		if s.Wishes {
 			s.Wishes, s.allowed = false, true
@@ -447,6 +455,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	s.fresh, s.sent, s.AgentAt = e, sent, s.now
 	if i == s.active() {
 		s.LastPong = s.now
+		s.clearSuspicion()
 		s.Pending = slices.DeleteFunc(s.Pending, func(t time.Time) bool { return !t.After(sent) })
 		if size == 0 {
 			s.measure(rtt)
@@ -494,7 +503,8 @@ func (s *step) ping(i int) {
 	if active {
 		s.Pending = append(s.Pending, s.now)
 		if len(s.Pending) > pendingMax {
-			s.Pending = slices.Delete(s.Pending, 1, 2) // the oldest tells how long it has been
+			// The oldest tells how long it has been, and so many have to be overdue for a death.
+			s.Pending = slices.Delete(s.Pending, deadMissed, deadMissed+1)
 		}
 	}
 	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: p.Endpoint})

@@ -249,6 +249,19 @@ func (m *Manager) RelayUpdate(id identity.ID, r RelayChoice) {
 	})
 }
 
+// SetReplaceable takes the peers in whose place others can carry what goes through them. Path.Suspect is for these
+// alone. The map is not changed afterwards.
+func (m *Manager) SetReplaceable(ids map[identity.ID]bool) {
+	m.run(func(m *Manager, now time.Time) {
+		m.o.others = ids
+		for id, p := range m.o.peers {
+			if p.machine.Replaceable != ids[id] {
+				m.step(p, now, Input{Kind: InputReplaceable, Reply: ids[id]})
+			}
+		}
+	})
+}
+
 // NetworkChanged says that a link or address of this host changed: every path is checked at once.
 func (m *Manager) NetworkChanged() {
 	m.run(func(m *Manager, now time.Time) {

@@ -14,7 +14,7 @@ type Metrics struct {
 	pongsReceived, pongsUnknown, dropped        atomic.Uint64
 	punchesSent, punchErrors, punchesReceived   atomic.Uint64
 	upgrades, downgrades, reroutes, relaySwaps  atomic.Uint64
-	portsUsed, portsLost                        atomic.Uint64
+	portsUsed, portsLost, suspicions            atomic.Uint64
 	peersDirect, peersRelay, peersNone, peersUp atomic.Int64
 	peersPort                                   atomic.Int64
 
@@ -37,6 +37,7 @@ type Numbers struct {
 	PunchesSent, PunchErrors, PunchesReceived  uint64
 	Upgrades, Downgrades, Reroutes, RelaySwaps uint64 // to direct, from direct, between endpoints, between relays
 	PortsUsed, PortsLost                       uint64 // from a relay's session to its reserved port, and back
+	Suspicions                                 uint64 // of peers in whose place others can carry
 	PeersDirect, PeersRelay, PeersNone         int64
 	PeersUDP                                   int64 // of PeersRelay: by a reserved port
 	PeersAlive                                 int64
@@ -56,7 +57,8 @@ func (m *Manager) Metrics() Numbers {
 		Upgrades: c.upgrades.Load(), Downgrades: c.downgrades.Load(), Reroutes: c.reroutes.Load(), RelaySwaps: c.relaySwaps.Load(),
 		PeersDirect: c.peersDirect.Load(), PeersRelay: c.peersRelay.Load(), PeersNone: c.peersNone.Load(), PeersAlive: c.peersUp.Load(),
 		PortsUsed: c.portsUsed.Load(), PortsLost: c.portsLost.Load(), PeersUDP: c.peersPort.Load(),
-		Blackouts: b,
+		Suspicions: c.suspicions.Load(),
+		Blackouts:  b,
 	}
 }
 

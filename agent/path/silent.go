@@ -100,7 +100,7 @@ const doubted = "direct-doubted"
 
 // silence keeps a path by WireGuard's word alone.
 func (s *step) silence() {
-	s.Path.Alive, s.Path.Silent, s.Path.Rule = true, true, "direct-silent"
+	s.Path.Alive, s.Path.Silent, s.Path.Suspect, s.Path.Rule = true, true, false, "direct-silent"
 	s.Path.Reason = fmt.Sprintf("The peer's agent answers no ping, but WireGuard hears the peer at %s: its tunnel lives, and no relay reaches it without its agent.", s.Path.Endpoint)
 	s.SilentAt = s.now
 	if s.Path.Kind == Direct {

@@ -55,6 +55,13 @@ const (
 	slackFor   = time.Minute            // how long each does, five of them at most
 )
 
+// Suspecting a peer in whose place others can carry what goes through it.
+const (
+	stallIgnored = 20 * time.Millisecond // what any process wakes late now and then
+	trustFirst   = 10 * time.Second      // after an answer has cleared it; as long as the agent goes on by others then
+	trustMax     = 2 * time.Minute
+)
+
 // Damping: a path that dies again and again comes back after 1, 2, 4 … 60 s.
 const (
 	holdFirst  = time.Second

@@ -53,6 +53,7 @@ type Path struct {
 	Alive    bool          // answered lately; a relayed path lives as long as its relay's session
 	MTU      int           // largest packet of the tunnel that it carries; 0: all of them
 	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
+	Suspect  bool          // alive as far as is known, but answers are missing: what others can carry shall not go by it
 }
 
 // String is the path as the journal keeps it: relay, relay:<id>, relay:<id>,<addr:port>, direct:<addr:port> or none.
@@ -177,9 +178,10 @@ const (
 	InputGo                            // the burst that was asked for may begin
 	InputControl                       // the tunnel carried packets of the control net; Reply: some of them were the peer's
 	InputLate                          // RTT: how late this process lately woke
+	InputReplaceable                   // Reply: others can carry what goes through the peer
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late", "replaceable"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {

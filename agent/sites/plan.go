@@ -537,6 +537,29 @@ func (p *Plan) Carries(id identity.ID) bool {
 	return n.gate && !silent
 }
 
+// Replaceable are the peers of this host that lead, and in whose place another leader can carry what this host sends
+// through them.
+func (p *Plan) Replaceable() map[identity.ID]bool {
+	out := map[identity.ID]bool{}
+	for site, leaders := range p.Leaders {
+		if site == p.Site && p.Forwards {
+			continue // it sends to its own site by itself
+		}
+		var carry []identity.ID
+		for _, l := range leaders {
+			if p.Carries(l.ID) {
+				carry = append(carry, l.ID)
+			}
+		}
+		for _, id := range carry {
+			if len(carry) > 1 && id != p.Self && p.Peer(id) {
+				out[id] = true
+			}
+		}
+	}
+	return out
+}
+
 // Order is in which order a node uses the leaders of its site, and in which others use them to reach it.
 func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
 	n, _ := p.member(node)

@@ -287,6 +287,54 @@ func TestDeadLeadersArePassedBy(t *testing.T) {
 	})
 }
 
+// A leader is replaceable where another one of its site leads. A host that passes it over, alone, still reaches all
+// that it reached by it.
+func TestReplaceablePeers(t *testing.T) {
+	some := false
+	rapid.Check(t, func(t *rapid.T) {
+		v := mesh(t)
+		plans := plansOf(v, same(v))
+		for _, a := range v.ids() {
+			can := plans[a].Replaceable()
+			for _, l := range v.ids() {
+				if can[l] && (!plans[a].Peer(l) || !plans[a].Carries(l)) {
+					t.Fatalf("%s can be replaced for %s, and is no peer that leads", l, a)
+				}
+				alone := v.clone()
+				alone.dead[l] = true
+				for _, b := range v.ids() {
+					by, ok := plans[a].Way(b, func(identity.ID) bool { return false })
+					if a == b || a == l || b == l || !ok || !by.Hop || by.Via != l || !plans[a].Carries(l) {
+						continue
+					}
+					then, _ := plans[a].Way(b, func(id identity.ID) bool { return id == l || !plans[a].Carries(id) })
+					its, _ := plans[a].SiteOf(l)
+					site, _ := plans[a].SiteOf(then.Via)
+					if then.Hop && then.Via != l && site == its && plans[a].Carries(then.Via) && !can[l] {
+						t.Fatalf("%s sends to %s by %s, or by %s, which is as good", a, b, l, then.Via)
+					}
+					if !can[l] {
+						continue
+					}
+					some = true
+					r := walk(plans, func(id identity.ID) *view {
+						if id == a {
+							return alone
+						}
+						return v
+					}, a, b)
+					if r.end != "" || r.loop {
+						t.Fatalf("%s passes %s over: %s", a, l, r)
+					}
+				}
+			}
+		}
+	})
+	if !some {
+		t.Error("nobody was replaceable")
+	}
+}
+
 // Views differ: who is alive, who says that it leads, whom paths find dead. No packet goes round, and once all see the
 // same again, whatever each remembers, all packets arrive.
 func TestDifferingViews(t *testing.T) {

@@ -54,6 +54,7 @@ const home = "a" // the place where the log is decided
 const (
 	handshakes   = 1200 * time.Millisecond // a new tunnel takes at most
 	pathFailover = time.Second             // a path machine takes at most to find a peer dead
+	failover     = 1200 * time.Millisecond // the same with a round of the loop
 	deathHeard   = 5 * time.Second         // gossip takes at most to find a node dead
 	returnHeard  = 1500 * time.Millisecond // and to find it back
 	resyncs      = 3 * time.Second         // and to bring what was missed
@@ -98,6 +99,7 @@ type simHost struct {
 	heardLate time.Time // when it heard of what others had heard of long before
 	zombie    bool      // passes nothing on
 	noUplink  bool      // reaches nobody outside of its place
+	still     bool      // nothing goes to it or from it, for a moment: its sessions stay
 	place     string    // where it stands
 	site      string    // that its configuration names
 	wish      bool
@@ -277,6 +279,34 @@ func (w *world) retunnel(h *simHost) {
 			})
 		}
 	}
+}
+
+// standStill has nothing go to a host and from it for less time than gossip takes to notice. Each other host gives its
+// path up when its own patience ends, if that is before. A host that is cut off, and does not just stand, does the
+// same.
+func (w *world) standStill(h *simHost, d time.Duration, cutOff bool) {
+	w.tell("%s stands still for %s, and is cut off: %v", w.name(h.i), d, cutOff)
+	h.still, h.upSince, w.moved = true, w.now, true
+	note := func(self, other *simHost, alive bool) {
+		t := w.tunnelOf(self.i, other.i)
+		if self.up && t.up && h.still != alive && self.plane.peers[other.i] && self.paths[other.i] != alive {
+			self.paths[other.i] = alive
+			w.kick(self)
+		}
+	}
+	for _, o := range w.hosts {
+		if o == h {
+			continue
+		}
+		w.after(w.between(pathFailover/2, pathFailover), func() { note(o, h, false) })
+		if cutOff {
+			w.after(w.between(pathFailover/2, pathFailover), func() { note(h, o, false) })
+		}
+		back := d + w.between(0, 300*time.Millisecond)
+		w.after(back, func() { note(o, h, true); note(h, o, true) })
+	}
+	w.after(failover, func() { w.moved = true })
+	w.after(d, func() { h.still, w.moved = false, true })
 }
 
 // News.
