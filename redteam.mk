@@ -1,4 +1,4 @@
-# Attacks a lab as a hostile member, pod, neighbour and stranger, about eight minutes. WRITE=docs/security.md keeps the table;
+# Attacks a lab as a hostile member, pod, neighbour and stranger, about six minutes. WRITE=docs/security.md keeps the table;
 # REDTEAM_FLAGS: for instance --only relay, or --short.
 REDTEAM_FLAGS ?=
 .PHONY: redteam redteam-holes

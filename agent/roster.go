@@ -37,10 +37,26 @@ type owner struct {
 	member  int32
 }
 
-// homes are the sites that the log alone implies. They are not changed.
+// homes are the sites that the log alone implies, and whom it has lead. They are not changed.
 type homes struct {
-	ids   []identity.ID // sorted
-	sites []string      // theirs
+	ids    []identity.ID // sorted
+	sites  []string      // theirs
+	chosen []choice      // sorted
+}
+
+// choice is a member that the log has lead its site.
+type choice struct {
+	id    identity.ID
+	site  string
+	named bool // the site is; else the member's record tells it
+}
+
+// leads tells whether the log has a member lead a site, if it is in that.
+func (h *homes) leads(id identity.ID, site string) bool {
+	i, ok := slices.BinarySearchFunc(h.chosen, id, func(c choice, id identity.ID) int {
+		return bytes.Compare(c.id[:], id[:])
+	})
+	return ok && (!h.chosen[i].named || h.chosen[i].site == site)
 }
 
 // site is a member's. ok is false where the log implies none.
@@ -53,7 +69,7 @@ func (h *homes) site(id identity.ID) (site string, ok bool) {
 }
 
 func (h *homes) equal(o *homes) bool {
-	return slices.Equal(h.ids, o.ids) && slices.Equal(h.sites, o.sites)
+	return slices.Equal(h.ids, o.ids) && slices.Equal(h.sites, o.sites) && slices.Equal(h.chosen, o.chosen)
 }
 
 // find is where an ID is among sorted ones.
@@ -106,6 +122,9 @@ func (r *roster) update(s *events.State) bool {
 		if at != nil {
 			if site, ok := homeOf(s, n, one.v4); ok {
 				at.ids, at.sites = append(at.ids, id), append(at.sites, site)
+			}
+			if s := n.GetSettings(); s.GetLeader() == "yes" && !n.GetDraining() {
+				at.chosen = append(at.chosen, choice{id, s.GetSite(), s.GetSiteSet()})
 			}
 		}
 		for _, a := range []netip.Addr{one.v4, one.v6} {

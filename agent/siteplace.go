@@ -130,9 +130,9 @@ func placeOf(h *homes, site, topology string, wide bool) gossip.Place {
 	case h == nil:
 		return gossip.Place{}
 	case topology != sites.Site:
-		return gossip.Place{Site: site, Wide: true, Home: h.site}
+		return gossip.Place{Site: site, Wide: true, Home: h.site, Chosen: h.leads}
 	}
-	return gossip.Place{Sited: true, Site: site, Wide: wide, Home: h.site}
+	return gossip.Place{Sited: true, Site: site, Wide: wide, Home: h.site, Chosen: h.leads}
 }
 
 // firstPlace is with whom this node gossips before it has made a plan.

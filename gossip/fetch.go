@@ -119,12 +119,12 @@ func (g *Gossip) fetchSite(ctx context.Context, site string) (map[identity.ID]En
 	return nil, err
 }
 
-// whomToAsk are nodes that speak for a site and are alive, those that lead it first.
+// whomToAsk are nodes that speak for a site and are alive, those that lead it first, and of these the log's choice.
 func (g *Gossip) whomToAsk(site string) (ids []identity.ID) {
-	voices := slices.Clone(g.table.speaking()[site])
+	voices, place := slices.Clone(g.table.speaking()[site]), g.place.Load()
 	rand.Shuffle(len(voices), func(i, j int) { voices[i], voices[j] = voices[j], voices[i] })
 	slices.SortStableFunc(voices, func(a, b voice) int {
-		return int(min(b.record.GetLeads(), 1)) - int(min(a.record.GetLeads(), 1))
+		return place.weight(b) - place.weight(a)
 	})
 	for _, v := range voices {
 		if v.id != g.cfg.Self && len(ids) < fetchTries && g.Alive(v.id) {

@@ -19,6 +19,8 @@ type Place struct {
 	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called
 	// from any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
 	Home func(identity.ID) (site string, ok bool)
+	// Chosen tells whether the log has a member lead a site, for which the same holds. nil: it has chosen nobody.
+	Chosen func(id identity.ID, site string) bool
 }
 
 // home is Home, which may be nil.
@@ -27,6 +29,18 @@ func (p *Place) home(id identity.ID) (site string, ok bool) {
 		return "", false
 	}
 	return p.Home(id)
+}
+
+// weight is how much counts what a voice says, among those of its site: a node that only says itself that it leads
+// counts less than one that the log has lead the site.
+func (p *Place) weight(v voice) int {
+	switch {
+	case v.record.GetLeads() == 0:
+		return 0
+	case p.Chosen != nil && p.Chosen(v.id, v.record.GetSite()):
+		return 2
+	}
+	return 1
 }
 
 // isWide tells whether a node at this place is in the mesh pool.
@@ -274,7 +288,7 @@ func (g *Gossip) byHearsay(id identity.ID, met bool) bool {
 	if r, ok := g.table.get(id); ok && Wide(r.Record) && !place.isWide() {
 		return g.reported(id)
 	}
-	return anyVoice(voices[site], id, func(v identity.ID) bool {
+	return place.anyVoice(voices[site], id, func(v identity.ID) bool {
 		if place.isWide() {
 			wide := g.wide.Load()
 			return wide != nil && wide.alive.has(v)
@@ -286,21 +300,21 @@ func (g *Gossip) byHearsay(id identity.ID, met bool) bool {
 // reported tells whether those that speak for the own site see a wide node of another one alive.
 func (g *Gossip) reported(id identity.ID) bool {
 	near := g.near.Load()
-	return near != nil && anyVoice(g.table.speaking()[near.site], id, near.alive.has)
+	return near != nil && g.place.Load().anyVoice(g.table.speaking()[near.site], id, near.alive.has)
 }
 
 // anyVoice tells whether one of those that speak for a site and are alive themselves does not call a node away. While
-// some of them lead the site, only those count.
-func anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool {
-	there, leads := false, false
+// some of them lead the site, only those count, and of these only the log's choice while one of it is there.
+func (p *Place) anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool {
+	there, most := false, -1
 	for _, v := range voices {
 		if v.id == of || !alive(v.id) {
 			continue
 		}
 		says := !calledAway(v.record, of)
-		if lead := v.record.GetLeads() > 0; lead && !leads {
-			there, leads = says, true
-		} else if lead == leads {
+		if w := p.weight(v); w > most {
+			there, most = says, w
+		} else if w == most {
 			there = there || says
 		}
 	}

@@ -230,9 +230,28 @@ func TestPoolsTakeTheirOwn(t *testing.T) {
 	}
 }
 
+// Those that lead a site are asked for its records first, and of them those that the log has chosen.
+func TestWhomToAsk(t *testing.T) {
+	g := atSite(true)
+	place := *g.place.Load()
+	place.Chosen = func(id identity.ID, site string) bool { return site == "b" && id == simKey(6).ID() }
+	g.place.Store(&place)
+	leads := func(r *skeinv1.Record) { r.Leads = 1 }
+	g.Merge([]*skeinv1.SignedRecord{scoped(t, 4, forBoth, "b", 1, 1, leads), scoped(t, 5, forBoth, "b", 1, 1, nil),
+		scoped(t, 6, forBoth, "b", 1, 1, leads), scoped(t, 0, forBoth, "a", 1, 1, leads)})
+	for _, i := range []int{4, 5, 6} {
+		g.wide.Load().alive.set(simKey(i).ID(), 1)
+	}
+	for range 20 { // those of equal weight come in any order
+		if got := g.whomToAsk("b"); !slices.Equal(got, []identity.ID{simKey(6).ID(), simKey(4).ID(), simKey(5).ID()}) {
+			t.Fatalf("%v", got)
+		}
+	}
+}
+
 // Those that lead a site tell who of it is away, else whoever speaks for it; one that calls nobody away is enough, and
-// who is away itself, or of another site, does not count. A local node has all that from those that speak for its own
-// site.
+// who is away itself, or of another site, does not count. Of those that lead, one that the log has chosen for that site
+// outdoes those that it has not. A local node has all that from those that speak for its own site.
 func TestAliveByHearsay(t *testing.T) {
 	leads := func(ids ...int) func(*skeinv1.Record) {
 		return func(r *skeinv1.Record) { r.Leads, r.Away = 1, away(ids...) }
@@ -241,24 +260,42 @@ func TestAliveByHearsay(t *testing.T) {
 	for name, c := range map[string]struct {
 		records []*skeinv1.SignedRecord
 		alive   []int // by memberlist
+		chosen  []int // for site b, by the log
 		node    int
 		wide    bool // whether a wide node takes it for alive
 		local   bool // and a local one
 	}{
-		"nobody speaks":                  {nil, []int{0, 4}, 5, false, false},
-		"a leader":                       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, 5, true, true},
-		"a leader says away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5))}, []int{0, 4}, 5, false, false},
-		"one of two leaders":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())}, []int{0, 4, 6}, 5, true, true},
-		"who does not lead says nothing": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, says())}, []int{0, 4, 6}, 5, false, false},
-		"while nobody leads":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, says()), scoped(t, 4, forBoth, "b", 1, 1, says())}, []int{0, 4}, 5, true, true},
-		"the leader is away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, 5, false, false},
-		"another site's word":            {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(5)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, 5, true, true},
-		"its own word":                   {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, 4, false, false},
-		"of the own site nobody's":       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads())}, []int{0}, 1, false, false},
-		"no member":                      {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, 9, false, false},
+		"one says only itself that it leads": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())},
+			[]int{0, 4, 6}, []int{4}, 5, false, false},
+		"the log's choice is away": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)),
+			scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())},
+			[]int{0, 6}, []int{4}, 5, true, true},
+		"the log's choice does not lead yet": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, says()), scoped(t, 6, forBoth, "b", 1, 1, leads(5))},
+			[]int{0, 4, 6}, []int{4}, 5, false, false},
+		"the log's choice for another site": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "c", 1, 1, leads()), scoped(t, 6, forBoth, "b", 1, 1, leads(5))},
+			[]int{0, 4, 6}, []int{4}, 5, false, false},
+		"nobody speaks":                  {nil, []int{0, 4}, nil, 5, false, false},
+		"a leader":                       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
+		"a leader says away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5))}, []int{0, 4}, nil, 5, false, false},
+		"one of two leaders":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())}, []int{0, 4, 6}, nil, 5, true, true},
+		"who does not lead says nothing": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, says())}, []int{0, 4, 6}, nil, 5, false, false},
+		"while nobody leads":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, says()), scoped(t, 4, forBoth, "b", 1, 1, says())}, []int{0, 4}, nil, 5, true, true},
+		"the leader is away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 5, false, false},
+		"another site's word":            {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(5)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
+		"its own word":                   {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 4, false, false},
+		"of the own site nobody's":       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads())}, []int{0}, nil, 1, false, false},
+		"no member":                      {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 9, false, false},
 	} {
 		for _, wide := range []bool{true, false} {
 			g := atSite(wide)
+			place := *g.place.Load()
+			place.Chosen = func(id identity.ID, site string) bool {
+				return site == "b" && slices.ContainsFunc(c.chosen, func(i int) bool { return simKey(i).ID() == id })
+			}
+			g.place.Store(&place)
 			g.Merge(c.records)
 			for _, i := range c.alive {
 				if i < 4 {

@@ -52,6 +52,12 @@ const (
 	LinkSources Guard = "overlay sources come by the tunnel alone"
 	Filters     Guard = "filter tests go to where the asker is"
 	Hops        Guard = "a leader brings its own site's packets alone"
+	Passing     Guard = "a leader passes the log's events on to its own site's nodes, one stream each"
+	Proven      Guard = "what a leader passes on needs a server's signature"
+	Fresh       Guard = "a leader that passes events on late is left"
+	SiteRecords Guard = "a site's nodes alone exchange its records"
+	Away        Guard = "those that lead a site say who of it is away"
+	Chosen      Guard = "where the log has chosen a site's leaders, no other leads it"
 	PlainOwn    Guard = "a plain peer's packets carry its own source"
 	PlainPort   Guard = "plain peers do not reach the control net"
 	Fair        Guard = "what one caller may take is bounded"
@@ -87,7 +93,7 @@ func All() []Attempt {
 	for _, list := range [][]Attempt{
 		strangers(), tokens(), pods(), neighbours(), overheard(), gossipKey(), memberGossip(), relays(), memberEgress(),
 		memberRPC(), sizes(), plainPeers(),
-		floods(), revoked(), memberRaft(), leaders(),
+		floods(), revoked(), memberRaft(), leaders(), siteRecords(), siteNews(), siteEvents(),
 	} {
 		all = append(all, list...)
 	}

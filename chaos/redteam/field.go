@@ -28,6 +28,13 @@ const (
 	stranger  = "stranger"
 	bystander = "bystander"
 
+	// Late ones, see redteam.yaml.
+	heir   = "dc4"  // wishes to lead dc, as dc2 does
+	local  = "dc5"  // known to its own site alone
+	mate   = "mate" // of mallory's site
+	pal    = "pal"  // likewise
+	second = "dc3"  // leads its site beside relayNode
+
 	guest = "guest" // a plain peer of others
 
 	honestPod  = "web"   // on the victim; it uses an egress
@@ -49,6 +56,7 @@ type Field struct {
 	doomed  *person          // a member that is there to be revoked
 	started map[string]int64 // when each honest agent started
 	pods    map[string][]netip.Addr
+	sited   bool // the late ones have started, see inSites
 }
 
 // newField gathers what attackers hold.
@@ -222,7 +230,7 @@ func (f *Field) token(ctx context.Context, uses uint32) (*skeinv1.JoinToken, err
 
 // suffering lists honest agents that are not the ones that started.
 func (f *Field) suffering(ctx context.Context) (out []string) {
-	for _, n := range honest {
+	for n := range f.started {
 		err := until(ctx, 2*patience, func() error {
 			s, err := f.api(n).Status(ctx, &skeinv1.StatusRequest{})
 			if err == nil && s.GetStartedAt() != f.started[n] {

@@ -96,7 +96,6 @@ func floods() []Attempt {
 				return func(ctx context.Context) error { return one(ctx, f) }, nothing, nil
 			})
 	}
-	long := func(a Attempt) Attempt { a.Long = true; return a }
 	return []Attempt{
 		rpc("flood Propose with refused commands", func(ctx context.Context, f *Field) error {
 			_, err := f.mallory.cluster(relayNode).Propose(ctx,

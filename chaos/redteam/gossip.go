@@ -27,6 +27,7 @@ import (
 const (
 	recordMagic, recordVersion            = 0x5c, 1
 	frameHave, frameWant, frameRecordList = 1, 2, 3
+	frameHaveSite, frameFetch             = 4, 6
 )
 
 // records are what a server has of a node.
@@ -38,26 +39,32 @@ func (f *Field) record(ctx context.Context, name string) (*skeinv1.Record, error
 // push brings records to a server by the record protocol: the attacker says that it has them, and hands them over when
 // asked.
 func (p *person) push(ctx context.Context, to string, records ...*skeinv1.SignedRecord) (refusal string, err error) {
+	return p.pushAs(ctx, to, frameHave, records...)
+}
+
+// pushAs is push with the frame by which digests are told.
+func (p *person) pushAs(ctx context.Context, to string, have byte, records ...*skeinv1.SignedRecord) (
+	refusal string, err error) {
 	c, err := p.Dial(ctx, p.field.id(to), identity.ALPNGossip)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(patience))
-	have := &skeinv1.Digests{From: p.id()}
+	digests := &skeinv1.Digests{From: p.id()}
 	for _, s := range records {
 		r := &skeinv1.Record{}
 		if err := proto.Unmarshal(s.GetRecord(), r); err != nil {
 			return "", err
 		}
 		sum := sha256.Sum256(s.GetRecord())
-		have.Have = append(have.Have, &skeinv1.RecordDigest{NodeId: r.GetNodeId(), Epoch: max(r.GetEpoch(), 1<<40),
+		digests.Have = append(digests.Have, &skeinv1.RecordDigest{NodeId: r.GetNodeId(), Epoch: max(r.GetEpoch(), 1<<40),
 			Seq: r.GetSeq(), Sum: sum[:8]})
 	}
 	if _, err := c.Write([]byte{recordMagic, recordVersion}); err != nil {
 		return "", err
 	}
-	if err := writeRecordFrame(c, frameHave, have); err != nil {
+	if err := writeRecordFrame(c, have, digests); err != nil {
 		return "", err
 	}
 	for { // what the server sends of its own comes first

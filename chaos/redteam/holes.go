@@ -46,9 +46,48 @@ var holes = []hole{
 	{"the control net lets everybody in", []Guard{Roster}, []edit{
 		{"agent/control/net.go", "	if !ok || !known.Equal(key) {", "	if ok && !known.Equal(key) {"},
 	}, []string{"open a control stream for RPC"}},
+	{"records of who was revoked stay where they are", []Guard{Roster}, []edit{
+		{"gossip/records.go", "	g.local.keep(g.roster.member)", "	g.local.keep(func(identity.ID) bool { return true })"},
+	}, []string{"ask for the record of a node that was revoked"}},
 	{"records' signatures are not looked at", []Guard{Signatures}, []edit{
 		{"gossip/verify.go", "	if !ed25519.Verify(key, append(", "	if false && !ed25519.Verify(key, append("},
-	}, []string{"write another node's record, signed by itself"}},
+	}, []string{"write another node's record, signed by itself",
+		"answer for its site with another node's record, altered",
+		"answer for its site with another node's record, signed by itself"}},
+	{"a site's records are for everybody", []Guard{SiteRecords}, []edit{
+		{"gossip/stream.go", "		if t = siteTable; !x.near(peer) {", "		if t = siteTable; false && !x.near(peer) {"},
+	}, []string{"exchange records with a site as a member of another one"}},
+	{"whoever calls a node away is believed", []Guard{Away}, []edit{
+		{"gossip/place.go", "	return place.anyVoice(voices[site], id, func(",
+			"	return place.anyVoice(slices.Concat(slices.Collect(maps.Values(voices))...), id, func("},
+		{"gossip/place.go", "		if w := p.weight(v); w > most {", "		if w := 0 * p.weight(v); w > most {"},
+		{"gossip/place.go", "			there = there || says", "			there = there && says"},
+	}, []string{"call a node of another site away", "call a node away as a member of its site that does not lead it",
+		"call a node away as one that says it leads the node's site"}},
+	{"what a node says of its site and of leading it counts as much as the log's word", []Guard{Chosen}, []edit{
+		{"agent/sites/view.go", "	if n.GetSettings().GetSiteSet() {", "	if n.GetSettings().GetSiteSet() && r == nil {"},
+		{"agent/sites/elect.go", "{ return n.Chosen && !n.Reluctant }", "{ return (n.Chosen || n.Wish) && !n.Reluctant }"},
+	}, []string{"lead another site, by its own record alone"}},
+	{"a leader passes events on to everybody, by any number of streams", []Guard{Passing}, []edit{
+		{"agent/siteevents.go", "	if site, known := p.SiteOf(peer); !known || site != p.Site {",
+			"	if site, known := p.SiteOf(peer); known && site == \"nowhere\" {"},
+		{"consensus/pass.go", "	if before != nil {", "	if before != nil && p.open == nil {"},
+		{"consensus/pass.go", "		if err := checkMember(s.cfg.Replica.State(), peer); err != nil {",
+			"		if err := checkMember(s.cfg.Replica.State(), peer); err != nil && c == nil {"},
+	}, []string{"subscribe at the leader of another site", "subscribe at its site's leader many times",
+		"be kept in a leader's subscription that was open when it was revoked"}},
+	{"checkpoints' signatures are not looked at", []Guard{Proven}, []edit{
+		{"consensus/checkpoint.go", "		!ed25519.Verify(key, checkpointText(",
+			"		false && !ed25519.Verify(key, checkpointText("},
+	}, []string{"pass on an event of its own making, with a checkpoint in a server's name"}},
+	{"a checkpoint is for any events", []Guard{Proven}, []edit{
+		{"consensus/replica.go", "	case next.Hash() != hash:", "	case false && next.Hash() != hash:"},
+	}, []string{"pass on another event with a server's checkpoint"}},
+	{"a leader may be as late as it likes", []Guard{Fresh}, []edit{
+		{"consensus/passed.go", "	freshFor   = 7 * time.Second", "	freshFor   = 7 * time.Hour"},
+		{"consensus/passed.go", "	auditSoon  = 5 * time.Second ", "	auditSoon  = 5 * time.Hour "},
+		{"consensus/passed.go", "	auditEvery = time.Minute ", "	auditEvery = time.Hour "},
+	}, []string{"hold events back with an old checkpoint", "pass events on later and later"}},
 	{"a record may have ten times as much", []Guard{Limits}, []edit{
 		{"gossip/verify.go", "	MaxRecordBytes   = 8 << 10", "	MaxRecordBytes   = 80 << 10"},
 		{"gossip/verify.go", "	MaxCandidates    = 64", "	MaxCandidates    = 640"},
@@ -73,7 +112,9 @@ var holes = []hole{
 		{"agent/rpclimit.go", "	if path == skeinv1connect.ClusterServiceProposeProcedure && l.server(id) {",
 			"	if path != \"\" || l.server(id) {"},
 		{"events/decide_block.go", "int(min(total-uint64(held.n), MaxBlocksAtOnce))", "int(total-uint64(held.n))"},
-	}, []string{"read the whole state again and again", "take all of a pool's blocks"}},
+		{"gossip/fetch.go", "	return l.AllowN(now, 1) && f.all.AllowN(now, 1)", "	return l.AllowN(now, 1) || true"},
+	}, []string{"read the whole state again and again", "take all of a pool's blocks",
+		"ask for a site's records again and again"}},
 	{"every member hands over packets as relays do", []Guard{RelayIDs}, []edit{
 		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {",
 			"if f.s.cfg.Relay == nil {"},

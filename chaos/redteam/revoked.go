@@ -73,7 +73,7 @@ func revoked() []Attempt {
 		recordFrom("have a member spread its record", func(f *Field) *person { return f.exile }),
 		{Name: "be kept in a subscription that was open when it was revoked", From: Revoked, Guard: Roster, Judge: given,
 			Try: func(ctx context.Context, f *Field) (Seen, error) {
-				return f.keepSubscription(ctx)
+				return f.keepSubscription(ctx, relayNode, "")
 			}},
 	}
 }
@@ -101,21 +101,28 @@ func recordFrom(name string, who func(*Field) *person) Attempt {
 		}}
 }
 
-// keepSubscription revokes a member that listens to the log, changes something, and looks whether the member still
-// hears.
-func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
+// keepSubscription revokes a member that listens to the log at a node, changes something, and looks whether the member
+// still hears. With a site, the log has the member in it, and it sits where a tunnel is: a relay would end its stream.
+func (f *Field) keepSubscription(ctx context.Context, at, site string) (seen Seen, err error) {
 	p, err := f.newcomer(stranger)
 	if err != nil {
 		return seen, err
 	}
-	if err := p.enrol(ctx, "leaver-"+p.id()[:6]); err != nil {
+	name := "leaver-" + p.id()[:6]
+	if err := p.enrol(ctx, name); err != nil {
 		return seen, err
+	}
+	if site != "" {
+		p.ns, p.tunnel = f.mallory.ns, true
+		if err := f.setNode(ctx, name, &skeinv1.NodeSettings{SiteSet: true, Site: site}, "site"); err != nil {
+			return seen, err
+		}
 	}
 	listening, stop := context.WithTimeout(ctx, 2*patience)
 	defer stop()
 	var s *connect.ServerStreamForClient[skeinv1.SubscribeResponse]
 	err = until(ctx, patience, func() (err error) { // the node that the stream goes to hears of a new member in a moment
-		if s, err = p.cluster(relayNode).Subscribe(listening,
+		if s, err = p.cluster(at).Subscribe(listening,
 			&skeinv1.SubscribeRequest{After: f.members.GetIndex()}); err == nil && !s.Receive() {
 			err = fmt.Errorf("the subscription does not begin: %w", s.Err())
 		}

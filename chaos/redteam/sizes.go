@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,6 +56,13 @@ func admin(name string, guard Guard, ask func(context.Context, *Field) error) At
 			pause(ctx, 200*time.Millisecond)
 			if seen.After, err = f.log(ctx); err != nil {
 				return seen, err
+			}
+			for _, p := range seen.After.GetPools() { // the next attempts want the lab as it was
+				if !slices.ContainsFunc(seen.Before.GetPools(), func(b *skeinv1.Pool) bool { return b.GetName() == p.GetName() }) {
+					if _, err := f.api(relayNode).RemovePool(ctx, &skeinv1.RemovePoolRequest{Name: p.GetName()}); err != nil {
+						return seen, err
+					}
+				}
 			}
 			seen.Files, err = f.strayFiles()
 			return seen, err
