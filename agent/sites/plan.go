@@ -92,24 +92,28 @@ type member struct {
 
 // group is what the way to a member follows from, if it is the same for many.
 type group struct {
-	site  string
-	slice uint8
+	site string
+	kind uint8 // of the member's slice
 }
 
 // group is that of a member of another site; false: the way to the member is its own. A host that passes nothing on
 // sends all by the same leader. One that does sends by the leaders of the member's site, and to a member that neither
-// leads nor peers with other sites it is its slice alone that decides by which.
+// leads nor peers with other sites it is the order alone that decides by which in which its slice uses them.
 func (p *Plan) group(i int) (group, bool) {
-	switch n := &p.nodes[i]; {
+	n := &p.nodes[i]
+	switch {
 	case p.Full || !n.known || n.site == p.Site:
 		return group{}, false
 	case p.topology[p.Site] == Site && !p.Forwards && !p.Elected:
 		return group{}, true
-	case n.gate || n.leads || p.sliced[n.site] == nil:
+	case n.gate || n.leads:
 		return group{}, false
-	default:
-		return group{n.site, n.slice}, true
 	}
+	s := p.sliced[n.site]
+	if s == nil {
+		return group{}, false
+	}
+	return group{n.site, s.kind(n.slice)}, true
 }
 
 // Guard is what a node may bring to this host: packets whose inner source belongs to it, to any node of its site, or to

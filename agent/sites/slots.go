@@ -137,8 +137,9 @@ func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 // sharer remembers the shares that it has found, which are the same for all sites that have the same slots taken. It
 // is safe for concurrent use.
 type sharer struct {
-	mu    sync.Mutex
-	found map[uint32]*share
+	mu     sync.Mutex
+	found  map[uint32]*share
+	sorted map[[3]uint32]*share // by tiers; see kinds
 }
 
 func (sh *sharer) of(taken uint32) *share {
@@ -153,6 +154,41 @@ func (sh *sharer) of(taken uint32) *share {
 		sh.found[taken] = s
 	}
 	return s
+}
+
+// kinds are the same number for slices that use the leaders in the same order, for sites with the same tiers.
+func (sh *sharer) kinds(tiers [3]uint32) *share {
+	sh.mu.Lock()
+	k := sh.sorted[tiers]
+	sh.mu.Unlock()
+	if k != nil {
+		return k
+	}
+	k = &share{}
+	known := map[string]uint8{}
+	for slice := range k {
+		var order []byte
+		for _, left := range tiers {
+			for left != 0 {
+				slot := sh.of(left)[slice]
+				order = append(order, slot)
+				left &^= 1 << slot
+			}
+		}
+		kind, ok := known[string(order)]
+		if !ok {
+			kind = uint8(len(known))
+			known[string(order)] = kind
+		}
+		k[slice] = kind
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.sorted == nil {
+		sh.sorted = map[[3]uint32]*share{}
+	}
+	sh.sorted[tiers] = k
+	return k
 }
 
 // sliced are the leaders of a site that shares its slices among them.
@@ -204,6 +240,9 @@ func (s *sliced) order(slice uint8) iter.Seq[identity.ID] {
 		}
 	}
 }
+
+// kind is the same for slices that use the leaders in the same order.
+func (s *sliced) kind(slice uint8) uint8 { return s.shares.kinds(s.tiers)[slice] }
 
 // SliceOrder is the order in which nodes in a slice use the leaders of their site, which have slots.
 func SliceOrder(leaders []Leader, slice int) []identity.ID {
