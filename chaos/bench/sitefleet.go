@@ -35,7 +35,7 @@ const (
 	siteFleetWide   = 4       // of each site: everybody has their records
 	siteFleetWithin = 10 * time.Minute
 	siteFleetLook   = 10 * time.Second // a status of 10,000 members costs an agent 25 ms
-	siteFleetCalm   = 2 * time.Minute // what agents that have just started still have to do
+	siteFleetCalm   = 2 * time.Minute  // what agents that have just started still have to do
 )
 
 // siteFleet measures what an agent costs that is one of 10,000 in 50 sites and leads nothing. It takes minutes, and is
