@@ -157,15 +157,15 @@ type Agent struct {
 	expelled    atomic.Pointer[revokedError] // a server said that this node was revoked
 	writes      atomic.Uint64
 	netcheck    atomic.Pointer[candidate.Result]
-	controlDoor door                                                   // of the control net's port on overlay addresses
-	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
-	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
-	wishes      atomic.Pointer[part.Wishes]                            // of the parts, for this host
-	sitePlan    atomic.Pointer[sites.Plan]                             // nil: not made yet
-	placed      atomic.Pointer[placed]                                 // nil: it gossips with everybody, as all do
-	siteEvents  atomic.Pointer[siteEvents]                             // by that plan; nil: not made yet
-	rpc         atomic.Pointer[consensus.Service]                      // what this node answers to others; nil: not served yet
-	forced      *forced.Step                                           // nil: this node only relays, or has not opened discovery yet
+	controlDoor door                              // of the control net's port on overlay addresses
+	packetKeys  sync.Map                          // WireGuard key of a member -> key of control packets with it
+	stats       atomic.Pointer[tunnelStats]       // as the device has it
+	wishes      atomic.Pointer[part.Wishes]       // of the parts, for this host
+	sitePlan    atomic.Pointer[sites.Plan]        // nil: not made yet
+	placed      atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
+	siteEvents  atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
+	rpc         atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
+	forced      *forced.Step                      // nil: this node only relays, or has not opened discovery yet
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step
 	pairKeys     projection.Keys
@@ -260,8 +260,8 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	}
 	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {
 		m, known := a.roster.get(id)
-		peers := a.stats.Load()
-		return known && peers != nil && !(*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero()
+		p, _ := a.stats.Load().of(dataplane.Key(m.wg))
+		return known && !p.LastHandshake.IsZero()
 	})
 }
 

@@ -36,10 +36,11 @@ func (a *Agent) knock() map[identity.ID]bool {
 	all := a.stats.Load()
 	handshake := func(id identity.ID) time.Time { // zero: none, or it is not known
 		m, ok := a.roster.get(id)
-		if !ok || all == nil {
+		if !ok {
 			return time.Time{}
 		}
-		return (*all)[dataplane.Key(m.wg)].LastHandshake
+		p, _ := all.of(dataplane.Key(m.wg))
+		return p.LastHandshake
 	}
 	out := a.knocks.standing(time.Now())
 	for _, id := range a.knocks.parted(time.Now(), handshake) {
@@ -136,7 +137,10 @@ type attempts struct {
 func (u *unanswered) look(
 	counters map[identity.ID]path.Counters, alive func(identity.ID) bool, now time.Time,
 ) (ask identity.ID, any bool) {
-	next := make(unanswered, len(counters))
+	if *u == nil {
+		*u = unanswered{}
+	}
+	maps.DeleteFunc(*u, func(id identity.ID, _ attempts) bool { _, there := counters[id]; return !there })
 	for id, c := range counters {
 		x, known := (*u)[id]
 		sent := c.TxBytes - x.tx
@@ -153,9 +157,8 @@ func (u *unanswered) look(
 			ask, any = id, true
 			x.asked = now
 		}
-		next[id] = x
+		(*u)[id] = x
 	}
-	*u = next
 	return ask, any
 }
 

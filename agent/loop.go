@@ -553,14 +553,11 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if err != nil {
 		return // Apply reports what is wrong with the device
 	}
-	byKey := make(map[dataplane.Key]dataplane.PeerStatus, len(all))
-	for _, p := range all {
-		byKey[p.PublicKey] = p
-	}
-	a.stats.Store(&byKey)
+	stats := (*tunnelStats)(&all)
+	a.stats.Store(stats)
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
-		if p, ok := byKey[dataplane.Key(wg)]; ok {
+		if p, ok := stats.of(dataplane.Key(wg)); ok {
 			own := a.control.Carried(id)
 			counters[id] = path.Counters{
 				RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id),

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
@@ -176,13 +177,12 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 		counter(descRelayDrops, s.Dropped, name)
 		out <- prometheus.MustNewConstMetric(descRelayRTT, prometheus.GaugeValue, s.RTT.Seconds(), name)
 	}
-	if all := c.a.stats.Load(); all != nil {
-		for _, id := range c.a.roster.Members() {
-			m, _ := c.a.roster.get(id)
-			if p, ok := (*all)[[32]byte(m.wg)]; ok {
-				counter(descPeerBytes, p.RxBytes, m.name, "rx")
-				counter(descPeerBytes, p.TxBytes, m.name, "tx")
-			}
+	all := c.a.stats.Load()
+	for _, id := range c.a.roster.Members() {
+		m, _ := c.a.roster.get(id)
+		if p, ok := all.of(dataplane.Key(m.wg)); ok {
+			counter(descPeerBytes, p.RxBytes, m.name, "rx")
+			counter(descPeerBytes, p.TxBytes, m.name, "tx")
 		}
 	}
 	if c.a.paths != nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"maps"
 	"net/netip"
 	"time"
 
@@ -33,7 +34,10 @@ type roamer struct {
 func (r *roaming) look(
 	want map[dataplane.Key]dataplane.Peer, have []dataplane.PeerStatus, gone map[dataplane.Key]bool, now time.Time,
 ) (mend bool) {
-	next := make(roaming)
+	if *r == nil {
+		*r = roaming{}
+	}
+	maps.DeleteFunc(*r, func(key dataplane.Key, _ roamer) bool { return !want[key].Endpoint.IsValid() })
 	for _, p := range have {
 		w := want[p.PublicKey].Endpoint
 		if !w.IsValid() {
@@ -54,9 +58,8 @@ func (r *roaming) look(
 			x.since, x.last = time.Time{}, now
 			mend = true
 		}
-		next[p.PublicKey] = x
+		(*r)[p.PublicKey] = x
 	}
-	*r = next
 	return mend
 }
 

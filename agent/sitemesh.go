@@ -65,7 +65,7 @@ func (a *Agent) followPlan(now time.Time) {
 	paths := a.currentPaths()
 	m.noteReturned(p, paths, a.handshake, now)
 	r := m.reach(paths, shunned(p, a.witnesses.said(), paths), a.handshake, now)
-	if old := a.reach.Load(); old.full() || !old.Equal(r) {
+	if old := a.reach.Load(); old.full() || old.Reach != r {
 		a.reach.Store(&reach{r})
 	}
 	m.wake(now, a.wakeUp)
@@ -86,11 +86,8 @@ func (a *Agent) tellReplaceable(p *sites.Plan) {
 
 // handshake is when the last one with a peer was, as WireGuard's counters had it lately.
 func (a *Agent) handshake(id identity.ID) time.Time {
-	stats := a.stats.Load()
-	if stats == nil {
-		return time.Time{}
-	}
-	return (*stats)[dataplane.Key(a.loop.members[id])].LastHandshake
+	p, _ := a.stats.Load().of(dataplane.Key(a.loop.members[id]))
+	return p.LastHandshake
 }
 
 // deadPath reports whether nothing goes by a peer for its path.

@@ -41,23 +41,34 @@ type memberSeen struct {
 	alive, outdated, reached bool
 }
 
-// equal reports whether a plan of either would be the same at the same moment.
-func (s *planSeen) equal(o *planSeen) bool {
-	return s.members == o.members && maps.Equal(s.placed, o.placed) && maps.Equal(s.of, o.of)
-}
-
-// seeSites is what a plan is made of now.
-func (a *Agent) seeSites() planSeen {
-	now := planSeen{members: a.roster.forPlans(), placed: a.gossip.Placed()}
-	records, paths := a.gossip.Records(), a.currentPaths()
-	now.of = make(map[identity.ID]memberSeen, len(records)+1)
-	for id, e := range records {
-		now.of[id] = memberSeen{e.Record, a.gossip.Alive(id), a.gossip.Outdated(id), paths[id].Alive}
+// seeSites looks at what a plan is made of, and reports whether a plan would be another one now than by the last look.
+func (a *Agent) seeSites() (changed bool) {
+	s := &a.loop.sites.seen
+	members, placed := a.roster.forPlans(), a.gossip.Placed()
+	changed = s.members != members || !maps.Equal(s.placed, placed)
+	s.members, s.placed = members, placed
+	if s.of == nil {
+		s.of = map[identity.ID]memberSeen{}
 	}
-	self := now.of[a.id]
-	self.record = ownSite(self.record, a.claimed())
-	now.of[a.id] = self
-	return now
+	records, paths := a.gossip.Records(), a.currentPaths()
+	note := func(id identity.ID, m memberSeen) {
+		if old, known := s.of[id]; !known || old != m {
+			s.of[id], changed = m, true
+		}
+	}
+	for id, e := range records {
+		if id != a.id {
+			note(id, memberSeen{e.Record, a.gossip.Alive(id), a.gossip.Outdated(id), paths[id].Alive})
+		}
+	}
+	note(a.id, memberSeen{record: ownSite(records[a.id].Record, a.claimed()), alive: true})
+	for id := range s.of {
+		if _, known := records[id]; !known && id != a.id {
+			delete(s.of, id)
+			changed = true
+		}
+	}
+	return changed
 }
 
 // planSites makes the plan by which this host takes part in the sites' mesh, if it may be another one than before:
@@ -67,21 +78,20 @@ func (a *Agent) planSites(now time.Time) {
 	if st == nil || a.self() == nil {
 		return
 	}
-	seen, p := a.seeSites(), a.sitePlan.Load()
-	if p == nil || !seen.equal(&s.seen) || !s.due.IsZero() && !now.Before(s.due) {
-		s.seen = seen
+	changed, p := a.seeSites(), a.sitePlan.Load()
+	if changed || p == nil || !s.due.IsZero() && !now.Before(s.due) {
 		p = a.makePlan(st.Settings(), now)
 		a.leaderChanges.note(a.sitePlan.Load(), p)
 		a.sitePlan.Store(p)
 	}
-	a.warnOfSites(p, seen.of[a.id].record)
+	a.warnOfSites(p, s.seen.of[a.id].record)
 	a.noteSilent(p)
 }
 
 // makePlan makes the plan of now, and sees to it that the next one is made in time.
 func (a *Agent) makePlan(settings *skeinv1.Settings, now time.Time) *sites.Plan {
 	s := &a.loop.sites
-	of := s.seen.of
+	of := maps.Clone(s.seen.of) // the plan may be asked later
 	in := sites.Input{Self: a.id, Settings: settings, Members: s.seen.members,
 		Records:  make(map[identity.ID]*skeinv1.Record, len(of)),
 		Outdated: func(id identity.ID) bool { return of[id].outdated },

@@ -124,8 +124,8 @@ func (a *Agent) peerUsage() []*skeinv1.PeerUsage {
 				u.Detail = "udp"
 			}
 		}
-		if stats != nil && len(n.GetWireguardKey()) == len(dataplane.Key{}) {
-			st := (*stats)[dataplane.Key(n.GetWireguardKey())]
+		if len(n.GetWireguardKey()) == len(dataplane.Key{}) {
+			st, _ := stats.of(dataplane.Key(n.GetWireguardKey()))
 			u.RxBytes, u.TxBytes = st.RxBytes, st.TxBytes
 		}
 		out = append(out, u)

@@ -240,12 +240,10 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 		return v
 	}
 	k := dataplane.Key(n.GetWireguardKey())
-	if all := a.stats.Load(); all != nil {
-		if st, ok := (*all)[k]; ok {
-			v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
-			if !st.LastHandshake.IsZero() {
-				v.LastHandshake = st.LastHandshake.UnixNano()
-			}
+	if st, ok := a.stats.Load().of(k); ok {
+		v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
+		if !st.LastHandshake.IsZero() {
+			v.LastHandshake = st.LastHandshake.UnixNano()
 		}
 	}
 	a.mu.Lock()

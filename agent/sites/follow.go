@@ -26,6 +26,8 @@ type Follower struct {
 	before   []former // for Linger after the topology changed last, the newest last
 	used     int      // of those, the one by which packets went when it began to change
 	switched time.Time
+	reach    *Reach // the newest one
+	spare    *Reach // room for the next
 }
 
 // former is a plan of before the topology changed.
@@ -92,14 +94,14 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 	return f.switched.Add(Linger), true
 }
 
-// Reach is the plan, with what is left of those before it. Way is how a plan has this host send to a node, with what it
+// Reach is the plan, with what is left of those before it; the same one as before if it says the same. Way is how a plan has this host send to a node, with what it
 // finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the
 // first packets of one that begins are easily lost.
 func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
 	now time.Time) *Reach {
 	members := f.plan.in.Members
-	r := &Reach{Site: f.plan.Site, Guards: f.guards(), members: members, nodes: f.plan.nodes,
-		peers: make([]bool, len(members.ids)), next: make([]Next, len(members.ids))}
+	r := f.room(len(members.ids))
+	r.Site, r.Guards, r.members, r.nodes = f.plan.Site, f.guards(), members, f.plan.nodes
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
 	type found struct {
 		Way
@@ -143,6 +145,23 @@ func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, i
 			r.next[i] = Next{Via: others, Passed: true}
 		}
 	}
+	if f.reach != nil && f.reach.Equal(r) {
+		f.spare = r
+	} else {
+		f.reach, f.spare = r, nil
+	}
+	return f.reach
+}
+
+// room is an empty Reach for n members.
+func (f *Follower) room(n int) *Reach {
+	r := f.spare
+	if r == nil || cap(r.peers) < n {
+		return &Reach{peers: make([]bool, n), next: make([]Next, n)}
+	}
+	f.spare, r.peers, r.next = nil, r.peers[:n], r.next[:n]
+	clear(r.peers)
+	clear(r.next)
 	return r
 }
 
