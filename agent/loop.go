@@ -378,11 +378,19 @@ func (a *Agent) syncState() error {
 // syncPeers has a path and a probe key for each of WireGuard's peers, and for nobody else.
 func (a *Agent) syncPeers() {
 	reach, now := a.reach.Load(), map[identity.ID]identity.WireGuardKey{}
-	for _, id := range a.roster.Members() {
-		if !reach.peer(id) && id != a.id {
+	peers := slices.Values(a.roster.Members()) // this node included
+	if !reach.full() {
+		peers = func(yield func(identity.ID) bool) {
+			if yield(a.id) {
+				reach.Peers()(yield)
+			}
+		}
+	}
+	for id := range peers {
+		m, ok := a.roster.get(id)
+		if !ok {
 			continue
 		}
-		m, _ := a.roster.get(id)
 		now[id] = m.wg
 		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
 			a.loop.unprobed[id] = m

@@ -119,6 +119,66 @@ func TestSitesArePlanned(t *testing.T) {
 	})
 }
 
+// TestPlansAreMadeWhenNeeded: a round that finds nothing new keeps the plan; one that finds another record, member or
+// setting makes another plan, and so does one after the moment until which the plan holds.
+func TestPlansAreMadeWhenNeeded(t *testing.T) {
+	h, near, late := newHost(t, "a"), newHost(t, "near"), newHost(t, "late")
+	w := newWorld(t, h, near)
+	replica := newReplica(t, w)
+	simtime.Test(t, func(t *testing.T) {
+		a := newTestAgent(h, w.state)
+		a.cfg.Site, a.replica = "dc", replica
+		defer a.withGossip(t, h.key, w.state)()
+		round := func() *sites.Plan {
+			a.loop.state = w.state
+			a.roster.update(w.state)
+			a.planSites(time.Now())
+			a.publish()
+			return a.sitePlan.Load()
+		}
+		settled := func() *sites.Plan {
+			for range 60 { // what it has published and elected has rested, and so has what it remembers
+				round()
+				time.Sleep(time.Second)
+			}
+			return round()
+		}
+		record := func(seq uint64, site string) func() {
+			return func() {
+				signed, err := gossip.Sign(near.key, &skeinv1.Record{NodeId: near.key.ID().String(), Epoch: 1, Seq: seq, Site: site})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{signed}); len(errs) > 0 {
+					t.Fatal(errs)
+				}
+			}
+		}
+		for _, c := range []struct {
+			what   string
+			change func()
+		}{
+			{"a record", record(1, "dc")},
+			{"another one of the same member", record(2, "home")},
+			{"a member", func() { w.must(w.admission(late)) }},
+			{"the topology", func() {
+				w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+					Settings: &skeinv1.Settings{Topology: sites.Site}, Fields: []string{"topology"}}}})
+			}},
+			{"the time until which the plan holds", func() { a.loop.sites.due = time.Now() }},
+		} {
+			p := settled()
+			if p != round() {
+				t.Errorf("before %s: a round that finds nothing new makes another plan", c.what)
+			}
+			c.change()
+			if p == round() {
+				t.Errorf("%s is another one, and the plan stays", c.what)
+			}
+		}
+	})
+}
+
 // TestAHostIsWhereItClaimsToBe: a record that gossip has published names the site of before until the plan has changed.
 func TestAHostIsWhereItClaimsToBe(t *testing.T) {
 	published := &skeinv1.Record{Site: "edge", Leads: 3}

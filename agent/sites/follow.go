@@ -27,7 +27,7 @@ type Follower struct {
 	used     int      // of those, the one by which packets went when it began to change
 	switched time.Time
 	reach    *Reach // the newest one
-	spare    *Reach // room for the next
+	unused   *Reach // its arrays are for the next one
 }
 
 // former is a plan of before the topology changed.
@@ -100,7 +100,7 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
 	now time.Time) *Reach {
 	members := f.plan.in.Members
-	r := f.room(len(members.ids))
+	r := f.emptyReach(len(members.ids))
 	r.Site, r.Guards, r.members, r.nodes = f.plan.Site, f.guards(), members, f.plan.nodes
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
 	type found struct {
@@ -146,20 +146,20 @@ func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, i
 		}
 	}
 	if f.reach != nil && f.reach.Equal(r) {
-		f.spare = r
+		f.unused = r
 	} else {
-		f.reach, f.spare = r, nil
+		f.reach, f.unused = r, nil
 	}
 	return f.reach
 }
 
-// room is an empty Reach for n members.
-func (f *Follower) room(n int) *Reach {
-	r := f.spare
+// emptyReach is one for n members that says nothing yet.
+func (f *Follower) emptyReach(n int) *Reach {
+	r := f.unused
 	if r == nil || cap(r.peers) < n {
 		return &Reach{peers: make([]bool, n), next: make([]Next, n)}
 	}
-	f.spare, r.peers, r.next = nil, r.peers[:n], r.next[:n]
+	f.unused, r.peers, r.next = nil, r.peers[:n], r.next[:n]
 	clear(r.peers)
 	clear(r.next)
 	return r
