@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -424,5 +425,26 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 		w.paths[w.ids[other]] = direct
 		shake()
 		look("it is proven, the other one not", direct, time.Second, bound)
+	}
+}
+
+// TestPathsHearWhoCanBeReplaced: following a plan tells the paths in whose place other leaders carry, and another plan
+// tells them anew.
+func TestPathsHearWhoCanBeReplaced(t *testing.T) {
+	self := newHost(t, "self")
+	a := newTestAgent(self, newWorld(t, self).state)
+	a.id = identity.ID{3} // planFor's third node leads nothing
+	a.paths = path.NewManager(path.Config{Self: a.id, Prober: pinger{a}, Log: quiet()})
+	t.Cleanup(a.paths.Close)
+	two, one := map[identity.ID]uint64{{1}: 1, {2}: 1, {4}: 1, {5}: 1}, map[identity.ID]uint64{{1}: 1, {4}: 1, {5}: 1}
+	for _, c := range []struct {
+		terms map[identity.ID]uint64
+		want  map[identity.ID]bool
+	}{{two, map[identity.ID]bool{{1}: true, {2}: true}}, {one, map[identity.ID]bool{}}} {
+		a.sitePlan.Store(planFor(a.id, sites.Site, c.terms))
+		a.followPlan(time.Now())
+		if got := a.loop.mesh.replaceable; !maps.Equal(got, c.want) {
+			t.Errorf("leaders %v: the paths hear that %v can be replaced, want %v", c.terms, got, c.want)
+		}
 	}
 }
