@@ -137,8 +137,8 @@ func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
 	return place.home(id)
 }
 
-// Placed are the sites of members that are elsewhere than the log implies, as they have told everybody. Where the record
-// of one is here, that counts. The caller must not change it.
+// Placed are the sites of members that are elsewhere than the log implies, as they have told everybody. Where the
+// record of one is here, that counts. The caller must not change it.
 func (g *Gossip) Placed() map[identity.ID]string { return g.table.placed() }
 
 // siteIn is the site that a record puts its owner into. A record of scope MESH has what the owner is configured to say,

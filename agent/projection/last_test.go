@@ -24,7 +24,8 @@ func remembered(t *testing.T) (projection.Input, []identity.ID) {
 	in.Host.PrivateKey, in.Host.Keepalive, in.Host.RouteNodeAddresses = identity.WireGuardKey{1}, 5*time.Second, true
 	in.Plain.Now = time.Unix(0, phone.GetExpiresAt()-1)
 	for i, id := range ids {
-		in.Records[id] = &skeinv1.Record{Site: "home", NodeAddresses: []string{netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, byte(i), 0}), 24).String()}}
+		network := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, byte(i), 0}), 24)
+		in.Records[id] = &skeinv1.Record{Site: "home", NodeAddresses: []string{network.String()}}
 	}
 	in.Endpoints[ids[1]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0.1:51820"), Proven: true}
 	return in, ids
@@ -91,8 +92,8 @@ func TestLastFollowsEveryChange(t *testing.T) {
 	}
 }
 
-// TestLastRedirects: when it is only where WireGuard sends that changes, nothing else is made anew, and what is given is
-// what a projection gives.
+// TestLastRedirects: when only where WireGuard sends changes, nothing else is made anew, and what is given is what a
+// projection gives.
 func TestLastRedirects(t *testing.T) {
 	base, ids := remembered(t)
 	at := netip.MustParseAddrPort("198.18.0.9:51820")
@@ -114,7 +115,8 @@ func TestLastRedirects(t *testing.T) {
 		{"two", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}}, nil, false},
 		{"a handshake is wanted", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}},
 			map[identity.ID]bool{ids[1]: true, ids[2]: false}, false},
-		{"of one that is no peer", map[identity.ID]projection.Endpoint{ids[3]: {Addr: at}}, map[identity.ID]bool{ids[3]: true}, false},
+		{"of one that is no peer", map[identity.ID]projection.Endpoint{ids[3]: {Addr: at}},
+			map[identity.ID]bool{ids[3]: true}, false},
 		{"of a stranger", map[identity.ID]projection.Endpoint{{9, 9}: {Addr: at}}, nil, false},
 		{"a narrow one", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at, MTU: 1300}}, nil, true},
 		{"which is gone", nil, nil, true},
@@ -193,8 +195,9 @@ func fill(m protoreflect.Message, f protoreflect.FieldDescriptor) {
 	case f.Message() != nil:
 		m.Mutable(f)
 	default:
-		values := map[protoreflect.Kind]any{protoreflect.StringKind: "10.9.0.0/16", protoreflect.BytesKind: []byte("12345678"),
-			protoreflect.BoolKind: true, protoreflect.Uint32Kind: uint32(3), protoreflect.Uint64Kind: uint64(3),
+		values := map[protoreflect.Kind]any{protoreflect.StringKind: "10.9.0.0/16",
+			protoreflect.BytesKind: []byte("12345678"),
+			protoreflect.BoolKind:  true, protoreflect.Uint32Kind: uint32(3), protoreflect.Uint64Kind: uint64(3),
 			protoreflect.Int64Kind: int64(3), protoreflect.EnumKind: protoreflect.EnumNumber(1)}
 		m.Set(f, protoreflect.ValueOf(values[f.Kind()]))
 	}

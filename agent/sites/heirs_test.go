@@ -59,7 +59,7 @@ func TestHeirs(t *testing.T) {
 // way.
 func TestOthersElectTheSame(t *testing.T) {
 	local := 0
-	rapid.Check(t, func(t *rapid.T) {
+	compare := func(t *rapid.T) {
 		all := mesh(t)
 		for _, n := range all.ids() {
 			all.away[n] = rapid.IntRange(0, 5).Draw(t, "away") == 0
@@ -110,10 +110,15 @@ func TestOthersElectTheSame(t *testing.T) {
 				}
 			}
 		}
-	})
-	if local == 0 {
-		t.Error("no record was left out")
 	}
+	rapid.Check(t, compare)
+	for range 20 { // most meshes that are drawn are so small that everybody is an heir
+		if local > 0 {
+			return
+		}
+		rapid.Check(t, compare)
+	}
+	t.Error("no record was left out")
 }
 
 // honest leaves the words of a leader's witnesses alone.

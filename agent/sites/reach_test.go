@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// TestReachIsThePlans: the way to a member that is found once for many is the one that the plan has to each of them, whoever
-// of the leaders is dead, and whether sites are shared by slices or node by node.
+// TestReachIsThePlans: the way to a member that is found once for many is the one that the plan has to each of them,
+// whoever of the leaders is dead, and whether sites are shared by slices or node by node.
 func TestReachIsThePlans(t *testing.T) {
 	hops := 0
 	for seed := range uint64(40) {
@@ -77,7 +77,8 @@ func TestReachEqual(t *testing.T) {
 		guards []sites.Bring
 	}
 	base := func() parts {
-		return parts{"home", map[identity.ID]bool{a: true}, map[identity.ID]sites.Next{b: {Via: a}}, map[identity.ID]string{b: "dc", c: "dc"},
+		return parts{"home", map[identity.ID]bool{a: true}, map[identity.ID]sites.Next{b: {Via: a}},
+			map[identity.ID]string{b: "dc", c: "dc"},
 			[]sites.Bring{{From: a, Of: []identity.ID{b, c}}}}
 	}
 	made := func(p parts) *sites.Reach { return sites.NewReach(p.site, p.peers, p.ways, p.known, p.guards) }
@@ -103,7 +104,8 @@ func TestReachEqual(t *testing.T) {
 		}
 	}
 	var none *sites.Reach
-	if !none.Equal(nil) || none.Equal(made(base())) || made(base()).Equal(none) || !none.Peer(a) || none.Hops() || none.Passes() {
+	if !none.Equal(nil) || none.Equal(made(base())) || made(base()).Equal(none) || !none.Peer(a) || none.Hops() ||
+		none.Passes() {
 		t.Error("no reach, by which all are peers, is not as it should be")
 	}
 }

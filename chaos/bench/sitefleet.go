@@ -42,7 +42,8 @@ const (
 // no part of a first look.
 func (b *bench) siteFleet(ctx context.Context) []Figure {
 	name := fmt.Sprintf("one agent of %d in %d sites, at rest", siteFleetSize, siteFleetSites)
-	target := fmt.Sprintf("%s, ≤ %.0f %% of a core, ≤ %d kB/s", memoryTarget(siteFleetMemory), siteFleetCPU, siteFleetRate/1000)
+	target := fmt.Sprintf("%s, ≤ %.0f %% of a core, ≤ %d kB/s", memoryTarget(siteFleetMemory), siteFleetCPU,
+		siteFleetRate/1000)
 	if b.opts.Quick && !slices.Contains(b.opts.Only, "site-fleet") {
 		return nil
 	}
@@ -55,9 +56,9 @@ func (b *bench) siteFleet(ctx context.Context) []Figure {
 		{
 			Name: name + ", " + agent.driver + " WireGuard", Target: target, Got: agent.text(), Load: loadAverage(),
 			Verdict: verdict(agent.steady <= siteFleetMemory && agent.cpu <= siteFleetCPU && agent.bytes <= siteFleetRate),
-			How: fmt.Sprintf("an agent that leads nothing and is not to lead next, in a site of %d of which %d run, all of them real, with a server elsewhere. The "+
-				"other members are in the log; there are the records of those of its own site, and of %d nodes of each other site, and "+
-				"none of these answers. RSS when it has settled; processor time and all bytes of its link, over %s",
+			How: fmt.Sprintf("an agent that leads nothing and is not to lead next, in a site of %d of which %d run, "+
+				"all of them real, with a server elsewhere. The other members are in the log; there are the records of those of "+
+				"its own site, and of %d nodes of each other site, and none of these answers. RSS when it has settled; processor time and all bytes of its link, over %s",
 				siteFleetSize/siteFleetSites, siteFleetRun, siteFleetWide, b.opts.pick(siteFleetRest, siteFleetRest/3)),
 		},
 		{Name: "  the same, a leader of that site", Got: leader.text(), Load: loadAverage(), How: "likewise"},
@@ -88,7 +89,8 @@ type atRest struct {
 }
 
 func (r atRest) text() string {
-	return fmt.Sprintf("%.1f MiB (%.1f of its own, %.1f of files), %.1f MiB at most; %.2f %%; %.1f kB/s both ways, %.1f of them sent",
+	return fmt.Sprintf("%.1f MiB (%.1f of its own, %.1f of files), %.1f MiB at most; %.2f %%; "+
+		"%.1f kB/s both ways, %.1f of them sent",
 		mib(r.steady), mib(r.private), mib(r.files), mib(r.peak), r.cpu, r.bytes/1000, r.sent/1000)
 }
 
@@ -147,7 +149,8 @@ func (b *bench) measureSiteFleet(ctx context.Context) (_ []atRest, err error) {
 		return nil, fmt.Errorf("prepare a state of %d members: %w", siteFleetSize, err)
 	}
 	began := time.Now()
-	if err := b.untilEvery(ctx, siteFleetLook, siteFleetWithin, func() error { return agreesOnFleet(ctx, l) }); err != nil {
+	agree := func() error { return agreesOnFleet(ctx, l) }
+	if err := b.untilEvery(ctx, siteFleetLook, siteFleetWithin, agree); err != nil {
 		return nil, err
 	}
 	b.note("site-fleet: all agents know all, %s after their start", time.Since(began).Round(time.Second))
@@ -270,7 +273,8 @@ func agreesOnFleet(ctx context.Context, l *lab.Lab) error {
 		case st.GetPeers() != each-1:
 			return fmt.Errorf("node %s has %d peers, want those of its site", n.Name, st.GetPeers())
 		case !st.GetEventsByLeader() || len(st.GetSiteLeaders()) != siteFleetLead:
-			return fmt.Errorf("node %s has its events from %q and is led by %q", n.Name, st.GetEventsFromName(), st.GetSiteLeaders())
+			return fmt.Errorf("node %s has its events from %q and is led by %q", n.Name, st.GetEventsFromName(),
+				st.GetSiteLeaders())
 		}
 		if first == nil {
 			first = st
