@@ -111,12 +111,10 @@ func TestOthersElectTheSame(t *testing.T) {
 			}
 		}
 	}
-	rapid.Check(t, compare)
 	for range 20 { // most meshes that are drawn are so small that everybody is an heir
-		if local > 0 {
+		if rapid.Check(t, compare); local > 0 {
 			return
 		}
-		rapid.Check(t, compare)
 	}
 	t.Error("no record was left out")
 }
