@@ -34,6 +34,7 @@ cni-tools:
 
 test-unit: setup cni-tools
 	.ci/helm-tools
+	.ci/prometheus-tools
 	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/kube\|/chaos/service$$')
 
 # Where goroutines share memory.
@@ -43,7 +44,7 @@ test-race: setup
 # Every scenario in examples/, with real agents behind real NATs. RUN narrows it: make test-lab RUN=ipv6
 RUN ?= .
 test-lab: setup
-	go test -count=1 -timeout 20m -v -run 'TestExamples/$(RUN)' ./examples
+	go test -count=1 -timeout 30m -v -run 'TestExamples/$(RUN)' ./examples
 
 lint test-lint: setup
 	.ci/lint

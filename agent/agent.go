@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,7 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/gossip/candidate/forced"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
+	"github.com/skeinmesh/skein/gossip/candidate/portmap"
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
@@ -52,8 +54,15 @@ const (
 // Options is what `skein up` was told.
 type Options struct {
 	Config config.Config
-	Init   bool
-	Token  string // join token
+	// Load reads the configuration anew, with what comes before the file put over it; nil: it stays as it is.
+	Load func() (config.Config, error)
+	// File is what Load reads, and is watched. Reread asks for Load, too, as a signal does; it may be nil.
+	File   string
+	Reread <-chan os.Signal
+	// OnConfig is told of each configuration that the agent goes over to. It must not block; it may be nil.
+	OnConfig func(config.Config)
+	Init     bool
+	Token    string // join token
 	// Enter is asked how this host becomes a member when it is none, and again after each refusal; nil: by Init and Token.
 	Enter func(ctx context.Context, refused error) (Entry, error)
 	// JoinPatience bounds the attempts to join; 0 means the default.
@@ -79,18 +88,21 @@ type Entry struct {
 
 // Agent is one running daemon.
 type Agent struct {
-	opts       Options
-	cfg        config.Config
-	log        *slog.Logger
-	key        *identity.Key
-	wgKey      identity.WireGuardKey
-	publicOnce sync.Once
-	publicKey  []byte // that of wgKey, once it was asked for
-	id         identity.ID
-	cluster    identity.ClusterID
-	making     identity.ClusterID // of the cluster that this node makes
-	epoch      uint64
-	started    time.Time
+	opts    Options
+	cfg     config.Config // as it was at the start; conf has what may have changed since
+	live    liveConfig
+	numbers dataplane.Numbers // of cfg
+	claims  *claims           // nil: this node only relays
+	// formerNumbers have left something in the kernel that is to be removed once the data plane stands.
+	formerNumbers []dataplane.Numbers
+	log           *slog.Logger
+	key           *identity.Key
+	wg            atomic.Pointer[ownKeys]
+	id            identity.ID
+	cluster       identity.ClusterID
+	making        identity.ClusterID // of the cluster that this node makes
+	epoch         uint64
+	started       time.Time
 
 	replica     *consensus.Replica
 	client      *consensus.Client
@@ -123,6 +135,7 @@ type Agent struct {
 	rewrites    rewrites
 	settings    atomic.Pointer[path.Settings] // that paths follow
 	journal     *journal.Journal
+	plans       plans
 	plane       *plane.Plane
 	links       hostLinks
 	lag         *lag.Meter                        // how late this process wakes
@@ -168,7 +181,11 @@ type Agent struct {
 	forced      *forced.Step                      // nil: this node only relays, or has not opened discovery yet
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step
+	portmap      *portmap.Step     // nil when forced is
+	imds         *candidate.Switch // nil when forced is
 	pairKeys     projection.Keys
+	rekeys       rekeys        // of peers
+	rekeying     rekeying      // this host's own
 	lazy         atomic.Bool   // a large mesh: pairs without traffic are idle
 	stale        atomic.Bool   // the newest Spec is to be applied, also if it is the same again
 	applied      atomic.Bool   // a Spec has been applied without error
@@ -200,29 +217,28 @@ func Run(ctx context.Context, opts Options) error {
 		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder), planeStands: make(chan struct{}),
 		serves:   make(chan struct{}),
 		problems: newProblems(),
+		numbers:  opts.Config.Dataplane.Numbers(),
 	}
 	a.heard.Set(a.started)
+	a.live.open(a.cfg)
 	a.phase.Store(PhaseStarting)
 	if err := checkHost(); err != nil {
 		return err
 	}
 	defer a.removeSocket()
-	link := a.cfg.Dataplane.Link
-	if a.relayOnly() {
-		link = ""
-	}
-	unlock, err := lockHost(a.cfg, link)
+	held, unlock, err := lockHost(a.cfg, !a.relayOnly())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if a.metricsPort, err = listenMetrics(a.cfg.Ports.Metrics); err != nil {
+	a.claims, a.links.ofAgents = held, held.ofAgents
+	if a.metricsPort, err = listenMetrics(a.conf().Ports.Metrics); err != nil {
 		return err
 	}
 	if a.metricsPort != nil {
 		defer a.metricsPort.Close()
 	}
-	if a.key, a.wgKey, err = identity.LoadOrCreate(a.cfg.StateDir); err != nil {
+	if err := a.loadKeys(); err != nil {
 		return err
 	}
 	a.id = a.key.ID()
@@ -260,7 +276,7 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	}
 	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {
 		m, known := a.roster.get(id)
-		p, _ := a.stats.Load().of(dataplane.Key(m.wg))
+		p, _ := a.stats.Load().of(a.deviceKey(id, m.wg))
 		return known && !p.LastHandshake.IsZero()
 	})
 }
@@ -303,13 +319,10 @@ func (a *Agent) overlayAddrs() []netip.Addr {
 
 // newNode is how this host presents itself for admission.
 func (a *Agent) newNode() (*skeinv1.NewNode, error) {
-	wg, err := a.wgKey.Public()
-	if err != nil {
-		return nil, err
-	}
+	wg := a.wg.Load().devicePublic
 	site, said := a.saysSite()
 	return &skeinv1.NewNode{
-		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.cfg.Labels,
+		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.conf().Labels,
 		Server: a.cfg.Server != nil && *a.cfg.Server, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 		Site: site, SiteSaid: said,
 	}, nil
@@ -379,7 +392,7 @@ func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse,
 	if err != nil {
 		return nil, err
 	}
-	r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
+	r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.numbers.MarkWG, a.log)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,9 +19,9 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/config"
-	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -153,7 +152,7 @@ func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) 
 	}
 	seeds := a.seeds()
 	if len(seeds) == 0 {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach, and restart it"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach"))
 	}
 	var secret [32]byte
 	var id [8]byte
@@ -272,11 +271,16 @@ func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest, stream *conne
 	sent := uint32(0)
 	for {
 		page, first, _, err := read(after)
-		if err != nil {
+		missing := r.GetSince() > 0 && r.GetSince() < first && sent == 0
+		switch unanswered := errors.Is(err, consensus.ErrUnanswered); {
+		case err != nil && !unanswered:
 			return asConnect(err)
-		}
-		if r.GetSince() > 0 && r.GetSince() < first && sent == 0 {
-			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept, here or by a server that answers; the oldest is %d", r.GetSince(), first))
+		case missing && unanswered:
+			return connect.NewError(connect.CodeUnavailable, fmt.Errorf("event %d is no longer kept here, where the oldest is "+
+				"%d, and a server may have it: %w", r.GetSince(), first, err))
+		case missing:
+			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept, here or by a server; "+
+				"the oldest is %d", r.GetSince(), first))
 		}
 		for _, e := range page {
 			if err := stream.Send(&skeinv1.EventsResponse{Event: redact(e)}); err != nil {
@@ -318,73 +322,6 @@ func (a *Agent) stateAt(ctx context.Context, at uint64) (*events.State, error) {
 		return nil, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("%w; nor has a server: %w", err, rerr))
 	}
 	return remote, nil
-}
-
-func (s api) State(ctx context.Context, r *skeinv1.StateRequest) (*skeinv1.StateResponse, error) {
-	st, err := s.a.stateAt(ctx, r.GetAt())
-	if err != nil {
-		return nil, asConnect(err)
-	}
-	h := st.Hash()
-	return &skeinv1.StateResponse{State: redactState(st.Proto()), Hash: hex.EncodeToString(h[:])}, nil
-}
-
-func (s api) Diff(ctx context.Context, r *skeinv1.DiffRequest) (*skeinv1.DiffResponse, error) {
-	from, err := s.a.stateAt(ctx, r.GetFrom())
-	if err != nil {
-		return nil, asConnect(err)
-	}
-	to, err := s.a.stateAt(ctx, r.GetTo())
-	if err != nil {
-		return nil, asConnect(err)
-	}
-	return &skeinv1.DiffResponse{Lines: events.Diff(from, to)}, nil
-}
-
-func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
-	a := s.a
-	st, err := a.stateAt(ctx, r.GetAt())
-	if err != nil {
-		return nil, asConnect(err)
-	}
-	self := a.id
-	if r.GetNode() != "" {
-		if _, self, err = a.find(r.GetNode()); err != nil {
-			return nil, err
-		}
-	}
-	in := a.projectionInput(st)
-	if self != a.id {
-		if r.GetDiff() {
-			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--diff compares with this host's kernel; ask the other node itself for its own"))
-		}
-		in.Self, in.Endpoints, in.Pods, in.Host.Connected = self, map[identity.ID]projection.Endpoint{}, nil, nil // only that host knows
-	}
-	spec, _ := projection.Project(in)
-	out := &skeinv1.PlanResponse{Text: projection.Text(spec, a.keyName(st))}
-	if r.GetDiff() {
-		if out.Changes, err = a.plane.Diff(ctx, spec); err != nil {
-			return nil, asConnect(err)
-		}
-	}
-	out.SpecJson, err = json.Marshal(publicSpec(spec, a.keyName(st)))
-	return out, err
-}
-
-// keyName names a WireGuard key's owner.
-func (a *Agent) keyName(st *events.State) func(dataplane.Key) string {
-	names := map[dataplane.Key]string{}
-	for _, n := range st.Nodes() {
-		if len(n.GetWireguardKey()) == len(dataplane.Key{}) {
-			names[dataplane.Key(n.GetWireguardKey())] = n.GetName()
-		}
-	}
-	return func(k dataplane.Key) string {
-		if n, ok := names[k]; ok {
-			return n
-		}
-		return hex.EncodeToString(k[:4])
-	}
 }
 
 type specView struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -19,8 +20,11 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
 		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
+		Rekeys: a.rekeys.view(a.agreedKey, a.keyFree, time.Now()),
 		Host: projection.Host{
-			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control), MTU: a.tunnelMTU(),
+			Numbers:    a.numbers,
+			PrivateKey: a.wg.Load().device, Link: a.cfg.Dataplane.Link, MTU: a.tunnelMTU(),
+			Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),
 		},
 		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
@@ -29,9 +33,10 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	if a.egresses != nil {
 		in.Gateway, in.Exported = a.egresses.gateways.Serving(), a.egresses.gateways.Exported()
 	}
-	if a.cfg.RouteNodeAddresses != nil {
-		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
+	if route := a.conf().RouteNodeAddresses; route != nil {
+		in.Host.RouteNodeAddresses = *route
 	}
+	in.Host.AskedKeepalive = seconds(a.host().PersistentKeepalive)
 	in.Host.Keepalive = keepalive(a.host().PersistentKeepalive, a.ownRecord().GetNatType(), st.Settings())
 	in.Plain.Now = a.leaderTime()
 	if in.Records = a.recordsNow(); in.Records[a.id] == nil { // not published yet
@@ -49,7 +54,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
 				break
 			}
-			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id)}
+			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id), Relayed: p.Settled()}
 		}
 	}
 	return in
@@ -97,13 +102,17 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	if anew {
 		a.loop.happened = time.Now()
 	}
+	a.notePlan(spec)
 	a.reportRefusals(refused)
 	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()
+		a.answerRekeys()
 		a.rewritten(spec.PortRewrites)
 		return true
 	}
-	report, err := a.plane.Apply(ctx, spec)
+	report, err := a.turnKey(spec.WireGuard.PrivateKey, func() (dataplane.Report, error) {
+		return a.plane.Apply(ctx, spec)
+	})
 	if err != nil {
 		a.stale.Store(true)
 	}
@@ -120,6 +129,7 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.mu.Unlock()
 	if report.Errors["wireguard"] == nil {
 		a.answerProbes()
+		a.answerRekeys()
 	}
 	if report.Errors["nft"] == nil {
 		a.rewritten(spec.PortRewrites)
@@ -145,7 +155,7 @@ func (a *Agent) noteReport(r dataplane.Report) {
 		a.log.Debug("the kernel was changed", "writes", r.Writes)
 	}
 	a.writes.Add(uint64(writes))
-	for _, subsystem := range []string{"wireguard", "nft", "route", "hop"} {
+	for _, subsystem := range plane.Subsystems {
 		message := ""
 		if e := r.Errors[subsystem]; e != nil {
 			message = e.Error()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,7 +15,6 @@ import (
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/gossip/candidate/forced"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
@@ -36,8 +36,10 @@ const (
 // by which others find theirs.
 func (a *Agent) openDiscovery() error {
 	var err error
+	set := a.replica.State().Settings()
 	a.reflexive, err = reflexive.New(reflexive.Config{
-		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers, Alive: a.stunAlive, Ping: a.askPeer, Log: a.log,
+		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: a.numbers.MarkWG,
+		Off: !stunOn(*a.conf(), set), Servers: stunServers(*a.conf(), set, nil), Alive: a.stunAlive, Ping: a.askPeer, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -63,27 +65,55 @@ func (a *Agent) discoverySteps() ([]candidate.Step, error) {
 	a.ownAddresses = &hostaddr.Step{Port: a.cfg.Ports.WireGuard}
 	a.ownAddresses.SetInternal(own.InternalIP)
 	steps := []candidate.Step{a.forced}
-	if protocols := a.cfg.NatTraversal.Protocols(); len(protocols) > 0 {
-		secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wgKey[:]...))
-		m, err := portmap.New(portmap.Config{Port: a.cfg.Ports.WireGuard, Mark: dataplane.MarkWG, Protocols: protocols, Secret: secret[:], Prove: a.proveMapping, Log: a.log})
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, m)
+	secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wg.Load().device[:]...))
+	a.portmap, err = portmap.New(portmap.Config{
+		Port: a.cfg.Ports.WireGuard, Mark: a.numbers.MarkWG, Protocols: a.conf().NatTraversal.Protocols(),
+		Secret: secret[:], Prove: a.proveMapping, Log: a.log,
+	})
+	if err != nil {
+		return nil, err
 	}
-	steps = append(steps, a.reflexive)
-	if a.cfg.NatTraversal.IMDS == config.On || a.cfg.NatTraversal.IMDS == config.Auto && imds.Likely(firmware) {
-		steps = append(steps, imds.New(a.cfg.Ports.WireGuard, dataplane.MarkWG, a.log))
-	}
-	return append(steps, a.ownAddresses), nil
+	a.imds = candidate.NewSwitch(imds.New(a.cfg.Ports.WireGuard, a.numbers.MarkWG, a.log), asksIMDS(a.conf().NatTraversal))
+	return append(steps, a.portmap, a.reflexive, a.imds, a.ownAddresses), nil
 }
 
+// asksIMDS reports whether the configuration has Amazon's metadata service asked on this host.
+func asksIMDS(n config.NatTraversal) bool {
+	return n.IMDS == config.On || n.IMDS == config.Auto && imds.Likely(firmware)
+}
+
+// stunOn reports whether this host asks STUN servers, and answers STUN where it is public.
+func stunOn(cfg config.Config, set *skeinv1.Settings) bool {
+	return cmp.Or(cfg.NatTraversal.Stun, set.GetStun()) != "disabled"
+}
+
+// stunServers chooses whom this host asks: its own servers, else the cluster's, else the mesh's own public nodes; nobody
+// where STUN is off. What it returns may be changed.
+func stunServers(cfg config.Config, set *skeinv1.Settings, mesh []string) []string {
+	switch {
+	case !stunOn(cfg, set):
+		return nil
+	case len(cfg.StunServers) > 0:
+		return slices.Clone(cfg.StunServers)
+	case len(set.GetStunServers()) > 0:
+		return slices.Clone(set.GetStunServers())
+	}
+	return mesh
+}
+
+// openStun answers STUN on a public host, and stops where it is switched off.
 func (a *Agent) openStun() error {
+	if !stunOn(*a.conf(), a.replica.State().Settings()) {
+		if s := a.stun.Swap(nil); s != nil {
+			return s.Close()
+		}
+		return nil
+	}
 	if a.front.Load() == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
 		return nil
 	}
 	s, err := stunserver.Listen(stunserver.Config{
-		Port: int(a.cfg.Ports.Stun), Mark: dataplane.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
+		Port: int(a.cfg.Ports.Stun), Mark: a.numbers.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -272,8 +302,13 @@ func filterTestTarget(to netip.AddrPort) error {
 
 // rpcService is what this node answers to others.
 func (a *Agent) rpcService() *consensus.Service {
+	plan, steps := a.planForOthers, a.planSteps
+	if a.journal == nil { // it only relays
+		plan, steps = nil, nil
+	}
 	s := consensus.NewService(consensus.ServiceConfig{
-		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest, Holder: a.holder,
+		Plan: plan, PlanSteps: steps,
+		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest, Holder: a.holder, PeerPaths: a.peerPaths,
 		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error { return mayHaveEvents(a.sitePlan.Load(), peer) },
 	})
 	a.rpc.Store(s)

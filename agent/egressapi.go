@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -166,7 +167,7 @@ func (s api) ShowEgress(ctx context.Context, r *skeinv1.ShowEgressRequest) (*ske
 
 // shown is the picture as the API gives it.
 func (p egressPicture) shown() *skeinv1.ShowEgressResponse {
-	out := &skeinv1.ShowEgressResponse{Summary: summarize(p.egress, p.slots, p.nodes)}
+	out := &skeinv1.ShowEgressResponse{Summary: summarize(p.egress, p.slots, p.nodes), FouPort: p.fouPort}
 	for _, n := range p.nodes {
 		id := n.node.GetId()
 		if why, silent := p.silent[id]; silent {
@@ -204,7 +205,8 @@ func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egre
 	if err != nil {
 		return egressPicture{}, err
 	}
-	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(ctx, st)}
+	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(ctx, st),
+		fouPort: st.Settings().GetFouPort()}
 	if id, ok := a.leader(); ok {
 		p.leader = a.roster.Name(id)
 	}
@@ -315,26 +317,52 @@ func plainly(err error) string {
 
 func (s api) ExplainEgress(ctx context.Context, r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
 	if a, err := netip.ParseAddr(r.GetClient()); err == nil {
-		r = &skeinv1.ExplainEgressRequest{Namespace: r.GetNamespace(), Name: r.GetName(), Client: a.Unmap().String()}
+		r = proto.CloneOf(r)
+		r.Client = a.Unmap().String()
+	}
+	if r.GetAt() != 0 || r.GetAtTime() != 0 {
+		return s.a.explainEgressAt(ctx, r)
 	}
 	p, err := s.a.egressPicture(ctx, r.GetNamespace(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
 	p.client = r.GetClient()
-	p.news = s.a.egressNews(ctx, p)
+	p.news = s.a.egressNews(ctx, p, s.a.replica.State().Index(), time.Time{})
 	return &skeinv1.ExplainEgressResponse{Lines: explainEgress(p)}, nil
 }
 
-// egressNews is what archives tell of an egress, and this node's journal of its slots here, oldest first.
-func (a *Agent) egressNews(ctx context.Context, p egressPicture) (out []egressNews) {
+// explainEgressAt explains an egress by the log as it was at a moment.
+func (a *Agent) explainEgressAt(ctx context.Context,
+	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
+	st, err := a.stateThen(ctx, r.GetAt(), r.GetAtTime())
+	if err != nil {
+		return nil, err
+	}
+	e, err := findEgress(st, r.GetNamespace(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), client: r.GetClient(), then: st,
+		fouPort: st.Settings().GetFouPort()}
+	for _, n := range st.Nodes() {
+		p.nodes = append(p.nodes, egressNode{node: n})
+	}
+	slices.SortFunc(p.nodes, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
+	p.news = a.egressNews(ctx, p, st.Index(), time.Unix(0, cmp.Or(r.GetAtTime(), st.Time())))
+	return &skeinv1.ExplainEgressResponse{Lines: explainEgressThen(p)}, nil
+}
+
+// egressNews is what archives tell of an egress up to an index, and this node's journal of its slots here up to a
+// moment (zero: now), oldest first.
+func (a *Agent) egressNews(ctx context.Context, p egressPicture, index uint64, until time.Time) (out []egressNews) {
 	namespace, name := p.egress.GetNamespace(), p.egress.GetName()
-	_ = a.eachEvent(ctx, a.replica.State().Index(), func(e *skeinv1.Event) { // without archives the journal has to do
+	_ = a.eachEvent(ctx, index, func(e *skeinv1.Event) { // without archives the journal has to do
 		if text := egressEventText(e, namespace, name, p.nameOf); text != "" {
 			out = append(out, egressNews{e.GetTime(), text})
 		}
 	})
-	entries, err := a.journal.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
+	entries, err := a.journal.Read(time.Time{}, until, func(e *skeinv1.JournalEntry) bool {
 		h := e.GetSlotHeld()
 		return h != nil && h.GetNamespace() == namespace && h.GetName() == name
 	})

@@ -20,6 +20,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/events"
@@ -47,7 +48,9 @@ type egresses struct {
 	configured []clients.Configured // as they were given last; of the loop
 	swept      bool                 // strays of a former run are being removed; of the loop
 
-	seen *events.State // of the loop
+	seen  *events.State      // of the loop
+	ports fouPorts           // of the loop
+	woken dataplane.FoUPorts // those after which the loop is to be woken; of the loop
 
 	mu    sync.Mutex
 	moved map[uint64]time.Time // slots that moved by plan, by epoch, and when that was seen
@@ -59,7 +62,7 @@ func (a *Agent) openEgresses() error {
 	log := a.log.With("component", "egress")
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
 		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
-		Tunnel: a.cfg.Dataplane.Link, Leader: e, Clocks: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
+		Tunnel: a.cfg.Dataplane.Link, Numbers: a.numbers, Leader: e, Clocks: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
 		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 			return a.egressOf(node).TakeOver(ctx, r)
 		},
@@ -70,15 +73,26 @@ func (a *Agent) openEgresses() error {
 	})
 	var err error
 	e.clients, err = clients.Open(clients.Config{
-		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU, "", log), Changed: a.wakeUp,
-		Epoch: a.epoch, GatewayDir: filepath.Join(a.cfg.RunDir, gatewayDir), Log: log,
+		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU, "", a.numbers, log), Changed: a.wakeUp,
+		Epoch: a.epoch, GatewayDir: filepath.Join(a.cfg.RunDir, gatewayDir), Owner: a.numbers.Owner(), Log: log,
 	})
 	if err != nil {
 		return err
 	}
 	a.egresses, a.egress = e, e
-	e.clients.Follow(a.replica.State()) // before the first pod asks
+	st := a.replica.State()
+	e.clients.Follow(st, e.followPorts(st, time.Now())) // before the first pod asks
 	return nil
+}
+
+// followPorts are the ports of tunnels that hold now. The loop is woken when others do.
+func (e *egresses) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
+	p, next := e.ports.follow(st, e.seen == nil, now)
+	if next > 0 && p != e.woken {
+		time.AfterFunc(next, e.a.wakeUp)
+	}
+	e.woken = p
+	return p
 }
 
 // announceLinks are this host's own links, on which addresses of egresses can be announced.
@@ -117,7 +131,7 @@ func (e *egresses) purge() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	e.clients.Clear(ctx)
-	return purgeGateways(e.a.cfg.RunDir)
+	return purgeGateways(e.a.cfg.RunDir, e.a.numbers)
 }
 
 // follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
@@ -129,12 +143,13 @@ func (e *egresses) follow() {
 	if st.Cluster() == nil {
 		return
 	}
-	e.gateways.Follow(st, e.a.linkMTU())
+	ports := e.followPorts(st, time.Now())
+	e.gateways.Follow(st, e.a.linkMTU(), ports)
 	if !e.swept { // not before the gateways know which egresses are theirs
 		e.swept = true
 		go e.sweep()
 	}
-	e.clients.Follow(st)
+	e.clients.Follow(st, ports)
 	e.configure()
 	e.noteMoves(st, time.Now())
 	now := map[string]bool{}
@@ -409,7 +424,7 @@ func (a *Agent) configured() ([]clients.Configured, error) {
 		return nil, nil
 	}
 	var out []clients.Configured
-	for _, c := range a.cfg.Egress.Clients {
+	for _, c := range a.conf().Egress.Clients {
 		x := clients.Configured{NetNS: c.NetNS, Uplink: c.Interface}
 		if c.NetNS == "" { // the host itself
 			x.Uplink, x.MTU = a.cfg.Dataplane.Link, a.linkMTU()

@@ -29,6 +29,8 @@ type egressPicture struct {
 	news    []egressNews                             // oldest first
 	leader  string                                   // name; "": none is known
 	client  string                                   // namespace/pod or an address; "": none was asked for
+	fouPort uint32                                   // UDP, of the tunnels
+	then    *events.State                            // a state of the past, of which nobody tells more; nil: now
 }
 
 // egressNews is one thing that happened to an egress.
@@ -67,6 +69,37 @@ func explainEgress(p egressPicture) []string {
 	if p.client != "" {
 		out = append(out, p.oneClient()...)
 	}
+	return append(out, p.lately()...)
+}
+
+// explainEgressThen tells what the log knew of an egress at a moment.
+func explainEgressThen(p egressPicture) []string {
+	out := []string{
+		fmt.Sprintf("As of event %d, at %s. What gateways and clients told then of leases and traffic is not kept.",
+			p.then.Index(), clock(p.then.Time())),
+		p.defined(),
+	}
+	var able []string
+	for _, n := range eligibleNodes(p.egress, p.nodes) {
+		able = append(able, n.name())
+	}
+	allowed := "no member was one"
+	if len(able) > 0 {
+		allowed = strings.Join(able, ", ")
+	}
+	out = append(out, fmt.Sprintf("Gateways were nodes with %s: %s.", labelWords(p.egress.GetGateways()), allowed))
+	for _, s := range p.slots {
+		out = append(out, p.given(s), p.where(s))
+	}
+	if p.client != "" {
+		out = append(out, "Client "+p.client+":")
+		out = append(out, p.falls(p.client)...)
+	}
+	return append(out, p.lately()...)
+}
+
+// lately is the newest of what happened.
+func (p egressPicture) lately() (out []string) {
 	if len(p.news) > 0 {
 		out = append(out, "Lately:")
 		for _, n := range p.news[max(0, len(p.news)-mostNews):] {
@@ -78,13 +111,28 @@ func explainEgress(p egressPicture) []string {
 
 func clock(ns int64) string { return time.Unix(0, ns).Format("2006-01-02 15:04:05") }
 
-func (p egressPicture) what() []string {
+// slotsText are the slots that take new flows, and those that drain.
+func slotsText(e *skeinv1.Egress) string {
+	text := count(int(events.Replicas(e)), "slot")
+	if until, draining := events.DrainedAt(e); draining {
+		text += fmt.Sprintf(" and %d more, which take no new flows and end with their last one, at %s at the latest", e.GetDraining(), clock(until.UnixNano()))
+	}
+	return text
+}
+
+// defined says what the egress is, and which event says so.
+func (p egressPicture) defined() string {
 	e := p.egress
 	text := fmt.Sprintf("Egress %s leads to %s, through %s. Event %d defined it, at %s", egressName(e.GetNamespace(), e.GetName()), strings.Join(e.GetDestinations(), ", "),
-		count(int(e.GetReplicas()), "slot"), e.GetCreatedIndex(), clock(e.GetCreatedAt()))
+		slotsText(e), e.GetCreatedIndex(), clock(e.GetCreatedAt()))
 	if e.GetChangedIndex() != e.GetCreatedIndex() {
 		text += fmt.Sprintf("; event %d changed it last", e.GetChangedIndex())
 	}
+	return text + "."
+}
+
+func (p egressPicture) what() []string {
+	e := p.egress
 	source := "Packets leave with the address of the gateway node that owns the slot, so connections end when a slot moves."
 	if len(e.GetAddresses()) > 0 {
 		source = "Packets leave with an address of the slot's own, which moves with it."
@@ -93,7 +141,7 @@ func (p egressPicture) what() []string {
 	if p.leader == "" {
 		lease = fmt.Sprintf("No leader is known here: no lease is renewed, and %s after its last renewal a gateway stops. Choose a longer --lease to ride out longer outages.", leaseOf(e))
 	}
-	return []string{text + ".", source + " " + lease}
+	return []string{p.defined(), source + " " + lease}
 }
 
 // gateways says who may be one, and how each fares.
@@ -169,27 +217,11 @@ func dropsText(g *skeinv1.EgressGateway) string {
 
 // slot says who owns a slot, why, and whether it forwards.
 func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
-	var out []string
-	switch {
-	case s.GetNodeId() != "" && s.GetFromNodeId() != "":
-		how := "since that could not hand it over"
-		if s.GetPlanned() {
-			how = "as planned, so that it was handed over"
-		}
-		out = append(out, fmt.Sprintf("Slot %d belongs to %s by event %d, at %s: %s. It came from %s, %s.", s.GetNumber(), p.nameOf(s.GetNodeId()), s.GetEpoch(), clock(s.GetSince()),
-			reasonText(s.GetReason()), p.nameOf(s.GetFromNodeId()), how))
-	case s.GetNodeId() != "":
-		out = append(out, fmt.Sprintf("Slot %d belongs to %s by event %d, at %s: %s.", s.GetNumber(), p.nameOf(s.GetNodeId()), s.GetEpoch(), clock(s.GetSince()), reasonText(s.GetReason())))
-	case s.GetEpoch() == 0:
-		out = append(out, fmt.Sprintf("Slot %d never had an owner.", s.GetNumber()))
-	default:
-		out = append(out, fmt.Sprintf("Slot %d has no owner by event %d, at %s: %s. Before, %s had it.", s.GetNumber(), s.GetEpoch(), clock(s.GetSince()), reasonText(s.GetReason()), p.nameOf(s.GetFromNodeId())))
-	}
+	out := []string{p.given(s)}
 	if s.GetNodeId() == "" {
 		out = append(out, "  "+p.whyNobody())
 	}
-	where := "  Tunnels lead to " + p.endpoint(s.GetNumber()) + "; packets leave with " + slotSource(p.egress, s.GetNumber()) + "."
-	out = append(out, where)
+	out = append(out, p.where(s))
 	if s.GetNodeId() != "" {
 		out = append(out, "  "+p.lease(s))
 	}
@@ -197,6 +229,31 @@ func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
 		out = append(out, fmt.Sprintf("  Its lease is %s, as when it was given: the egress's counts from the next owner on.", own))
 	}
 	return out
+}
+
+// given says who owns a slot, by which event, and why.
+func (p egressPicture) given(s *skeinv1.EgressSlot) string {
+	by := fmt.Sprintf("by event %d, at %s: %s.", s.GetEpoch(), clock(s.GetSince()), reasonText(s.GetReason()))
+	switch {
+	case s.GetNodeId() != "" && s.GetFromNodeId() != "":
+		how := "since that could not hand it over"
+		if s.GetPlanned() {
+			how = "as planned, so that it was handed over"
+		}
+		return fmt.Sprintf("Slot %d belongs to %s %s It came from %s, %s.", s.GetNumber(), p.nameOf(s.GetNodeId()), by,
+			p.nameOf(s.GetFromNodeId()), how)
+	case s.GetNodeId() != "":
+		return fmt.Sprintf("Slot %d belongs to %s %s", s.GetNumber(), p.nameOf(s.GetNodeId()), by)
+	case s.GetEpoch() == 0:
+		return fmt.Sprintf("Slot %d never had an owner.", s.GetNumber())
+	}
+	return fmt.Sprintf("Slot %d has no owner %s Before, %s had it.", s.GetNumber(), by, p.nameOf(s.GetFromNodeId()))
+}
+
+// where says which way a slot's packets take.
+func (p egressPicture) where(s *skeinv1.EgressSlot) string {
+	return fmt.Sprintf("  Tunnels lead to %s; packets leave with %s.", p.endpoint(s.GetNumber()),
+		slotSource(p.egress, s.GetNumber()))
 }
 
 func (p egressPicture) endpoint(slot uint32) string {
@@ -315,7 +372,7 @@ func (p egressPicture) oneClient() (out []string) {
 		found = true
 		out = append(out, fmt.Sprintf("Client %s (%s) is on %s.", c.GetKey(), addressText(&skeinv1.EgressAddress{Ipv4: c.GetIpv4(), Ipv6: c.GetIpv6()}), node))
 		out = append(out, p.falls(c.GetKey())...)
-		if want := events.SlotFor(c.GetKey(), p.egress.GetReplicas()); of.GetSlot() != want {
+		if want := events.SlotFor(c.GetKey(), events.Replicas(p.egress)); of.GetSlot() != want {
 			out = append(out, fmt.Sprintf("  Its host still sends it through slot %d: it has not heard of the newest change.", of.GetSlot()))
 		}
 		switch of.GetState() {
@@ -345,12 +402,15 @@ func (p egressPicture) oneClient() (out []string) {
 
 // falls says which slot a client falls on, and why.
 func (p egressPicture) falls(key string) []string {
-	n := events.SlotFor(key, p.egress.GetReplicas())
+	n := events.SlotFor(key, events.Replicas(p.egress))
 	owner := "which nobody owns"
 	if uint64(n) < uint64(len(p.slots)) && p.slots[n].GetNodeId() != "" {
 		owner = "which " + p.nameOf(p.slots[n].GetNodeId()) + " owns"
 	}
-	return []string{fmt.Sprintf("  It falls on slot %d of %d, %s: hashed with each slot's number, its name %s gives the largest number with this one. That changes only with the number of slots.", n, p.egress.GetReplicas(), owner, key)}
+	if p.egress.GetSpread() == events.SpreadFlow {
+		return []string{fmt.Sprintf("  Each of its flows takes one of the %d slots by chance; those that it passes on for others take slot %d, %s.", events.Replicas(p.egress), n, owner)}
+	}
+	return []string{fmt.Sprintf("  It falls on slot %d of %d, %s: hashed with each slot's number, its name %s gives the largest number with this one. That changes only with the number of slots.", n, events.Replicas(p.egress), owner, key)}
 }
 
 // routes says where the client's namespace should lead which destination.

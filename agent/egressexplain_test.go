@@ -123,6 +123,34 @@ func TestExplainEgress(t *testing.T) {
 	})
 }
 
+// Of a moment of the past the log's word is told, and nothing that only gateways knew.
+func TestExplainEgressThen(t *testing.T) {
+	utc(t)
+	p := natPicture()
+	p.then, p.reports, p.silent, p.leader = events.NewState(), nil, nil, ""
+	p.client = keysOf(2)[1]
+	p.slots = []*skeinv1.EgressSlot{
+		{NodeId: idGW2, FromNodeId: idGW1, Epoch: 31, Since: 1795269660e9, Reason: "gw1 is being drained", Planned: true},
+		{Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"},
+	}
+	text := strings.Join(explainEgressThen(p), "\n")
+	for _, want := range []string{
+		"As of event 0, at ", "Egress internet/nat leads to", "Gateways were nodes with egress=yes: gw1, gw2.",
+		"Slot 0 belongs to gw2 by event 31, at 2026-11-21 14:01:00: gw1 is being drained. It came from gw1, as planned",
+		"Slot 1 has no owner by event 44, at 2026-11-21 14:02:00: gw1 was revoked. Before, gw1 had it.",
+		"It falls on slot 1 of 2, which nobody owns", "Lately:", "event 12: defined.",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it lacks %q:\n%s", want, text)
+		}
+	}
+	for _, unknown := range []string{"lease of", "leader", "forwards for 1 client", "alive"} {
+		if strings.Contains(text, unknown) {
+			t.Errorf("it tells of %q:\n%s", unknown, text)
+		}
+	}
+}
+
 func TestSlotHeldText(t *testing.T) {
 	for want, h := range map[string]*skeinv1.SlotHeld{
 		"gw1 forwards for slot 2, 131ms after event 40.":                  {What: "held", Number: 2, Epoch: 40, TookNanos: 131_200_000},

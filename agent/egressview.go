@@ -100,9 +100,9 @@ func egressWarnings(e *skeinv1.Egress, nodes []egressNode) []string {
 	switch {
 	case len(living) == 0:
 		return []string{fmt.Sprintf("none of the eligible nodes is alive: %s", namesOf(able))}
-	case uint32(len(living)) < e.GetReplicas():
+	case uint32(len(living)) < events.Replicas(e):
 		return []string{fmt.Sprintf("%s for %s (%s): some get more than one, and fail with all of theirs; label more nodes, or have fewer replicas",
-			count(len(living), "gateway"), count(int(e.GetReplicas()), "slot"), strings.Join(living, ", "))}
+			count(len(living), "gateway"), count(int(events.Replicas(e)), "slot"), strings.Join(living, ", "))}
 	}
 	return nil
 }
@@ -149,10 +149,16 @@ func hasAddress(r *skeinv1.Record, a netip.Addr) bool {
 
 // egressMoves tells what a change does to slots and clients that run; slots are those after it.
 func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode) (out []string) {
-	if old, now := before.GetReplicas(), after.GetReplicas(); old < now {
+	if old, now := events.Replicas(before), events.Replicas(after); old < now {
 		out = append(out, fmt.Sprintf("%s: about %d of 100 clients fall on what is new, the others stay where they are", numbered("begins", "begin", old, now), (now-old)*100/now))
 	} else if old > now {
-		out = append(out, numbered("ends", "end", now, old)+": clients of it spread over the others, whose own clients stay")
+		fate := "clients of it spread over the others, whose own clients stay"
+		if until, draining := events.DrainedAt(after); draining {
+			fate = fmt.Sprintf("new flows of its clients go by the others, and it ends with its last flow, at %s at the latest", clock(until.UnixNano()))
+			out = append(out, numbered("drains", "drain", now, old)+": "+fate)
+		} else {
+			out = append(out, numbered("ends", "end", now, old)+": "+fate)
+		}
 	}
 	for _, s := range slots {
 		owner := slices.IndexFunc(nodes, func(n egressNode) bool { return n.node.GetId() == s.GetNodeId() })
@@ -179,7 +185,7 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 		out = append(out, "clients that run "+strings.Join(parts, ", and "))
 	}
 	if before.GetFouSourcePortAuto() != after.GetFouSourcePortAuto() {
-		how := fmt.Sprintf("is %d again", dataplane.FoUPort)
+		how := "is the tunnels' own again"
 		if after.GetFouSourcePortAuto() {
 			how = "follows from the flow"
 		}

@@ -103,7 +103,7 @@ func (a *Agent) askServers(ctx context.Context) {
 			continue
 		}
 		for _, address := range doors(a.gossip.Records()[id].Record) {
-			news, err := joinAt(ctx, a.key, &skeinv1.JoinToken_Seed{Address: address, IdentityKey: key}, request)
+			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address, IdentityKey: key}, request)
 			var r *revokedError
 			if errors.As(err, &r) {
 				a.expelled.Store(r)

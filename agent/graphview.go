@@ -64,19 +64,9 @@ func (s api) Graph(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.Graph
 
 // graphAt is the mesh at a moment of the past: the log tells of the members, this node's journal of the rest.
 func (a *Agent) graphAt(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {
-	if at := time.Unix(0, r.GetAtTime()); r.GetAtTime() != 0 && at.After(time.Now()) {
-		return nil, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("%s is still to come: ask for a moment of the past", at.Format(time.RFC3339)))
-	}
-	index, err := r.GetAtIndex(), error(nil)
-	if r.GetAtTime() != 0 {
-		if index, err = a.indexAt(ctx, r.GetAtTime()); err != nil {
-			return nil, err
-		}
-	}
-	st, err := a.stateAt(ctx, index)
+	st, err := a.stateThen(ctx, r.GetAtIndex(), r.GetAtTime())
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, err
 	}
 	moment := time.Unix(0, cmp.Or(r.GetAtTime(), st.Time()))
 	now := a.recordsNow()

@@ -45,7 +45,7 @@ func (a *Agent) openGuessing(ctx context.Context) {
 	a.guess = birthday.New(birthday.Config{
 		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Attest: a.pool.Attest, Shared: a.sharedMappings, Told: a.toldOutcomes,
 		Newest: func(ctx context.Context) (netip.AddrPort, error) { return a.reflexive.NewestMapping(ctx) },
-		Report: a.onGuess, Memory: memory, Mark: dataplane.MarkWG, Log: a.log.With("part", "birthday"),
+		Report: a.onGuess, Memory: memory, Mark: a.numbers.MarkWG, Log: a.log.With("part", "birthday"),
 	})
 	have, err := a.plane.Rewrites(ctx)
 	if err != nil {
@@ -56,10 +56,11 @@ func (a *Agent) openGuessing(ctx context.Context) {
 
 // guessSettings fills in the paths' settings about guessing, as the cluster and this host's configuration have them.
 func (a *Agent) guessSettings(set *skeinv1.Settings, s *path.Settings) {
-	s.NoGuessing = a.cfg.NatTraversal.PortGuessing == "disabled"
+	own := a.conf()
+	s.NoGuessing = own.NatTraversal.PortGuessing == "disabled"
 	s.BirthdayBoth = set.GetBirthdayAttack() == "enabled"
 	for _, id := range a.roster.Members() {
-		if p, ok := a.cfg.Peers[a.roster.Name(id)]; ok && p.BirthdayAttack != "" {
+		if p, ok := own.Peers[a.roster.Name(id)]; ok && p.BirthdayAttack != "" {
 			if s.BirthdayPeers == nil {
 				s.BirthdayPeers = map[string]bool{}
 			}
@@ -184,7 +185,7 @@ func (a *Agent) proxyRewrites(ctx context.Context, wanted []dataplane.PortRewrit
 		a.guess.Settle(r.peer) // closes the socket, whose port the proxy takes over
 		go func() {
 			wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
-			p, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, dataplane.MarkWG, func(from netip.AddrPort, b []byte, at time.Time) {
+			p, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, a.numbers.MarkWG, func(from netip.AddrPort, b []byte, at time.Time) {
 				a.prober.Handle(from, netip.Addr{}, b, at)
 			})
 			if err != nil {

@@ -129,10 +129,15 @@ func (a *Agent) withGossip(t *testing.T, key *identity.Key, state *events.State)
 // newTestAgent is an agent that nothing has been started of.
 func newTestAgent(h host, st *events.State) *Agent {
 	a := &Agent{
-		cfg: config.Default(), log: quiet(), started: time.Now(), key: h.key, wgKey: h.wg, id: h.key.ID(),
+		cfg: config.Default(), log: quiet(), started: time.Now(), key: h.key, id: h.key.ID(),
 		wake: make(chan struct{}, 1), problems: newProblems(), roster: newRoster(st),
 	}
 	a.cfg.Name = h.name
+	own, err := newOwnKeys(h.wg, h.wg)
+	if err != nil {
+		panic(err)
+	}
+	a.wg.Store(own)
 	return a
 }
 

@@ -18,32 +18,45 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// lockHost holds the state directory, the run directory and the link for this process alone, before
-// anything is read or changed; link "": there is none. What it holds ends with the process, however that ends.
-func lockHost(cfg config.Config, link string) (unlock func(), err error) {
+// lockHost holds the state directory, the run directory and, with the tunnel, the numbers in the kernel for this
+// process alone, before anything is read or changed. What it holds ends with the process, however that ends.
+func lockHost(cfg config.Config, tunnel bool) (held *claims, unlock func(), err error) {
 	state, err := lockState(cfg.StateDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := os.MkdirAll(cfg.RunDir, 0o755); err != nil {
 		state()
-		return nil, fmt.Errorf("run directory: %w", err)
+		return nil, nil, fmt.Errorf("run directory: %w", err)
 	}
 	run, err := lockFile(filepath.Join(cfg.RunDir, "lock"))
 	if err != nil {
 		state()
-		return nil, inUse(err, "run directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --run-dir", cfg.RunDir)
+		return nil, nil, inUse(err, "run directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --run-dir", cfg.RunDir)
 	}
-	if link == "" {
-		return func() { run(); state() }, nil
+	if !tunnel {
+		return nil, func() { run(); state() }, nil
 	}
-	release, err := lockLink(link)
+	held, release, err := lockNumbers(cfg)
 	if err != nil {
 		state()
 		run()
-		return nil, err
+		return nil, nil, err
 	}
-	return func() { release(); run(); state() }, nil
+	return held, func() { release(); run(); state() }, nil
+}
+
+// lockNumbers holds what the agent has in the kernel.
+func lockNumbers(cfg config.Config) (held *claims, release func(), err error) {
+	if held, err = claimNumbers(cfg.RunDir, cfg.Dataplane.Numbers()); err != nil {
+		return nil, nil, err
+	}
+	unlock, err := lockLink(cfg.Dataplane.Link)
+	if err != nil {
+		held.close()
+		return nil, nil, err
+	}
+	return held, func() { unlock(); held.close() }, nil
 }
 
 // lockState makes the state directory (0700) and holds it for this process alone.
@@ -97,12 +110,12 @@ func lockFile(path string) (func(), error) {
 	return func() { f.Close() }, nil
 }
 
-// lockLink makes sure that no second agent adopts the link of a running one. Abstract unix sockets are
-// a network namespace's own, as links are.
+// lockLink makes sure that no second agent adopts the link of a running one, one of a version too that does not tell
+// its numbers. Abstract unix sockets are a network namespace's own, as links are.
 func lockLink(link string) (func(), error) {
 	unlock, err := lockName("skein-link-" + link)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or set dataplane.link and the ports in the configuration", link)
+		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or give this one numbers of its own, such as dataplane.instance: 1 (docs/config.md, Numbers)", link)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("hold the link %s: %w", link, err)
@@ -150,10 +163,10 @@ func capabilities() (uint64, error) {
 }
 
 // markSocket marks a socket so that its packets never enter the tunnel.
-func markSocket(mark int) func(network, address string, c syscall.RawConn) error {
+func markSocket(mark uint32) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		var err error
-		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark) }); e != nil {
+		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) }); e != nil {
 			return e
 		}
 		return err

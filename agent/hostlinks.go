@@ -14,7 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 )
 
@@ -56,6 +55,7 @@ type hostLinks struct {
 	followed bool
 	at       time.Time
 	links    []hostLink
+	ofAgents func(name, kind string) bool // whether a link is a tunnel of an agent's; nil: none is
 }
 
 func (h *hostLinks) get() []hostLink {
@@ -69,7 +69,7 @@ func (h *hostLinks) get() []hostLink {
 
 // read renews the view and reports whether it is another one.
 func (h *hostLinks) read() bool {
-	links, err := readHostLinks()
+	links, err := readHostLinks(h.ofAgents)
 	h.at = time.Now()
 	if err != nil || slices.EqualFunc(links, h.links, hostLink.equal) {
 		return false
@@ -114,7 +114,7 @@ func (h *hostLinks) follow(ctx context.Context, changed func()) error {
 }
 
 // readHostLinks asks for all addresses once and for the links that have one: a host has more pods than networks.
-func readHostLinks() ([]hostLink, error) {
+func readHostLinks(ofAgents func(name, kind string) bool) ([]hostLink, error) {
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("read this host's addresses: %w", err)
@@ -140,7 +140,7 @@ func readHostLinks() ([]hostLink, error) {
 			continue // it has gone meanwhile
 		}
 		at := l.Attrs()
-		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 || at.Name == dataplane.PlainLink {
+		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 || ofAgents != nil && ofAgents(at.Name, l.Type()) {
 			continue
 		}
 		h := hostLink{name: at.Name, kind: l.Type(), mtu: at.MTU, addrs: byLink[index]}

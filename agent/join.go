@@ -17,7 +17,6 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -34,7 +33,7 @@ var ErrJoinRefused = errors.New("the cluster refused this node")
 
 // join asks the token's seeds, one after the other and again, until one has had this node admitted or
 // patience ends.
-func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, record *skeinv1.SignedRecord, patience time.Duration, log *slog.Logger) (*skeinv1.JoinResponse, error) {
+func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, record *skeinv1.SignedRecord, patience time.Duration, mark uint32, log *slog.Logger) (*skeinv1.JoinResponse, error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -49,7 +48,7 @@ func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node
 	failures := map[string]error{} // of each seed, the newest that says something
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		for _, seed := range token.GetSeeds() {
-			r, err := joinAt(ctx, key, seed, request)
+			r, err := joinAt(ctx, key, mark, seed, request)
 			if err == nil {
 				return r, nil
 			}
@@ -81,14 +80,14 @@ func inWords(failures map[string]error) string {
 	return strings.Join(all, "; ")
 }
 
-func joinAt(ctx context.Context, key *identity.Key, seed *skeinv1.JoinToken_Seed, request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {
+func joinAt(ctx context.Context, key *identity.Key, mark uint32, seed *skeinv1.JoinToken_Seed, request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	conf, err := key.ClientTLS(identity.ALPNJoin, identity.Expect(seed.GetIdentityKey()))
 	if err != nil {
 		return nil, err
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Control: markSocket(dataplane.MarkWG)}, Config: conf}
+	d := tls.Dialer{NetDialer: &net.Dialer{Control: markSocket(mark)}, Config: conf}
 	c, err := d.DialContext(ctx, "tcp", seed.GetAddress())
 	if err != nil {
 		return nil, err

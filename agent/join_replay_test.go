@@ -24,6 +24,12 @@ func (noWay) Dial(_ context.Context, id identity.ID, _ string) (net.Conn, error)
 // newSeed is an agent whose own server is the only one of a cluster, with a token for one use.
 func newSeed(t *testing.T, h host, w *world) *Agent {
 	t.Helper()
+	a, _ := newSeedAndServer(t, h, w)
+	return a
+}
+
+func newSeedAndServer(t *testing.T, h host, w *world) (*Agent, *consensus.Server) {
+	t.Helper()
 	dir := t.TempDir()
 	r, err := consensus.OpenReplica(dir, quiet())
 	if err != nil {
@@ -50,7 +56,7 @@ func newSeed(t *testing.T, h host, w *world) *Agent {
 	a.roster.update(r.State())
 	w.state = r.State()
 	newGossip(t, a, w)
-	return a
+	return a, s
 }
 
 func (a *Agent) mustPropose(t *testing.T, c *skeinv1.Command) {

@@ -41,7 +41,7 @@ func joinWith(t *testing.T, patience time.Duration, seeds ...*skeinv1.JoinToken_
 	h := newHost(t, "new")
 	token := testToken()
 	token.Seeds = seeds
-	return join(t.Context(), h.key, token, h.node(t), nil, patience, quiet())
+	return join(t.Context(), h.key, token, h.node(t), nil, patience, 0, quiet())
 }
 
 func TestJoin(t *testing.T) {
@@ -102,7 +102,7 @@ func TestJoin(t *testing.T) {
 			return &skeinv1.JoinResponse{ErrorCode: "unavailable"}
 		})
 		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
-		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
+		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, 0, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
 			t.Errorf("have %v", err)
 		}
 	})
@@ -117,12 +117,12 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	_, address := serveFrontWith(t, member.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
 	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: victim.node(t), RequestId: "r"}
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
-	_, err := joinAt(t.Context(), joiner.key, seed, request)
+	_, err := joinAt(t.Context(), joiner.key, 0, seed, request)
 	if !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "another identity key than the connection has proved") {
 		t.Errorf("have %v", err)
 	}
 	request.TokenId = ""
-	if _, err := joinAt(t.Context(), joiner.key, seed, request); !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "holds no token") {
+	if _, err := joinAt(t.Context(), joiner.key, 0, seed, request); !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "holds no token") {
 		t.Errorf("without a token: %v", err)
 	}
 	var refused *events.Error
@@ -141,7 +141,7 @@ func TestRevokedNodeAsks(t *testing.T) {
 	a.replica = newReplica(t, w)
 	_, address := serveFrontWith(t, server.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: server.key.Public()}
-	_, err := joinAt(t.Context(), node.key, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
+	_, err := joinAt(t.Context(), node.key, 0, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
 	var r *revokedError
 	if !errors.As(err, &r) || r.reason != "stolen" || !errors.Is(err, ErrJoinRefused) {
 		t.Errorf("have %v", err)

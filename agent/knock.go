@@ -10,7 +10,6 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -39,7 +38,7 @@ func (a *Agent) knock() map[identity.ID]bool {
 		if !ok {
 			return time.Time{}
 		}
-		p, _ := all.of(dataplane.Key(m.wg))
+		p, _ := all.of(a.deviceKey(id, m.wg))
 		return p.LastHandshake
 	}
 	out := a.knocks.standing(time.Now())

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
@@ -52,6 +54,7 @@ type downOrder struct {
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
 	state      *events.State
+	conf       *config.Config                        // that the parts have
 	settled    *events.State                         // that the paths have the settings of
 	members    map[identity.ID]identity.WireGuardKey // WireGuard's peers
 	unprobed   map[identity.ID]member                // members that the prober does not know yet
@@ -60,6 +63,7 @@ type loopState struct {
 	misfits    map[string]bool           // links of another CNI that status tells of
 	reached    map[identity.ID]time.Time // relays with a direct path, and since when
 	stun       []string
+	stunOff    bool
 	retry      time.Time // when a failed Apply is tried again
 	reopen     time.Time // when a public host that could not open its ports tries again
 	asked      time.Time // when the servers were last asked whether this node is still a member
@@ -72,6 +76,7 @@ type loopState struct {
 	projected  projection.Last
 	happened   time.Time // when more than where WireGuard sends changed last
 	counted    bool      // traffic has been read once
+	reading    reading
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -81,13 +86,14 @@ func (a *Agent) run(ctx context.Context) error {
 	if err := a.control.Bind(a.overlayAddrs()...); err != nil {
 		return err
 	}
+	a.metrics.serve(ctx, a.conf().Ports.Metrics, a.metricsPort)
 	a.serve(ctx)
 	stopAPI, err := a.serveAPI(ctx)
 	if err != nil {
 		return err
 	}
 	defer stopAPI()
-	a.metrics.serve(ctx, a.metricsPort)
+	go a.watchConfig(ctx)
 	a.tellReady(ctx)
 	partsEnded := a.runParts(ctx)
 	a.phase.Store(PhaseRunning)
@@ -178,6 +184,9 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			continue
 		case <-count:
 			a.readTraffic(ctx)
+			continue
+		case <-a.loop.reading.due():
+			a.takeReading()
 			continue
 		case <-a.gossip.Changed():
 		case <-pathChanged:
@@ -307,10 +316,12 @@ func (a *Agent) sync(ctx context.Context) error {
 	if err := a.syncState(); err != nil {
 		return err
 	}
+	followed := a.followConfig()
 	a.planSites(time.Now())
 	a.followPlan(time.Now())
 	a.watchLeaders()
 	a.followLeaders(time.Now())
+	a.followKey(ctx)
 	a.syncPeers()
 	a.followMTU()
 	a.noteOtherCNI()
@@ -330,6 +341,9 @@ func (a *Agent) sync(ctx context.Context) error {
 			a.loop.counted = true
 		}
 		applied = a.apply(ctx)
+	}
+	if applied {
+		followed()
 	}
 	a.tellTerm(applied)
 	a.notePlane()
@@ -406,7 +420,7 @@ func (a *Agent) syncPeers() {
 			a.dropPath(id)
 		}
 	}
-	lazy := a.cfg.LazyPaths != "off" && len(now) >= lazyFrom
+	lazy := a.conf().LazyPaths != "off" && len(now) >= lazyFrom
 	a.loop.members = now
 	if a.paths != nil && (a.loop.settled != a.loop.state || a.lazy.Swap(lazy) != lazy) {
 		a.loop.settled = a.loop.state
@@ -423,9 +437,10 @@ func (a *Agent) pathSettings(lazy bool) {
 		DirectRetry: seconds(set.GetDirectRetryIntervalSeconds()), Keepalive: seconds(set.GetPersistentKeepaliveSeconds()),
 		Exclude: projection.Overlays(st.Cluster()), MTU: a.linkMTU(), Lazy: lazy,
 	}
-	if a.cfg.DirectRetryIntervalSeconds > 0 {
-		s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
+	if own := a.conf().DirectRetryIntervalSeconds; own > 0 {
+		s.DirectRetry = seconds(own)
 	}
+	s.HandshakeTimeout = seconds(cmp.Or(a.conf().HandshakeTimeoutSeconds, set.GetHandshakeTimeoutSeconds()))
 	a.guessSettings(set, &s)
 	a.paths.SetSettings(s)
 }
@@ -441,7 +456,7 @@ func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 func (a *Agent) answerProbes() {
 	for id, m := range a.loop.unprobed {
 		delete(a.loop.unprobed, id)
-		key, err := identity.PairKey(a.wgKey, m.wg, a.cluster, "probe")
+		key, err := identity.PairKey(a.wg.Load().agreed, m.wg, a.cluster, "probe")
 		if err != nil {
 			a.report("peer "+m.name, warning, err.Error(), "its WireGuard key is unusable; revoke the node and let it join again")
 			continue
@@ -536,54 +551,17 @@ func (a *Agent) syncRecords() {
 			a.paths.RelaysChanged()
 		}
 	}
-	if len(a.cfg.StunServers) > 0 {
-		stun = a.cfg.StunServers
-	}
+	stun = stunServers(*a.conf(), a.loop.state.Settings(), stun)
 	slices.Sort(stun)
 	stun = slices.Compact(stun)
-	if a.discoverer != nil && !slices.Equal(stun, a.loop.stun) {
-		a.loop.stun = stun
-		a.reflexive.SetServers(stun)
+	off := !stunOn(*a.conf(), a.loop.state.Settings())
+	if a.discoverer != nil && (!slices.Equal(stun, a.loop.stun) || off != a.loop.stunOff) {
+		a.loop.stun, a.loop.stunOff = stun, off
+		a.reflexive.SetServers(stun, off)
 	}
 	if a.reflexive != nil {
 		a.asked.peersAt(spare)
 		a.reflexive.SetSpare(slices.SortedFunc(maps.Keys(spare), netip.AddrPort.Compare))
-	}
-}
-
-// readTraffic tells the paths which peers talk.
-func (a *Agent) readTraffic(ctx context.Context) {
-	if a.plane == nil {
-		return
-	}
-	at := time.Now()
-	all, err := a.plane.Peers(ctx)
-	if err != nil {
-		return // Apply reports what is wrong with the device
-	}
-	stats := (*tunnelStats)(&all)
-	a.stats.Store(stats)
-	counters := make(map[identity.ID]path.Counters, len(all))
-	for id, wg := range a.loop.members {
-		if p, ok := stats.of(dataplane.Key(wg)); ok {
-			own := a.control.Carried(id)
-			counters[id] = path.Counters{
-				RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id),
-				ControlRx: own.Received, ControlTx: own.Sent, AcksRx: own.AcksReceived, AcksTx: own.AcksSent,
-			}
-		}
-	}
-	a.paths.Traffic(counters)
-	if a.loop.mesh.returned.proven(counters) {
-		a.wakeUp()
-	}
-	late := a.lag.Late(at) >= lateForNAT // then answers may be, too
-	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
-		a.askToKnock(peer)
-	}
-	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, a.gone(at), at) {
-		a.stale.Store(true) // reading them has told the data plane where they are; now it puts them back
-		a.apply(ctx)
 	}
 }
 
@@ -680,12 +658,21 @@ func (a *Agent) onPacket(from identity.ID, channel byte, b []byte) {
 }
 
 func (a *Agent) sendSignal(peer identity.ID, s *skeinv1.Signal) error {
+	return a.signalBy(a.control.SendPacket, peer, s)
+}
+
+// sendSignalRelayed sends a signal beside the tunnel.
+func (a *Agent) sendSignalRelayed(peer identity.ID, s *skeinv1.Signal) error {
+	return a.signalBy(a.control.SendRelayed, peer, s)
+}
+
+func (a *Agent) signalBy(send func(identity.ID, byte, []byte) error, peer identity.ID, s *skeinv1.Signal) error {
 	s.From = a.id.String()
 	b, err := proto.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode a signal: %w", err)
 	}
-	return a.control.SendPacket(peer, control.ChannelSignal, b)
+	return send(peer, control.ChannelSignal, b)
 }
 
 func (a *Agent) takeSignal(from identity.ID, b []byte) {
@@ -699,6 +686,9 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	}
 	if s.GetKnock() != nil && a.knocks.take(from, time.Now()) {
 		a.wakeUp()
+	}
+	if r := s.GetRekey(); r != nil {
+		a.takeRekey(from, r)
 	}
 	if p := s.GetPunch(); p != nil && a.paths != nil {
 		a.paths.Punch(from, p)
@@ -725,7 +715,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
-	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge(), purgeCNI(a.cfg))
+	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge(), purgeCNI(*a.conf()))
 	if a.plane == nil {
 		return relayed
 	}
@@ -735,5 +725,5 @@ func (a *Agent) purge() error {
 	a.plane = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(relayed, plane.Purge(ctx, plane.Options{Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
+	return errors.Join(relayed, plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
 }

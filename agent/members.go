@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -38,7 +39,11 @@ func (s api) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.S
 			return nil, connect.NewError(connect.CodeFailedPrecondition,
 				fmt.Errorf("node %s (%s) is no member any more", was, id))
 		}
-		c, err := changeOfNode(n, s.a.recordsAsked(ctx)[id].GetKubernetesNode(), r)
+		record := s.a.recordsAsked(ctx)[id]
+		c, err := changeOfNode(n, record.GetKubernetesNode(), r)
+		if err == nil {
+			err = agreeOnSite(c, n, record)
+		}
 		if err != nil {
 			return nil, asConnect(err)
 		}
@@ -85,12 +90,28 @@ func changeOfNode(n *skeinv1.Node, node string, r *skeinv1.SetNodeRequest) (*ske
 	return c, nil
 }
 
+// agreeOnSite has a node that is chosen to lead stay in the site where its record says that it is, unless the log says
+// where it is already.
+func agreeOnSite(c *skeinv1.ChangeNode, n *skeinv1.Node, r *skeinv1.Record) error {
+	names := func(field string) bool { return slices.Contains(c.GetSettingsFields(), field) }
+	if !names("leader") || c.GetSettings().GetLeader() != "yes" || names("site") || n.GetSettings().GetSiteSet() {
+		return nil
+	}
+	if r == nil {
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
+			"which site node %s is in is not known here: name the one that it shall lead with --site", n.GetName()))
+	}
+	c.Settings, c.SettingsFields = proto.CloneOf(c.GetSettings()), append(slices.Clone(c.GetSettingsFields()), "site")
+	c.Settings.SiteSet, c.Settings.Site = true, r.GetSite()
+	return nil
+}
+
 // subjectLabels is the problem that the configuration has labels which are not agreed.
 const subjectLabels = "labels"
 
 // noteLabels tells of labels in the configuration that the log does not have: what is agreed counts.
 func (a *Agent) noteLabels(n *skeinv1.Node) {
-	message, advice := labelNews(n, a.cfg.Labels)
+	message, advice := labelNews(n, a.conf().Labels)
 	a.report(subjectLabels, warning, message, advice)
 }
 

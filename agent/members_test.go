@@ -2,10 +2,12 @@ package agent
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -51,6 +53,41 @@ func TestChangeOfANode(t *testing.T) {
 	} {
 		if have, err := changeOfNode(n, "n1", c.r); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, %v; want %q", what, have, err, c.says)
+		}
+	}
+}
+
+// A node that is chosen to lead stays where it is, unless the command or the log says where.
+func TestAgreeOnSite(t *testing.T) {
+	home := &skeinv1.Record{Site: "home"}
+	for _, c := range []struct {
+		name   string
+		v      *skeinv1.NodeSettings
+		fields []string
+		agreed *skeinv1.NodeSettings
+		record *skeinv1.Record
+		want   *skeinv1.NodeSettings // nil: refused
+	}{
+		{"by its record", &skeinv1.NodeSettings{Leader: "yes"}, []string{"leader"}, nil, home,
+			&skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "home"}},
+		{"without a record", &skeinv1.NodeSettings{Leader: "yes"}, []string{"leader"}, nil, nil, nil},
+		{"by the command", &skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "dc"}, []string{"leader", "site"}, nil,
+			home, &skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "dc"}},
+		{"by the log", &skeinv1.NodeSettings{Leader: "yes"}, []string{"leader"},
+			&skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, home, &skeinv1.NodeSettings{Leader: "yes"}},
+		{"not chosen", &skeinv1.NodeSettings{Leader: "no"}, []string{"leader"}, nil, nil, &skeinv1.NodeSettings{Leader: "no"}},
+		{"nothing about leaders", &skeinv1.NodeSettings{InternalIp: "10.0.0.7"}, []string{"internal_ip"}, nil, nil,
+			&skeinv1.NodeSettings{InternalIp: "10.0.0.7"}},
+	} {
+		n := &skeinv1.Node{Name: "a", Settings: c.agreed}
+		change := &skeinv1.ChangeNode{Settings: c.v, SettingsFields: c.fields}
+		err := agreeOnSite(change, n, c.record)
+		switch {
+		case c.want == nil && (err == nil || !strings.Contains(err.Error(), "--site")):
+			t.Errorf("%s: %v", c.name, err)
+		case c.want != nil && (err != nil || !proto.Equal(change.GetSettings(), c.want) ||
+			slices.Contains(change.GetSettingsFields(), "site") != c.want.GetSiteSet()):
+			t.Errorf("%s: %v %v, %v", c.name, change.GetSettings(), change.GetSettingsFields(), err)
 		}
 	}
 }

@@ -2,16 +2,19 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
@@ -19,6 +22,11 @@ import (
 type metrics struct {
 	a        *Agent
 	registry *prometheus.Registry
+
+	serving sync.Mutex   // guards what follows
+	server  *http.Server // nil: none
+	at      string       // where it answers
+	ended   bool         // it answers nowhere any more
 
 	foreign *prometheus.CounterVec
 	info    *prometheus.GaugeVec
@@ -48,6 +56,9 @@ func newMetrics(a *Agent) *metrics {
 		return g
 	}
 	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total", Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
+	for _, s := range plane.Subsystems {
+		m.foreign.WithLabelValues(s) // from 0 on: a rate does not see a counter's first value
+	}
 	m.registry.MustRegister(m.foreign, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total", Help: "Messages to the kernel that changed something."}, func() float64 { return float64(a.writes.Load()) }))
 	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat", "mode")
@@ -180,7 +191,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	all := c.a.stats.Load()
 	for _, id := range c.a.roster.Members() {
 		m, _ := c.a.roster.get(id)
-		if p, ok := all.of(dataplane.Key(m.wg)); ok {
+		if p, ok := all.of(c.a.deviceKey(id, m.wg)); ok {
 			counter(descPeerBytes, p.RxBytes, m.name, "rx")
 			counter(descPeerBytes, p.TxBytes, m.name, "tx")
 		}
@@ -193,6 +204,8 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	c.a.collectPods(out)
 	c.a.collectEgresses(out)
 	c.a.collectUsage(out)
+	c.a.collectRaft(out)
+	c.a.collectGossip(out)
 	c.a.collectSites(out)
 	c.a.collectPlain(out)
 	if c.a.guess != nil {
@@ -247,14 +260,53 @@ func listenMetrics(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve answers /metrics, /healthz and /readyz until ctx ends.
-func (m *metrics) serve(ctx context.Context, l net.Listener) {
-	if l == nil {
-		return
+// serve answers /metrics, /healthz and /readyz until ctx ends. at is what listens there: listenMetrics' argument.
+func (m *metrics) serve(ctx context.Context, at string, l net.Listener) {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	m.use(at, l)
+	context.AfterFunc(ctx, func() {
+		m.serving.Lock()
+		defer m.serving.Unlock()
+		m.use("off", nil)
+		m.ended = true
+	})
+}
+
+// use goes over to another listener; nil: none. The caller holds serving.
+func (m *metrics) use(at string, l net.Listener) {
+	if m.server != nil {
+		m.server.Close()
 	}
-	srv := &http.Server{Handler: m.handler(), ReadHeaderTimeout: 5 * time.Second}
-	go srv.Serve(l)
-	context.AfterFunc(ctx, func() { srv.Close() })
+	m.at, m.server = at, nil
+	if l != nil {
+		m.server = &http.Server{Handler: m.handler(), ReadHeaderTimeout: 5 * time.Second}
+		go m.server.Serve(l)
+	}
+}
+
+// move answers at another address, or nowhere at "off". After an error it answers where it did.
+func (m *metrics) move(to string) error {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	if m.ended {
+		return errors.New("the agent is stopping")
+	}
+	l, err := listenMetrics(to)
+	if errors.Is(err, syscall.EADDRINUSE) && m.server != nil { // perhaps by ourselves, at an address that covers both
+		before := m.at
+		m.use("off", nil)
+		if l, err = listenMetrics(to); err != nil {
+			back, e := listenMetrics(before)
+			m.use(before, back)
+			err = errors.Join(err, e)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	m.use(to, l)
+	return nil
 }
 
 // handler answers these three and nothing else. Never net/http's default mux: packages register profiles and variables there.

@@ -69,7 +69,8 @@ func (a *Agent) followParts() {
 		return
 	}
 	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive,
-		Elsewhere: a.elsewhere, ClockOff: time.Duration(a.clock.Load())}
+		Elsewhere: a.elsewhere, ClockOff: time.Duration(a.clock.Load()),
+		RevokeAfter: seconds(a.conf().Kubernetes.RevokeAfterSeconds)}
 	for _, p := range a.opts.Parts {
 		p.Follow(s)
 	}
@@ -135,20 +136,21 @@ func (a *Agent) host() part.Wishes {
 	if p := a.wishes.Load(); p != nil {
 		h = *p
 	}
-	if a.cfg.Site != "" {
-		h.Site = a.cfg.Site
+	c := a.conf()
+	if c.Site != "" {
+		h.Site = c.Site
 	}
-	if a.cfg.Leader {
+	if c.Leader {
 		h.Leader = true
 	}
-	if ip, err := netip.ParseAddr(a.cfg.InternalIP); err == nil {
+	if ip, err := netip.ParseAddr(c.InternalIP); err == nil {
 		h.InternalIP = ip
 	}
-	if a.cfg.ForceEndpoint != "" {
-		h.ForceEndpoint = a.cfg.ForceEndpoint
+	if c.ForceEndpoint != "" {
+		h.ForceEndpoint = c.ForceEndpoint
 	}
-	if a.cfg.PersistentKeepalive > 0 {
-		h.PersistentKeepalive = a.cfg.PersistentKeepalive
+	if c.PersistentKeepalive > 0 {
+		h.PersistentKeepalive = c.PersistentKeepalive
 	}
 	if a.replica != nil {
 		setByLog(&h, a.self().GetSettings())

@@ -254,8 +254,8 @@ func (p *plainPeers) configure(now time.Time) bool {
 	}
 	var errs []error
 	if p.carrier == nil {
-		carrier, err := plainwg.Open(plainwg.Config{Port: p.a.cfg.Ports.Plain, Mark: dataplane.MarkWG,
-			MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wgKey),
+		carrier, err := plainwg.Open(plainwg.Config{Link: p.a.numbers.PlainLink, Port: p.a.cfg.Ports.Plain, Mark: p.a.numbers.MarkWG,
+			MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wg.Load().device),
 			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.wakeUp})
 		if err != nil {
 			p.retry = now
@@ -318,7 +318,7 @@ func (p *plainPeers) unseal(c carried) (plainSecrets, error) {
 	if i < 0 {
 		return plainSecrets{}, errNotSealed
 	}
-	raw, err := p.a.wgKey.Unseal(c.GetCarriers()[i].GetSealed())
+	raw, err := p.a.wg.Load().device.Unseal(c.GetCarriers()[i].GetSealed())
 	if err != nil {
 		return plainSecrets{}, fmt.Errorf("its secrets for this node cannot be read (%w)", err)
 	}

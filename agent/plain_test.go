@@ -82,7 +82,7 @@ func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
 	}
 	id := identity.ID{1}
 	read := func(node string, sealed, carrierKey []byte) (plainSecrets, error) {
-		p := newPlainPeers(&Agent{id: id, wgKey: own})
+		p := newPlainPeers(withKey(&Agent{id: id}, own))
 		return p.unseal(carried{PlainPeer: &skeinv1.PlainPeer{Name: "phone", CarrierKey: carrierKey, CreatedIndex: 7,
 			Carriers: []*skeinv1.PlainCarrier{{NodeId: node, Sealed: sealed}}}})
 	}
@@ -187,4 +187,13 @@ func TestWhoOfPlainPeer(t *testing.T) {
 	if w := who(s, netip.MustParseAddr("192.168.9.7")); w.GetKind() == "plain-peer" {
 		t.Errorf("another address: %v", w)
 	}
+}
+
+func withKey(a *Agent, k identity.WireGuardKey) *Agent {
+	own, err := newOwnKeys(k, k)
+	if err != nil {
+		panic(err)
+	}
+	a.wg.Store(own)
+	return a
 }

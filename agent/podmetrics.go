@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/events"
 )
 
@@ -27,6 +28,10 @@ func newCNIMetrics(r *prometheus.Registry) cniMetrics {
 	m := cniMetrics{
 		took:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_cni_request_seconds", Help: "How long the agent took for a request of the CNI plugin.", Buckets: cniBuckets}, []string{"verb"}),
 		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_cni_requests_total", Help: "Requests of the CNI plugin, by CNI error code; 0 is success."}, []string{"verb", "code"}),
+	}
+	for _, code := range []uint32{0, cni.CodeTryAgain, cni.CodeUnknown, cni.CodeConfig, cni.CodeInternal, cni.CodeExhausted,
+		cni.CodeDenied, cni.CodeExists} {
+		m.asked.WithLabelValues("ADD", fmt.Sprint(code)) // from 0 on: a rate does not see a counter's first value
 	}
 	r.MustRegister(m.took, m.asked)
 	return m

@@ -67,7 +67,7 @@ func (a *Agent) openPods() error {
 	var odd []string
 	p.ipam, odd, err = ipam.Open(ipam.Config{
 		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("component", "ipam"),
-		IdleFor: seconds(a.cfg.EmptyBlockSeconds),
+		IdleFor: seconds(a.conf().EmptyBlockSeconds),
 		Propose: p.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
 		OnEvent: func(e *skeinv1.PodAddress) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
@@ -81,13 +81,13 @@ func (a *Agent) openPods() error {
 		a.log.Warn("pods' addresses", "note", text)
 	}
 	p.ipam.Follow(a.replica.State())
-	found, err := podnet.Scan(a.cfg.Dataplane.Link)
+	found, err := podnet.Scan(a.numbers.Link, a.numbers.PodTable())
 	if err != nil {
 		return fmt.Errorf("read which pods this host has: %w", err)
 	}
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
-		Allocator: p.ipam, Network: cniserver.Kernel{}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
+		Allocator: p.ipam, Network: cniserver.Kernel{Table: a.numbers.PodTable()}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
 		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
 	})
 	return nil
@@ -179,7 +179,7 @@ func (p *pods) run(ctx context.Context, l net.Listener) {
 
 // audit frees the addresses of pods that are gone without having been taken back.
 func (p *pods) audit() {
-	found, err := podnet.Scan(p.a.cfg.Dataplane.Link)
+	found, err := podnet.Scan(p.a.numbers.Link, p.a.numbers.PodTable())
 	if err != nil {
 		p.a.report(subjectPods+"audit", warning, err.Error(), "addresses of pods that have vanished are not found until this works again")
 		return
@@ -239,12 +239,17 @@ func podLink(l ipam.Lease) string {
 func (p *pods) lookAgain() {
 	n := len(p.a.loop.state.BlocksOf(p.a.id.String()))
 	if n > p.blocks {
-		select {
-		case p.rescan <- struct{}{}:
-		default:
-		}
+		p.look()
 	}
 	p.blocks = n
+}
+
+// look has the kernel read again soon.
+func (p *pods) look() {
+	select {
+	case p.rescan <- struct{}{}:
+	default:
+	}
 }
 
 // follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.

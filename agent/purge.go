@@ -11,14 +11,17 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
 
 // Purge removes what an agent that does not run left in the kernel, and its network configuration: the same that a running one removes when `skein down --purge`
-// asks it to. What is not there is no error. It refuses while an agent holds the link.
+// asks it to. What is not there is no error. It refuses while an agent holds any of
+// the names and numbers of this configuration.
 func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
-	release, err := lockLink(cfg.Dataplane.Link)
+	n := cfg.Dataplane.Numbers()
+	held, release, err := lockNumbers(cfg)
 	if err != nil {
 		return err
 	}
@@ -27,19 +30,45 @@ func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	for _, c := range cfg.Egress.Clients {
 		configured = append(configured, c.NetNS)
 	}
-	return errors.Join(
-		relaynft.Purge(relaynft.Config{}),
-		clients.Purge(filepath.Join(cfg.StateDir, clients.ClientsFile), configured, cfg.Dataplane.FoU, log),
-		purgeGateways(cfg.RunDir),
+	errs := []error{
+		relaynft.Purge(relaynft.Config{Numbers: n}),
+		clients.Purge(filepath.Join(cfg.StateDir, clients.ClientsFile), configured, cfg.Dataplane.FoU, n, log),
+		purgeGateways(cfg.RunDir, n),
 		purgeCNI(cfg),
-		plane.Purge(ctx, plane.Options{Link: cfg.Dataplane.Link, Driver: cfg.Dataplane.WireGuard, Log: log}),
-	)
+		plane.Purge(ctx, plane.Options{Numbers: n, Driver: cfg.Dataplane.WireGuard, Log: log}),
+	}
+	return errors.Join(append(errs, purgeFormer(ctx, cfg, held, log))...)
+}
+
+// purgeFormer removes what the agent has left under numbers that it had before, unless another agent has them now.
+func purgeFormer(ctx context.Context, cfg config.Config, held *claims, log *slog.Logger) error {
+	now := cfg.Dataplane.Numbers()
+	note, err := readNumbers(cfg.StateDir, false, now)
+	if err != nil {
+		return err
+	}
+	left := note.next(now).Left
+	if len(left) == 0 {
+		return nil
+	}
+	others, err := held.others()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, former := range left {
+		if takenBy(former, others) == nil {
+			errs = append(errs, relaynft.Purge(relaynft.Config{Numbers: former}), purgeGateways(cfg.RunDir, former),
+				plane.Purge(ctx, plane.Options{Numbers: former, Driver: cfg.Dataplane.WireGuard, Log: log}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // purgeGateways removes the namespaces of gateways, and with them what was kept of their clients: a gateway that is made anew is
 // told of its clients again.
-func purgeGateways(runDir string) error {
-	err := egress.Purge(filepath.Join(runDir, gatewayDir))
+func purgeGateways(runDir string, n dataplane.Numbers) error {
+	err := egress.Purge(filepath.Join(runDir, gatewayDir), n)
 	if e := os.RemoveAll(filepath.Join(runDir, gatewayClients)); e != nil {
 		err = errors.Join(err, fmt.Errorf("removing what gateways knew of their clients: %w", e))
 	}

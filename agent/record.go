@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
 )
@@ -117,16 +119,16 @@ func (a *Agent) observed() *skeinv1.Record {
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
-	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates, time.Now())...)
+	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates, len(a.roster.Members()) == 2, time.Now())...)
 	a.guessedRecord(r)
-	offers := a.offers()
-	if a.front.Load() != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
-		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay), Udp: a.udpDriver()}
+	offers, at := a.offers(), a.doorAddresses()
+	if a.front.Load() != nil && (a.conf().Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
+		r.Relay = &skeinv1.RelayOffer{Addresses: at, Udp: a.udpDriver()}
 	}
 	if r.Relay == nil && a.front.Load() != nil && a.isServer() {
-		r.JoinAddresses = withPort(offers, a.cfg.Ports.Relay)
+		r.JoinAddresses = at
 	}
-	if a.stun.Load() != nil {
+	if a.stun.Load() != nil && a.opensFront() {
 		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !addr.Public(ip) }), a.cfg.Ports.Stun)
 	}
 	for _, l := range a.pool.Links() {
@@ -143,24 +145,38 @@ func (a *Agent) observed() *skeinv1.Record {
 
 // claimed is the part that follows from the configuration alone.
 func (a *Agent) claimed() *skeinv1.Record {
-	a.publicOnce.Do(func() { // the record is looked at with each round of the loop
-		wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
-		a.publicKey = wg[:]
-	})
-	own := a.host()
+	own, c := a.host(), a.conf()
 	r := &skeinv1.Record{
-		WireguardKey: a.publicKey, Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
-		PersistentKeepalive: own.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
+		WireguardKey: a.wg.Load().devicePublic[:], Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
+		PersistentKeepalive: own.PersistentKeepalive, Labels: c.Labels,
 		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 	}
 	r.BirthdayAttack, r.KubernetesNode = own.BirthdayAttack, own.KubernetesNode
 	if own.InternalIP.IsValid() {
 		r.InternalIp = own.InternalIP.String()
 	}
+	r.NodeAddresses = c.NodeAddresses
+	if slices.Contains(c.Advertise, config.NodeAddresses) {
+		addrs := hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), own.InternalIP)
+		r.NodeAddresses = withOwn(c.NodeAddresses, addrs)
+	}
 	if a.relayOnly() {
 		r.Role = roleRelay
 	}
 	return r
+}
+
+// withOwn adds a host's private addresses to the networks behind it, sorted, those that are not in one of them already.
+func withOwn(networks []string, addrs []netip.Addr) []string {
+	out := slices.Clone(networks)
+	sorted := slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
+	for _, a := range slices.Compact(sorted) {
+		p := netip.PrefixFrom(a, a.BitLen())
+		if addr.Private(p) && !events.Covered(p.String(), networks) {
+			out = append(out, p.String())
+		}
+	}
+	return out
 }
 
 // firstRecord is what a joiner says of itself before any part of it runs: its links' addresses, and
@@ -172,7 +188,7 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 	}
 	r := a.claimed()
 	r.NodeId, r.Epoch, r.Seq, r.Time = a.id.String(), epoch, 1, time.Now().UnixNano()
-	addrs := a.links.hostAddresses(a.cfg.Dataplane.Link)
+	addrs := hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), a.host().InternalIP)
 	if !a.relayOnly() {
 		for _, ip := range addrs {
 			r.Candidates = append(r.Candidates, &skeinv1.Candidate{
@@ -180,8 +196,8 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 			})
 		}
 	}
-	if offers := a.offers(); len(offers) > 0 && (a.cfg.Relay == config.On || a.relayOnly() || a.cfg.Relay == config.Auto && a.hasPublicAddress()) {
-		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay)}
+	if at := a.doorAddresses(); len(at) > 0 && (a.conf().Relay == config.On || a.relayOnly() || a.conf().Relay == config.Auto && a.hasPublicAddress()) {
+		r.Relay = &skeinv1.RelayOffer{Addresses: at}
 	}
 	return gossip.Sign(a.key, r)
 }
@@ -334,18 +350,21 @@ func (a *Agent) offers() []string {
 		}
 	}
 	if n := a.netcheck.Load(); n != nil {
+		for _, ip := range elastic(n) {
+			add(ip)
+		}
 		for _, c := range n.Candidates {
 			if ap, err := netip.ParseAddrPort(c.GetAddress()); err == nil && c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {
 				add(ap.Addr())
 			}
 		}
 	} else {
-		for _, ip := range a.links.hostAddresses(a.cfg.Dataplane.Link) {
+		for _, ip := range hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), a.host().InternalIP) {
 			add(ip)
 		}
 	}
 	// A relay that was asked for, and a server that others join at, may be for one network alone.
-	if a.cfg.Relay == config.On || a.relayOnly() || len(pub) == 0 && a.isServer() {
+	if a.conf().Relay == config.On || a.relayOnly() || len(pub) == 0 && a.isServer() {
 		pub = append(pub, private...)
 	}
 	var out []string
@@ -361,7 +380,7 @@ func (a *Agent) offers() []string {
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
 	if a.front.Load() != nil {
-		for _, at := range withPort(a.offers(), a.cfg.Ports.Relay) {
+		for _, at := range a.doorAddresses() {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: a.key.Public()})
 		}
 	}
@@ -416,6 +435,25 @@ func (a *Agent) checkHash(id identity.ID, r *skeinv1.Record) {
 	}
 }
 
+// doorAddresses are where others reach this host's port for relay sessions and joiners, as records and tokens tell it.
+func (a *Agent) doorAddresses() []string {
+	outside, _, _ := net.SplitHostPort(a.host().ForceEndpoint)
+	return doorsAt(a.offers(), outside, a.conf().Ports)
+}
+
+// doorsAt gives hosts the port at which each is dialed: outside is the one that forwards to this host, under a number of
+// its own if there is one.
+func doorsAt(hosts []string, outside string, p config.Ports) (out []string) {
+	for _, h := range hosts {
+		port := p.Relay
+		if h == outside {
+			port = cmp.Or(p.RelayOutside, p.Relay)
+		}
+		out = append(out, net.JoinHostPort(h, strconv.Itoa(int(port))))
+	}
+	return out
+}
+
 func withPort(hosts []string, port uint16) []string {
 	var out []string
 	for _, h := range hosts {
@@ -425,7 +463,26 @@ func withPort(hosts []string, port uint16) []string {
 }
 
 func (a *Agent) hasPublicAddress() bool {
-	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.host().ForceEndpoint != ""
+	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.host().ForceEndpoint != "" ||
+		len(elastic(a.netcheck.Load())) > 0
+}
+
+// elastic are the addresses that a cloud translates to this host one to one, so that all of its ports are reached there: the
+// metadata service names them, and what STUN servers see from outside must not be another. A port that a router forwards
+// is none: it forwards WireGuard's alone, and neither the relay's nor STUN's.
+func elastic(n *candidate.Result) (out []netip.Addr) {
+	if n == nil {
+		return nil
+	}
+	for _, ip := range n.Elastic {
+		other := func(o candidate.Observation) bool {
+			return o.Mapped.Addr().Is4() == ip.Is4() && !slices.Contains(n.Elastic, o.Mapped.Addr())
+		}
+		if addr.Public(ip) && !slices.ContainsFunc(n.Mapped, other) {
+			out = append(out, ip)
+		}
+	}
+	return out
 }
 
 // tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.

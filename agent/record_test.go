@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -230,5 +232,20 @@ func TestLostLinksStay(t *testing.T) {
 				t.Errorf("%s, %s after: %d links, want %d", name, at.Sub(start), got, tt.want[i])
 			}
 		}
+	}
+}
+
+func TestWithOwn(t *testing.T) {
+	addrs := []netip.Addr{
+		netip.MustParseAddr("192.168.7.4"), netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("192.168.7.4"),
+		netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("fd00::7"), netip.MustParseAddr("2001:db8::7"),
+	}
+	networks := []string{"10.0.0.0/24"}
+	have := withOwn(networks, addrs)
+	if want := []string{"10.0.0.0/24", "192.168.7.4/32", "fd00::7/128"}; !slices.Equal(have, want) {
+		t.Errorf("%q, want %q", have, want)
+	}
+	if len(networks) != 1 {
+		t.Errorf("the configuration became %q", networks)
 	}
 }

@@ -14,7 +14,9 @@ import (
 // A pong tells where the peer saw the ping come from. An address of this host that no STUN server has told, and that peers at
 // different addresses go on seeing alike, works for others too: it goes into the record as a candidate of type prflx. A
 // symmetric NAT shows each peer another port, so that none of these is ever confirmed; and a single member cannot make this
-// host name an address that is not its own.
+// host name an address that is not its own. In a mesh of two the one peer's word is enough: nobody else reads the record
+// that it could mislead, and when a third member comes, its word alone counts no more. Such an address may hold for that
+// peer only, so it comes last.
 
 const (
 	reflectFor     = 10 * time.Second // how long an address must have been seen
@@ -65,8 +67,13 @@ func (r *reflection) forget() {
 	r.seen = nil
 }
 
-// stable lists the addresses that are confirmed and not known already, in a fixed order.
-func (r *reflection) stable(known []*skeinv1.Candidate, now time.Time) []*skeinv1.Candidate {
+// stable lists the addresses that are confirmed and not known already, in a fixed order; alone: there is one peer in the
+// whole mesh, whose word is enough.
+func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Time) []*skeinv1.Candidate {
+	need, priority := 2, uint32(candidate.PriorityReflexive)
+	if alone {
+		need, priority = 1, candidate.PrioritySymmetric
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	peers := map[netip.AddrPort]int{}
@@ -77,14 +84,14 @@ func (r *reflection) stable(known []*skeinv1.Candidate, now time.Time) []*skeinv
 	}
 	var out []netip.AddrPort
 	for a, n := range peers {
-		if n > 1 && !slices.ContainsFunc(known, func(c *skeinv1.Candidate) bool { return c.GetAddress() == a.String() }) {
+		if n >= need && !slices.ContainsFunc(known, func(c *skeinv1.Candidate) bool { return c.GetAddress() == a.String() }) {
 			out = append(out, a)
 		}
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	var cs []*skeinv1.Candidate
 	for _, a := range out[:min(len(out), reflectMax)] {
-		cs = append(cs, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_PRFLX, a, candidate.PriorityReflexive, "probe"))
+		cs = append(cs, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_PRFLX, a, priority, "probe"))
 	}
 	return cs
 }

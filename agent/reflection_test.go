@@ -42,13 +42,32 @@ func TestReflection(t *testing.T) {
 				}
 			}
 			got := ""
-			for _, k := range r.stable(known, start.Add(c.after)) {
+			for _, k := range r.stable(known, false, start.Add(c.after)) {
 				got += k.GetAddress()
 			}
 			if got != c.want {
 				t.Errorf("tells %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// In a mesh of two one peer confirms what it sees, with the lowest priority, and no more once there is a third member.
+func TestReflectionOfTwo(t *testing.T) {
+	start, at := time.Unix(1000, 0), netip.MustParseAddrPort
+	var r reflection
+	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start)
+	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(5*time.Second))
+	if got := r.stable(nil, true, start.Add(5*time.Second)); len(got) > 0 {
+		t.Errorf("told too early: %v", got)
+	}
+	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(11*time.Second))
+	got := r.stable(nil, true, start.Add(11*time.Second))
+	if len(got) != 1 || got[0].GetAddress() != "203.0.113.7:40001" || got[0].GetPriority() != candidate.PrioritySymmetric {
+		t.Errorf("by the one peer: %v", got)
+	}
+	if got := r.stable(nil, false, start.Add(11*time.Second)); len(got) > 0 {
+		t.Errorf("with a third member one peer's word is told: %v", got)
 	}
 }
 
@@ -62,7 +81,7 @@ func TestReflectionIsBounded(t *testing.T) {
 			}
 		}
 	}
-	if n := len(r.stable(nil, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
+	if n := len(r.stable(nil, false, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
 		t.Errorf("%d sightings, %d addresses", len(r.seen), n)
 	}
 }

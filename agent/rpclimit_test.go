@@ -264,8 +264,8 @@ func TestTheDocumentHasTheBoundsOfRPC(t *testing.T) {
 			}
 		}
 	}
-	if rows != 7 {
-		t.Errorf("%d procedures have a row, want 7", rows)
+	if rows != 8 {
+		t.Errorf("%d procedures have a row, want 8", rows)
 	}
 }
 

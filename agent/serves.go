@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ func (a *Agent) openServes() error {
 	a.bootID = strings.TrimSpace(string(b))
 	last, err := os.ReadFile(filepath.Join(a.cfg.RunDir, servedFile))
 	a.freshBoot = err != nil || strings.TrimSpace(string(last)) != a.bootID
-	in := installation(a.cfg)
+	in := installation(*a.conf())
 	if in == nil || !a.freshBoot {
 		return nil
 	}
@@ -72,20 +73,31 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 	case <-ctx.Done():
 		return
 	}
-	in := installation(a.cfg)
-	if in != nil && a.pods == nil {
-		a.report(subjectCNI, failure, "this host has no pods, since it only relays",
-			"take cni.confDir out of its configuration")
-		return
-	}
-	if in == nil {
-		a.servesNow()
-	}
+	var in, former *cni.Install // former is what in takes the place of, and stays until that is there
 	var written string
 	var present []string // plugins that may be chained, when it was written
 	unable := servesEvery
-	for in != nil {
+	for {
+		conf, changed := a.confChanged()
+		if next := installation(*conf); !reflect.DeepEqual(next, in) {
+			if in != nil && (next == nil || next.ConfDir != in.ConfDir || next.File != in.File) {
+				a.uninstall(former)
+				former = in
+			}
+			in, written, unable = next, "", servesEvery
+		}
 		pause := unable
+		if in == nil || a.pods == nil {
+			a.serveWithoutInstalling(in)
+			a.uninstall(former)
+			former = nil
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+			continue
+		}
 		if written != "" && in.Stands(written) && (in.Chain != nil || slices.Equal(cni.Present(in.BinDir), present)) {
 			pause = lookEvery
 		} else if a.pods.cni.Able(ctx) == nil {
@@ -93,6 +105,8 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 			conf, err := a.install(ctx, in)
 			if written = conf; err == nil {
 				a.servesNow()
+				a.uninstall(former)
+				former = nil
 			} else {
 				pause = lookEvery / 2
 			}
@@ -102,8 +116,30 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-changed:
 		case <-time.After(pause):
 		}
+	}
+}
+
+// serveWithoutInstalling is for hosts where the container runtime is not configured by the agent, or cannot be.
+func (a *Agent) serveWithoutInstalling(in *cni.Install) {
+	if in != nil {
+		a.report(subjectCNI, failure, "this host has no pods, since it only relays",
+			"take cni.confDir out of its configuration")
+		return
+	}
+	a.report(subjectCNI, "", "", "")
+	a.servesNow()
+}
+
+// uninstall takes away the network configuration at a place that the configuration does not name any more; nil: none.
+func (a *Agent) uninstall(former *cni.Install) {
+	if former == nil {
+		return
+	}
+	if _, err := former.Remove(); err != nil {
+		a.log.Warn("the former network configuration stays", "file", filepath.Join(former.ConfDir, former.File), "err", err)
 	}
 }
 
@@ -112,7 +148,7 @@ func (a *Agent) install(ctx context.Context, in *cni.Install) (conf string, err 
 	var warnings []string
 	if in.Program, err = os.Executable(); err == nil {
 		now := *in
-		if a.cfg.CNI.Chain == nil {
+		if in.Chain == nil {
 			now.Chain, warnings = cni.Found(ctx, in.BinDir)
 		}
 		var r *cni.Report

@@ -163,7 +163,12 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	a, _ = servesAgent(t, dir)
 	a.cfg.CNI.ConfDir = ""
 	close(a.planeStands)
-	a.serveForPods(t.Context(), time.Hour)
+	ctx, stop = context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.serveForPods(ctx, time.Hour) }()
+	eventually(t, "it serves", a.doesServe)
+	stop()
+	<-ended
 	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.doesServe() {
 		t.Errorf("without the key: %v, serves %v", files, a.doesServe())
 	}

@@ -190,22 +190,22 @@ func TestHomesFollowTheLog(t *testing.T) {
 	if site, known := r.homes().site(b.key.ID()); site != "dc" || !known || r.homes() == before {
 		t.Errorf("b is at %q, %v", site, known)
 	}
-	leads := func(fields ...string) (out [2]bool) {
+	leads := func(v *skeinv1.NodeSettings, field string) (out [2]bool) {
 		t.Helper()
 		last := r.homes()
 		w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: b.key.ID().String(),
-			Settings: &skeinv1.NodeSettings{Leader: "yes"}, SettingsFields: fields}}})
+			Settings: v, SettingsFields: []string{field}}}})
 		r.update(w.state)
 		if r.homes() == last {
 			t.Error("the same homes, and the log's choice is another")
 		}
 		return [2]bool{r.homes().leads(b.key.ID(), "dc"), r.homes().leads(b.key.ID(), "home")}
 	}
-	if got := leads("leader"); got != [2]bool{true, false} {
+	if got := leads(&skeinv1.NodeSettings{Leader: "yes"}, "leader"); got != [2]bool{true, false} {
 		t.Errorf("chosen to lead dc: it leads dc, home: %v", got)
 	}
-	if got := leads("site"); got != [2]bool{true, true} { // its record tells which
-		t.Errorf("chosen to lead, wherever it is: it leads dc, home: %v", got)
+	if got := leads(&skeinv1.NodeSettings{SiteSet: true, Site: "home"}, "site"); got != [2]bool{false, true} {
+		t.Errorf("moved home by the log: it leads dc, home: %v", got)
 	}
 	if r.homes().leads(a.key.ID(), "dc") {
 		t.Error("one leads that the log has not chosen")

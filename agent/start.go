@@ -19,7 +19,7 @@ import (
 	"github.com/skeinmesh/skein/agent/probe"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
-	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/linkhold"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
@@ -36,6 +36,17 @@ func (a *Agent) open(ctx context.Context) error {
 	var err error
 	if a.replica, err = consensus.OpenReplica(a.cfg.StateDir, a.log); err != nil {
 		return err
+	}
+	if !a.relayOnly() {
+		if err := a.takeNumbers(a.replica.State().Index() > 0); err != nil {
+			return err
+		}
+		a.leaveNumbers(ctx)
+		if !a.wg.Load().settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
+			if err := linkhold.Remove(a.numbers.RekeyNftTable); err != nil {
+				return err
+			}
+		}
 	}
 	joined, create, err := a.enter(ctx)
 	if err != nil {
@@ -112,8 +123,8 @@ func (a *Agent) create(ctx context.Context) error {
 	node.Server = true
 	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
 		ClusterId: id.String(), OverlayIpv4: a.cfg.Overlay.IPv4, FirstNode: node, Settings: &skeinv1.Settings{
-			HandshakeTimeoutSeconds: a.cfg.HandshakeTimeoutSeconds, DirectRetryIntervalSeconds: a.cfg.DirectRetryIntervalSeconds,
-			BirthdayAttack: a.cfg.NatTraversal.BirthdayAttack, RouteNodeAddresses: a.cfg.RouteNodeAddresses != nil && *a.cfg.RouteNodeAddresses,
+			HandshakeTimeoutSeconds: a.conf().HandshakeTimeoutSeconds, DirectRetryIntervalSeconds: a.conf().DirectRetryIntervalSeconds,
+			BirthdayAttack: a.cfg.NatTraversal.BirthdayAttack, RouteNodeAddresses: a.conf().RouteNodeAddresses != nil && *a.conf().RouteNodeAddresses,
 		},
 	}}})
 	if err != nil {
@@ -172,7 +183,7 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 	if err != nil {
 		return [32]byte{}, false
 	}
-	k, err := identity.PairKey(a.wgKey, m.wg, cluster, "control packet")
+	k, err := identity.PairKey(a.wg.Load().agreed, m.wg, cluster, "control packet")
 	if err != nil {
 		return [32]byte{}, false
 	}
@@ -182,15 +193,17 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 
 func (a *Agent) openRelayClient() {
 	a.pool = relay.NewPool(relay.PoolConfig{
-		Self: a.id, Key: a.key, Control: markSocket(dataplane.MarkWG), Log: a.log,
+		Self: a.id, Key: a.key, Control: markSocket(a.numbers.MarkWG), Log: a.log,
 		// The pool reads the next frames into the same buffer; gossip takes its packets later.
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 		OnReserved: a.onReserved,
 		Lag:        a.lag,
 		Witness:    a.votes,
-		OnNoWay: func(far, client, node identity.ID) bool {
-			return a.front.Load() != nil && a.relay.NoWay(far, client, node)
+		OnNoWay: func(far, client, node identity.ID) {
+			if a.front.Load() != nil {
+				a.relay.NoWay(far, client, node)
+			}
 		},
 		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && a.paths != nil },
 	})
@@ -203,13 +216,24 @@ func (a *Agent) openRelayClient() {
 	})
 }
 
+// opensFront reports whether this node's port for relay sessions and joins may be open: on all but those that shall
+// not relay and need it for nothing else.
+func (a *Agent) opensFront() bool {
+	return a.conf().Relay != config.Off || a.isServer() || a.relayOnly()
+}
+
+// relayLimits are the configuration's in the relay's units.
+func relayLimits(l config.RelayLimits) relay.Limits {
+	return relay.Limits{
+		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
+		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
+	}
+}
+
 // openRelayServer opens the port for relay sessions and joins where this node has it: on servers, and on
 // nodes that relay.
 func (a *Agent) openRelayServer() error {
-	if a.cfg.Relay == config.Off && !a.isServer() && !a.relayOnly() {
-		return nil
-	}
-	if a.cfg.Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
+	if !a.opensFront() || a.conf().Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
 	}
 	f, err := openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
@@ -225,13 +249,11 @@ func (a *Agent) openRelayServer() error {
 		f.listener.Close()
 		return err
 	}
-	l := a.cfg.RelayLimits
 	a.relay = relay.NewServer(relay.ServerConfig{
 		Self: a.id, Log: a.log, UDP: udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
-		Relay:       a.isRelay,
-		Forward:     a.pool.Forward,
-		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
-		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
+		Relay:   a.isRelay,
+		Forward: a.pool.Forward,
+		Limits:  relayLimits(a.conf().RelayLimits),
 	})
 	if udp != nil {
 		a.udp.Store(udp)
@@ -276,6 +298,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		a.report("journal", warning, err.Error(), "the journal of this run is kept in memory only")
 		a.journal = journal.Memory(journalEntries)
 	}
+	a.plans.open(a)
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
 		Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
 	}}})
@@ -283,12 +306,12 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		return err
 	}
 	a.plane, err = plane.Open(ctx, plane.Options{
-		Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign, OnBroken: a.onBroken,
+		Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign, OnBroken: a.onBroken,
 	})
 	if err != nil {
 		return err
 	}
-	socket, err := probe.Open(probe.Config{Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Log: a.log})
+	socket, err := probe.Open(probe.Config{Port: int(a.cfg.Ports.WireGuard), Mark: a.numbers.MarkWG, Log: a.log})
 	if err != nil {
 		return err
 	}
@@ -376,7 +399,7 @@ func (a *Agent) close() error {
 		errs = append(errs, a.pods.ipam.Close())
 	}
 	if a.journal != nil {
-		errs = append(errs, a.journal.Close())
+		errs = append(errs, a.journal.Close(), a.plans.close())
 	}
 	if a.replica != nil {
 		errs = append(errs, a.replica.Close())

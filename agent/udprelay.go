@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeinmesh/skein/agent/config"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/relay"
@@ -33,7 +32,7 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(dataplane.MarkWG), Log: a.log.With("component", "relay")}
+	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(a.numbers.MarkWG), Log: a.log.With("component", "relay")}
 	if a.cfg.Dataplane.Relay != config.Userspace {
 		if err := a.openRelayTable(); err != nil {
 			if a.cfg.Dataplane.Relay == config.Kernel {
@@ -48,13 +47,14 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 	return relay.NewUDP(cfg)
 }
 
-// openRelayTable takes the kernel's table, which one agent of a network namespace can have.
+// openRelayTable takes the kernel's table, which one agent of a network namespace can have. A node that does nothing
+// but relay has it too, beside an agent with the same numbers.
 func (a *Agent) openRelayTable() error {
-	unlock, err := lockName("skein-relay-table")
+	unlock, err := lockName("skein-relay-table" + a.numbers.Owner())
 	if err != nil {
 		return errors.New("another agent on this host relays UDP in the kernel")
 	}
-	if a.relayTable, err = relaynft.Open(relaynft.Config{}); err != nil {
+	if a.relayTable, err = relaynft.Open(relaynft.Config{Numbers: a.numbers}); err != nil {
 		unlock()
 		return err
 	}
@@ -78,7 +78,7 @@ func (a *Agent) closeRelayTable(purge bool) error {
 	err := a.relayTable.Close()
 	a.relayTable = nil
 	if purge {
-		err = errors.Join(err, relaynft.Purge(relaynft.Config{}))
+		err = errors.Join(err, relaynft.Purge(relaynft.Config{Numbers: a.numbers}))
 	}
 	a.relayUnlock()
 	return err

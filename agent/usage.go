@@ -125,7 +125,7 @@ func (a *Agent) peerUsage() []*skeinv1.PeerUsage {
 			}
 		}
 		if len(n.GetWireguardKey()) == len(dataplane.Key{}) {
-			st, _ := stats.of(dataplane.Key(n.GetWireguardKey()))
+			st, _ := stats.of(a.deviceKey(id, identity.WireGuardKey(n.GetWireguardKey())))
 			u.RxBytes, u.TxBytes = st.RxBytes, st.TxBytes
 		}
 		out = append(out, u)

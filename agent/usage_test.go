@@ -41,7 +41,7 @@ func TestUsage(t *testing.T) {
 	if _, err := net.Interfaces(); err != nil { // not counted: the runtime's own
 		t.Fatal(err)
 	}
-	if _, err := readHostLinks(); err != nil { // counted
+	if _, err := readHostLinks(nil); err != nil { // counted
 		t.Fatal(err)
 	}
 	after, err := c.Usage(t.Context(), &skeinv1.UsageRequest{})

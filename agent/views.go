@@ -25,6 +25,9 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 		NodeId: a.id.String(), Name: a.name(), Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
 		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
 	}
+	if a.opts.Load != nil {
+		r.ConfigFile, r.RestartDue = a.opts.File, changeViews(a.live.due())
+	}
 	if a.replica == nil || r.Phase != PhaseRunning {
 		return r, nil
 	}
@@ -193,8 +196,21 @@ func (a *Agent) currentPaths() map[identity.ID]path.Path {
 	return a.paths.Paths()
 }
 
-func (s api) Peers(ctx context.Context, _ *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
+func (s api) Peers(ctx context.Context, q *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
 	a := s.a
+	past := q.GetAt() > 0 || q.GetAtTime() != 0
+	if q.GetNode() != "" {
+		if n, id, err := a.find(q.GetNode()); err != nil || id != a.id {
+			if err == nil && past {
+				return nil, connect.NewError(connect.CodeInvalidArgument, errors.New(
+					"another node tells of its peers as they are now; its past is told by its plans (skein plan --node NAME --at …)"))
+			}
+			return a.peersOf(ctx, n, id, err)
+		}
+	}
+	if past {
+		return a.pastPeers(ctx, q.GetAt(), q.GetAtTime())
+	}
 	records, notAsked := a.allRecords(ctx)
 	paths := a.currentPaths()
 	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}, NotAsked: notAsked}
@@ -239,7 +255,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v
 	}
-	k := dataplane.Key(n.GetWireguardKey())
+	k := a.deviceKey(id, identity.WireGuardKey(n.GetWireguardKey()))
 	if st, ok := a.stats.Load().of(k); ok {
 		v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
 		if !st.LastHandshake.IsZero() {
@@ -316,6 +332,27 @@ func (a *Agent) checked() *candidate.Result {
 		}
 	}
 	return a.netcheck.Load()
+}
+
+// mostOfJournal is how many entries of the journal are given at most.
+const mostOfJournal = 10_000
+
+// Journal gives the newest entries: the agent's process holds the file.
+func (s api) Journal(_ context.Context, r *skeinv1.JournalRequest) (*skeinv1.JournalResponse, error) {
+	most := mostOfJournal
+	if n := r.GetMost(); n > 0 {
+		most = int(min(n, mostOfJournal))
+	}
+	out := &skeinv1.JournalResponse{}
+	err := s.a.journal.Back(func(e *skeinv1.JournalEntry) bool {
+		out.Entries = append(out.Entries, e)
+		return len(out.Entries) < most
+	})
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	slices.Reverse(out.Entries)
+	return out, nil
 }
 
 func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -201,7 +202,7 @@ func (a *Agent) eachEvent(ctx context.Context, last uint64, f func(*skeinv1.Even
 	defer cancel()
 	for after := uint64(0); ; {
 		page, _, _, err := a.client.ReadEvents(ctx, after, eventsPage)
-		if err != nil {
+		if err != nil && !errors.Is(err, consensus.ErrUnanswered) { // what is here has to do
 			return err
 		}
 		for _, e := range page {
@@ -496,10 +497,13 @@ func holderOf(l ipam.Lease) *skeinv1.Holder {
 	return h
 }
 
-func (s api) Pods(context.Context, *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
+func (s api) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
 	out := &skeinv1.PodsResponse{}
 	if s.a.pods == nil {
 		return out, nil
+	}
+	if r.GetLook() {
+		s.a.pods.look()
 	}
 	for _, l := range s.a.pods.ipam.Leases() {
 		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: podLink(l), Netns: l.NetNS})

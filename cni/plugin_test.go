@@ -107,7 +107,7 @@ func TestDelWithoutAnAgentRemovesTheLink(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	host.Must("looking for links", func() error {
-		found, err := podnet.Scan(dataplane.LinkName)
+		found, err := podnet.Scan(dataplane.DefaultNumbers().Link, 0)
 		if len(found) > 0 {
 			return errors.New("the pod's address is still there")
 		}

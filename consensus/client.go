@@ -311,7 +311,7 @@ func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error
 	}
 	failure := err
 	for _, id := range c.servers() {
-		r, err := patiently(ctx, func(ctx context.Context) (*skeinv1.ReadStateResponse, error) {
+		r, err := Patiently(ctx, proposeAttempt, func(ctx context.Context) (*skeinv1.ReadStateResponse, error) {
 			return c.cfg.Conns.Cluster(id).ReadState(ctx, &skeinv1.ReadStateRequest{At: at})
 		})
 		if err == nil {
@@ -324,19 +324,28 @@ func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error
 	return nil, failure
 }
 
-// ReadEvents reads events from the own archive, or from a server's if that reaches further back.
-func (c *Client) ReadEvents(ctx context.Context, after uint64, limit int) (evs []*skeinv1.Event, firstAvailable, last uint64, err error) {
+// ReadEvents reads events from the own archive, or from a server's if that reaches further back. With ErrUnanswered it
+// gives what the own archive has, where events are missing and a server that may have them did not answer.
+func (c *Client) ReadEvents(ctx context.Context, after uint64,
+	limit int) (evs []*skeinv1.Event, firstAvailable, last uint64, err error) {
 	evs, firstAvailable, last, err = c.cfg.Replica.Events(after, limit)
 	if err != nil || after+1 >= firstAvailable {
 		return evs, firstAvailable, last, err
 	}
+	var silent []error
 	for _, id := range c.servers() {
-		r, err := patiently(ctx, func(ctx context.Context) (*skeinv1.ReadEventsResponse, error) {
+		r, err := Patiently(ctx, proposeAttempt, func(ctx context.Context) (*skeinv1.ReadEventsResponse, error) {
 			return c.cfg.Conns.Cluster(id).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: after, Limit: uint32(max(limit, 0))})
 		})
 		if err == nil && r.GetFirstAvailable() < firstAvailable {
 			return r.GetEvents(), r.GetFirstAvailable(), r.GetLast(), nil
 		}
+		if err != nil {
+			silent = append(silent, fmt.Errorf("server %s: %w", id, err))
+		}
 	}
-	return evs, firstAvailable, last, nil
+	if len(silent) > 0 {
+		err = fmt.Errorf("%w: %w", ErrUnanswered, errors.Join(silent...))
+	}
+	return evs, firstAvailable, last, err
 }

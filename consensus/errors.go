@@ -18,6 +18,8 @@ var (
 	ErrBase = errors.New("the batch was decided on another index")
 	// ErrGone: the index is older than the archive, or newer than the state.
 	ErrGone = errors.New("the index is not in the archive")
+	// ErrUnanswered: what is missing here may be in the archive of a server that did not answer.
+	ErrUnanswered = errors.New("not every server has answered")
 	// ErrDiverged: two histories differ at the same index.
 	ErrDiverged = errors.New("the agreed history differs from that of this replica")
 	// ErrTooSoon: the archive was read for this member a moment ago; ask again in a few seconds.

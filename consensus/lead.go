@@ -290,6 +290,7 @@ func entropy() []byte {
 // append hands the entry to Raft and settles its proposals when it is known what became of it.
 func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	var future raft.Future
+	began := time.Now()
 	if len(e.batch.Events) > 0 {
 		if data, err := EncodeBatch(e.batch); err != nil {
 			e.err = err
@@ -309,6 +310,9 @@ func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 			if err := t.outcome(ctx, future); e.err == nil {
 				e.err = err
 			}
+		}
+		if e.err == nil && future != nil {
+			t.server.commits.add(time.Since(began))
 		}
 		for _, p := range e.proposals {
 			if e.err != nil {

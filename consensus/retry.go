@@ -27,9 +27,9 @@ func RetryAfter(err error) time.Duration {
 	return min(max(d, 0), retryAtMost)
 }
 
-// patiently calls a server, and again when it says when, as long as one attempt may take.
-func patiently[T any](ctx context.Context, call func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, proposeAttempt)
+// Patiently calls a node, and again when it says when, for at most within. What it returns is the last call's.
+func Patiently[T any](ctx context.Context, within time.Duration, call func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for {
 		r, err := call(ctx)

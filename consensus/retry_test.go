@@ -35,7 +35,7 @@ func TestRetryAfter(t *testing.T) {
 func TestAServerThatIsBusyIsAskedAgainWhenItSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, calls := time.Now(), 0
-		r, err := patiently(t.Context(), func(context.Context) (string, error) {
+		r, err := Patiently(t.Context(), proposeAttempt, func(context.Context) (string, error) {
 			if calls++; calls < 4 {
 				return "", busyFor("700ms")
 			}
@@ -45,7 +45,7 @@ func TestAServerThatIsBusyIsAskedAgainWhenItSays(t *testing.T) {
 			t.Errorf("%q, %v after %d calls and %s", r, err, calls, time.Since(began))
 		}
 		began, calls = time.Now(), 0
-		_, err = patiently(t.Context(), func(context.Context) (string, error) { calls++; return "", busyFor("1500ms") })
+		_, err = Patiently(t.Context(), proposeAttempt, func(context.Context) (string, error) { calls++; return "", busyFor("1500ms") })
 		if connect.CodeOf(err) != connect.CodeResourceExhausted || calls != 3 || time.Since(began) != proposeAttempt {
 			t.Errorf("%v after %d calls and %s", err, calls, time.Since(began))
 		}

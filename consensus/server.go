@@ -95,9 +95,12 @@ type Server struct {
 	stopOnce sync.Once
 	stopErr  error
 
-	leader leaderNews
-	fatal  chan struct{}
-	err    atomic.Pointer[error]
+	leader  leaderNews
+	changes atomic.Uint64 // times that this server saw another leader than before
+	led     atomic.Value  // raft.ServerID: the leader that it saw last
+	commits timing
+	fatal   chan struct{}
+	err     atomic.Pointer[error]
 }
 
 // StartServer starts or resumes the Raft node. Damaged files are reported as ErrCorrupt.
@@ -200,7 +203,13 @@ func (s *Server) observe(o *raft.Observation) bool {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:
 		s.leader.notify()
-		if d.LeaderID != "" && d.LeaderID != raft.ServerID(s.cfg.ID.String()) {
+		if d.LeaderID == "" {
+			break
+		}
+		if s.led.Swap(d.LeaderID) != d.LeaderID {
+			s.changes.Add(1)
+		}
+		if d.LeaderID != raft.ServerID(s.cfg.ID.String()) {
 			s.live.Store(true)
 		}
 	case raft.RaftState: // comes after the state has changed; what tells of the leader comes before
@@ -291,17 +300,23 @@ func (s *Server) halt(err error) {
 
 // Stats is what status and metrics show.
 type Stats struct {
-	State         string      `json:"state"` // Follower, Candidate, Leader or Shutdown
-	Leader        string      `json:"leader,omitempty"`
-	Term          uint64      `json:"term"`
-	LogIndex      uint64      `json:"logIndex"`    // last entry of the Raft log
-	CommitIndex   uint64      `json:"commitIndex"` // of the Raft log
-	AppliedIndex  uint64      `json:"appliedIndex"`
-	EventIndex    uint64      `json:"eventIndex"` // last event that the Raft log has reached
-	SnapshotIndex uint64      `json:"snapshotIndex"`
-	LastContact   string      `json:"lastContact"`
-	Clock         string      `json:"clock"` // by the other voters' clocks: confirmed, unjudged or wrong
-	Members       []MemberRow `json:"members"`
+	State         string `json:"state"` // Follower, Candidate, Leader or Shutdown
+	Leader        string `json:"leader,omitempty"`
+	Term          uint64 `json:"term"`
+	LogIndex      uint64 `json:"logIndex"`    // last entry of the Raft log
+	CommitIndex   uint64 `json:"commitIndex"` // of the Raft log
+	AppliedIndex  uint64 `json:"appliedIndex"`
+	EventIndex    uint64 `json:"eventIndex"` // last event that the Raft log has reached
+	SnapshotIndex uint64 `json:"snapshotIndex"`
+	LastContact   string `json:"lastContact"`
+	Clock         string `json:"clock"` // by the other voters' clocks: confirmed, unjudged or wrong
+	// Silence is how long ago this server heard its leader; 0 if it leads, negative if it never did.
+	Silence       time.Duration `json:"silence"`
+	LeaderChanges uint64        `json:"leaderChanges"` // that this server saw since its start, the first one included
+	// Commits are those of this server as the leader, from handing them to Raft until most voters had them and this
+	// server had folded them.
+	Commits Durations   `json:"commits"`
+	Members []MemberRow `json:"members"`
 }
 
 // MemberRow is one server of Raft's configuration.
@@ -319,6 +334,13 @@ func (s *Server) Stats() Stats {
 		State: m["state"], Term: number("term"), LogIndex: number("last_log_index"), CommitIndex: number("commit_index"),
 		AppliedIndex: number("applied_index"), SnapshotIndex: number("last_snapshot_index"),
 		EventIndex: s.fsm.at.Load(), LastContact: m["last_contact"], Clock: s.clockVerdict().String(),
+		Silence: -1, LeaderChanges: s.changes.Load(), Commits: s.commits.read(),
+	}
+	if last := s.LastContact(); !last.IsZero() {
+		out.Silence = max(time.Since(last), 0)
+	}
+	if s.raft.State() == raft.Leader {
+		out.Silence = 0
 	}
 	if id, ok := s.Leader(); ok {
 		out.Leader = id.String()

@@ -49,6 +49,11 @@ type ServiceConfig struct {
 	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
 	// Holder tells which pod of this node has an address; nil if this node has no pods.
 	Holder func(*skeinv1.HolderRequest) (*skeinv1.HolderResponse, error)
+	// PeerPaths tells how this node reaches its peers; nil if it has no tunnel.
+	PeerPaths func() []*skeinv1.PeerPath
+	// Plan and PlanSteps tell what this node's kernel should hold, and how that changed; nil if it has no data plane.
+	Plan      func(*skeinv1.PlanRequest) (*skeinv1.PlanResponse, error)
+	PlanSteps func(*skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error)
 }
 
 // Service is the ClusterService of a node: every server has one, and other nodes may.
@@ -488,4 +493,54 @@ func (s *Service) Holder(ctx context.Context, r *skeinv1.HolderRequest) (*skeinv
 		return nil, connect.NewError(connect.CodeUnimplemented, errors.New("this node gives no addresses to pods"))
 	}
 	return s.cfg.Holder(r)
+}
+
+// PeerPaths tells how this node reaches its peers: admins and servers, who may see the whole mesh. To others it would tell
+// who talks by which relay, and since when.
+func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*skeinv1.PeerPathsResponse, error) {
+	peer, err := s.member(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if role := s.cfg.Replica.State().Role(peer.String()); role != events.RoleAdmin && role != events.RoleServer {
+		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf(
+			"how another node reaches its peers is told to admins and servers, and node %s is an %s: ask on one of them, or make it an admin with `skein node grant`", peer, role))
+	}
+	if s.cfg.PeerPaths == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no peers"))
+	}
+	return &skeinv1.PeerPathsResponse{Peers: s.cfg.PeerPaths()}, nil
+}
+
+// Plan tells admins and servers, who may see the whole mesh, what this node's kernel should hold, or should have held.
+// Other members would learn where all its peers are reached.
+func (s *Service) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
+	if err := s.mayReadPlans(ctx); err != nil {
+		return nil, err
+	}
+	return s.cfg.Plan(r)
+}
+
+// PlanSteps tells admins and servers how this node's plan changed.
+func (s *Service) PlanSteps(ctx context.Context, r *skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error) {
+	if err := s.mayReadPlans(ctx); err != nil {
+		return nil, err
+	}
+	return s.cfg.PlanSteps(r)
+}
+
+func (s *Service) mayReadPlans(ctx context.Context) error {
+	peer, err := s.member(ctx)
+	if err != nil {
+		return err
+	}
+	if role := s.cfg.Replica.State().Role(peer.String()); role != events.RoleAdmin && role != events.RoleServer {
+		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(
+			"another node's plan is told to admins and servers, and node %s is an %s: ask on one of them, "+
+				"or make it an admin with `skein node grant`", peer, role))
+	}
+	if s.cfg.Plan == nil {
+		return connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no data plane"))
+	}
+	return nil
 }

@@ -2,6 +2,7 @@ package consensus
 
 import (
 	"context"
+	"errors"
 	"math"
 	"testing"
 
@@ -97,6 +98,29 @@ func TestReadsFromAServersArchive(t *testing.T) {
 		r, err := c.nodes[0].service.ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: math.MaxUint64})
 		if err != nil || len(r.Events) != 0 || r.Last != last {
 			t.Fatalf("the range: %v, %v", r, err)
+		}
+	})
+}
+
+// Events that are missing here are not called gone while a server that may have them does not answer.
+func TestReadsWhileTheArchiveIsAway(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		for i := range 5 {
+			c.propose(c.nodes[0], token(i))
+		}
+		agent := c.add("agent", false)
+		c.join(agent)
+		c.agree()
+		here, first, _, err := agent.replica.Events(0, 3)
+		if err != nil || first <= 1 {
+			t.Fatalf("the agent has the events from %d on, %v", first, err)
+		}
+		c.nodes[0].crash()
+		evs, from, _, err := agent.client.ReadEvents(context.Background(), 0, 3)
+		if !errors.Is(err, ErrUnanswered) || from != first || len(evs) != len(here) {
+			t.Errorf("%d events from %d on, %v; want the %d here, and that a server did not answer", len(evs), from, err,
+				len(here))
 		}
 	})
 }

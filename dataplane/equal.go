@@ -8,7 +8,7 @@ import (
 // Equal tells whether two Specs want the same. A round of the agent's loop that changes nothing need not touch the
 // kernel.
 func (s Spec) Equal(o Spec) bool {
-	return s.Complete == o.Complete && s.ControlPort == o.ControlPort && s.Plain == o.Plain && s.Link.equal(o.Link) && s.WireGuard.equal(o.WireGuard) &&
+	return s.Numbers == o.Numbers && s.Complete == o.Complete && s.ControlPort == o.ControlPort && s.Plain == o.Plain && s.Link.equal(o.Link) && s.WireGuard.equal(o.WireGuard) &&
 		slices.Equal(s.Targets, o.Targets) && slices.Equal(s.PortRewrites, o.PortRewrites) && s.Pods.equal(o.Pods) &&
 		s.Hops.Equal(o.Hops) && slices.Equal(s.Translations, o.Translations) && slices.Equal(s.Inside, o.Inside)
 }

@@ -6,18 +6,13 @@ import (
 	"time"
 )
 
-// Numbers and names that are fixed by DESIGN.md section 9.
+// Numbers and names that are fixed by DESIGN.md section 9, as they are on every host. Those that a host can set are in
+// Numbers.
 const (
-	LinkName  = "skein0"
-	PlainLink = "skeinplain0" // of plain WireGuard peers that this host carries
-	PlainPort = 51821         // UDP, at which they are answered
-	Port      = 51820         // UDP
-	MTU       = 1420          // bytes, on plain Ethernet
-	MarkWG    = 0x20          // fwmark of packets that WireGuard and the agent send outside the tunnel
-	MarkRoute = 0x40          // fwmark of packets that shall enter the tunnel
-	MarkMask  = 0x60
+	PlainPort = 51821 // UDP, at which they are answered
+	Port      = 51820 // UDP
+	MTU       = 1420  // bytes, on plain Ethernet
 
-	NftTable        = "skein" // family inet
 	ChainPrerouting = "skein_prerouting"
 	ChainOutgoing   = "skein_outgoing"
 	SetTargetsIPv4  = "skein_targets_ipv4"
@@ -44,21 +39,10 @@ const (
 	SetGateways    = "skein_gateways" // links that lead to gateways' namespaces
 	PodLinkPrefix  = "sk"             // of the host's ends of pods' links; 12 digits follow
 
-	PodRulePriority = 2000          // every packet asks PodTable first
-	PodTable        = 116           // host routes of pods, what no pod has of this host's blocks, and other hosts' blocks
-	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
-	PodGateway      = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
+	PodGateway = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
 
-	HopOverhead  = 20          // bytes of the outer header that a packet of Hops has in the tunnel
-	HopLink      = "skeinhop0" // with kernel WireGuard: the link by which packets of Hops go, and come out
-	HopTable     = 120         // ways by other nodes
-	HopLastTable = 121         // ways to nodes that others' packets are for
-	HopLastRule  = 1997        // iif HopLink: HopLastTable, before pods' addresses are looked for
-	HopRule      = 1998        // everything but WireGuard's packets: HopTable
-	HopNftTable  = "skein_hop" // family inet: who may bring packets by HopLink
+	HopOverhead = 20 // bytes of the outer header that a packet of Hops has in the tunnel
 
-	RulePriority  = 32500
-	RouteTable    = 180
 	RouteProtocol = 30
 )
 
@@ -67,6 +51,8 @@ type Key [32]byte
 
 // Spec is all that skein wants of this host's kernel.
 type Spec struct {
+	// Numbers are the names and numbers that this agent holds in the kernel; the zero value: the default ones.
+	Numbers   Numbers
 	WireGuard WireGuard
 	Link      Link
 	// Targets are the destinations that go through the tunnel: every peer's AllowedIPs and the prefixes of Hops.Routes,

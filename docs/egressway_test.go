@@ -57,14 +57,14 @@ func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (
 	out = []packetway.Stop{
 		{Name: "the pod's network namespace", Steps: here, Leaves: tunnel},
 		mesh("WireGuard, by the peer whose AllowedIPs hold 10.64.0.32/32: the owner of the slot", tunnel),
-		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.PodTable), Text: "10.64.0.32 dev sk… (the other end is eth0 in the gateway's namespace)"}}, Leaves: tunnel},
+		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.DefaultNumbers().PodTable()), Text: "10.64.0.32 dev sk… (the other end is eth0 in the gateway's namespace)"}}, Leaves: tunnel},
 		{Name: "the gateway's network namespace, one for each egress", Steps: gatewaySteps(through), Leaves: "192.0.2.7 → 198.51.100.9; of a slot without an address: 169.254.101.N → 198.51.100.9"},
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: "its own routes", Text: "out of its uplink; 169.254.101.N is masqueraded there"}}, Leaves: "192.0.2.7 → 198.51.100.9"},
 		{Name: "outside"},
 	}
 	return out, []packetway.Stop{
 		{Name: "outside", Steps: []packetway.Step{{Where: "ARP, NDP", Text: "192.0.2.7 is at the owner, which answers for it while its lease runs; or a router knows from table 119"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
-		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.PodTable), Text: "192.0.2.7 dev sk…"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
+		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.DefaultNumbers().PodTable()), Text: "192.0.2.7 dev sk…"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
 		{Name: "the gateway's network namespace", Steps: gatewaySteps(again), Leaves: tunnelBack},
 		mesh("WireGuard, to the node that has the pod's block", tunnelBack),
 		{Name: "the pod's network namespace", Steps: []packetway.Step{

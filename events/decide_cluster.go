@@ -43,7 +43,7 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 	if c.GetSettings() != nil {
 		settings = proto.CloneOf(c.GetSettings())
 	}
-	settings.RolesSince = d.c.GetTime()
+	settings.RolesSince, settings.FouPortChange = d.c.GetTime(), nil
 	settings.PodRanges = plainPrefixes(settings.GetPodRanges())
 	created := &skeinv1.Cluster{
 		Id: c.GetClusterId(), CreatedAt: d.c.GetTime(), PskSeed: seed,
@@ -68,6 +68,9 @@ func (d *decision) changeSettings(c *skeinv1.ChangeSettings) error {
 	}
 	next.RolesSince = d.s.Settings().GetRolesSince() // the leader's to set
 	if err := checkSettings(next); err != nil {
+		return err
+	}
+	if err := d.setFoUPort(next); err != nil {
 		return err
 	}
 	next.PodRanges = plainPrefixes(next.GetPodRanges())

@@ -75,7 +75,7 @@ func (w *stepper) keep() { w.of.events = w.events }
 // sameEgress reports whether two egresses ask for the same.
 func sameEgress(a, b *skeinv1.Egress) bool {
 	plain := func(e *skeinv1.Egress) *skeinv1.Egress {
-		e = proto.CloneOf(e)
+		e = Lasting(e)
 		e.Endpoints, e.CreatedAt, e.CreatedIndex, e.ChangedIndex = nil, 0, 0, 0
 		return e
 	}
@@ -278,7 +278,7 @@ func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *room, number uint64, claim
 }
 
 // changeableEgress are the fields of an egress that ChangeEgress sets.
-var changeableEgress = []string{"addresses", "destinations", "fou_source_port_auto", "gateways", "lease_millis", "probes", "replicas"}
+var changeableEgress = []string{"addresses", "destinations", "drain_millis", "fou_source_port_auto", "gateways", "lease_millis", "probes", "replicas", "spread"}
 
 // changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end, or get other source
 // addresses, are released first: a gateway that has not heard of the change must not go on with the old address, which another slot may get.
@@ -288,7 +288,14 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 		return err
 	}
 	old := o.egress.get()
-	asked := proto.CloneOf(old)
+	if at := c.GetAtChangedIndex(); at != 0 && at != old.GetChangedIndex() {
+		return refuse(FailedPrecondition, "egress %s was changed at event %d, and this was decided as of event %d; decide anew on the present state",
+			refOf(old), old.GetChangedIndex(), at)
+	}
+	if n := c.GetEndDraining(); n > old.GetDraining() {
+		return refuse(FailedPrecondition, "egress %s: %d slots shall end that drain, and %d do", refOf(old), n, old.GetDraining())
+	}
+	asked := Lasting(old)
 	set := &skeinv1.Egress{}
 	if c.GetSet() != nil {
 		set = proto.CloneOf(c.GetSet())
@@ -308,7 +315,8 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 		return err
 	}
 	next.CreatedAt, next.CreatedIndex = old.GetCreatedAt(), old.GetCreatedIndex()
-	if sameEgress(old, next) {
+	d.drainSlots(old, next, c.GetEndDraining())
+	if sameEgress(old, next) && old.GetDraining() == next.GetDraining() {
 		d.answer.Egress = old
 		return nil
 	}
@@ -352,11 +360,14 @@ func sourceOf(e *skeinv1.Egress, slot int) *skeinv1.EgressAddress {
 // changeOfEgress names the fields that differ.
 func changeOfEgress(old, next *skeinv1.Egress) string {
 	var names []string
-	a, b := old.ProtoReflect(), next.ProtoReflect()
+	a, b := Lasting(old).ProtoReflect(), Lasting(next).ProtoReflect()
 	for _, name := range changeableEgress {
 		if f := a.Descriptor().Fields().ByName(protoreflect.Name(name)); !a.Get(f).Equal(b.Get(f)) {
 			names = append(names, name)
 		}
+	}
+	if old.GetDraining() != next.GetDraining() {
+		names = append(names, "draining")
 	}
 	return strings.Join(names, ", ")
 }

@@ -269,6 +269,6 @@ func (d *decision) revokeNode(c *skeinv1.RevokeNode) error {
 	d.giveAllBack(n.GetId(), "revoked")
 	n = d.withoutLabels(n)
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(), Reason: d.revokedReason(c.GetReason())}}})
-	d.answer.Node = n
+	d.answer.Node = withoutSettings(n) // as it is answered when the command is repeated
 	return d.rotateGossipKey()
 }

@@ -191,7 +191,8 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	for i := range uint32(5) {
 		w.assign("web/out", i, "b")
 	}
-	evs, _, err := w.propose(setEgress(egress("web/out", "", 1), "replicas"))
+	w.must(setEgress(egress("web/out", "", 1), "replicas"))
+	evs, _, err := w.propose(endDraining("out", 4, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -550,6 +551,9 @@ func TestLimitsOfEgresses(t *testing.T) {
 	}
 	for i := range MaxSlots / MaxReplicas {
 		if err := step(setEgress(egress(fmt.Sprintf("web/e%d", i), "", 1), "replicas")); err != nil {
+			t.Fatal(err)
+		}
+		if err := step(endDraining(fmt.Sprintf("e%d", i), MaxReplicas-1, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -261,11 +261,17 @@ func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
 	if n.GetPodCidrs() != nil { // they are free for another
 		s.dropPodNets(n.GetId())
 	}
-	if n.GetPodCidrs() != nil || n.GetSettings() != nil {
-		n = copyNode(n)
-		n.PodCidrs, n.Settings = nil, nil
+	s.putRevoked(h, &skeinv1.RevokedNode{Node: withoutSettings(n), RevokedAt: at, Reason: r.GetReason()})
+}
+
+// withoutSettings is a node as it is kept once it was revoked.
+func withoutSettings(n *skeinv1.Node) *skeinv1.Node {
+	if n.GetPodCidrs() == nil && n.GetSettings() == nil {
+		return n
 	}
-	s.putRevoked(h, &skeinv1.RevokedNode{Node: n, RevokedAt: at, Reason: r.GetReason()})
+	n = copyNode(n)
+	n.PodCidrs, n.Settings = nil, nil
+	return n
 }
 
 func (s *State) putRevoked(h uint64, r *skeinv1.RevokedNode) {

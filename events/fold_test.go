@@ -32,7 +32,7 @@ func TestUnknownEvent(t *testing.T) {
 	w := newCluster(t)
 	before, hash := w.s.Proto(), w.s.Hash()
 	err := w.s.Fold(later99(t, w.s.Index()+1, false))
-	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 9: this skein folds schemas 1 to 8; install") {
+	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 11: this skein folds schemas 1 to 10; install") {
 		t.Fatalf("an unknown event gives: %v", err)
 	}
 	if !proto.Equal(before, w.s.Proto()) || hash != w.s.Hash() {

@@ -10,13 +10,13 @@ import (
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 8
+	SchemaMax uint32 = 10
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
 // changes what Fold does with it is a new body with a new version. 0 means unknown.
 func schemaOf(e *skeinv1.Event) uint32 {
-	switch e.GetBody().(type) {
+	switch b := e.GetBody().(type) {
 	case *skeinv1.Event_ClusterCreated,
 		*skeinv1.Event_SettingsChanged,
 		*skeinv1.Event_TokenCreated,
@@ -43,9 +43,11 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		*skeinv1.Event_AddressReleased,
 		*skeinv1.Event_GrantSet:
 		return 2
-	case *skeinv1.Event_EgressDefined,
-		*skeinv1.Event_EgressChanged,
-		*skeinv1.Event_EgressRemoved,
+	case *skeinv1.Event_EgressChanged:
+		return schemaOfEgress(b.EgressChanged.GetEgress())
+	case *skeinv1.Event_EgressDefined:
+		return schemaOfEgress(b.EgressDefined.GetEgress())
+	case *skeinv1.Event_EgressRemoved,
 		*skeinv1.Event_SlotAssigned,
 		*skeinv1.Event_SlotMoved,
 		*skeinv1.Event_SlotReleased:
@@ -73,6 +75,10 @@ func schemaOf(e *skeinv1.Event) uint32 {
 // neededSchema is what a server has to fold for what is in the state, and what that is.
 func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
+	case s.settings.get().GetFouPortChange() != nil:
+		return "another port of egresses' tunnels", fouSchema
+	case slices.ContainsFunc(s.egressNames, func(r egressRef) bool { return schemaOfEgress(s.outlet(r).egress.get()) == drainSchema }):
+		return "egresses with slots that drain, or that spread flows", drainSchema
 	case slices.ContainsFunc(s.ranges, func(r SiteRange) bool { return r.Sliced }):
 		return "ranges of sites in slices", sliceSchema
 	case s.translations.n > 0:

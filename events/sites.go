@@ -170,6 +170,13 @@ func (d *decision) changeNodeSettings(n *skeinv1.Node, c *skeinv1.ChangeNode) er
 	if proto.Equal(next, n.GetSettings()) {
 		return nil
 	}
+	// Its record alone would say whose traffic it gets. A choice of before this rule stands, and its other settings change.
+	about := slices.Contains(c.GetSettingsFields(), "leader") || slices.Contains(c.GetSettingsFields(), "site")
+	if about && next.GetLeader() == "yes" && !next.GetSiteSet() {
+		return refuse(FailedPrecondition,
+			"node %[1]s is chosen to lead its site, which then has to be agreed, too: skein node set %[1]s --site SITE, "+
+				"or --unset leader", n.GetName())
+	}
 	if err := d.checkSitesKnown("settings of nodes"); err != nil {
 		return err
 	}

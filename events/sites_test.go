@@ -119,16 +119,34 @@ func TestSitesNeedServersThatKnowThem(t *testing.T) {
 	w.must(folds("a", 5))
 	w.refused(site, FailedPrecondition,
 		"server a folds event schemas up to 5 and settings about sites need 6: upgrade skein on a first")
-	w.refused(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"), FailedPrecondition,
-		"server a folds event schemas up to 5 and settings of nodes need 6")
+	leads := setNode("b", &skeinv1.NodeSettings{Leader: "yes", SiteSet: true}, "leader", "site")
+	w.refused(leads, FailedPrecondition, "server a folds event schemas up to 5 and settings of nodes need 6")
 	w.must(folds("a", SchemaMax))
 	w.must(site)
 	w.refused(folds("a", 5), FailedPrecondition, "the cluster has sites that speak through leaders, which need 6")
 	w.must(changeSettings(&skeinv1.Settings{}, "topology"))
-	w.must(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"))
+	w.must(leads)
 	w.refused(folds("a", 5), FailedPrecondition, "the cluster has settings of nodes, which need 6")
-	w.must(setNode("b", nil, "leader"))
+	w.must(setNode("b", nil, "leader", "site"))
 	w.must(folds("a", 5))
+}
+
+// A node that is chosen to lead cannot take that to another site by what it says of itself.
+func TestAChosenLeaderHasItsSiteInTheLog(t *testing.T) {
+	w := newPools(t)
+	const says = "node b is chosen to lead its site, which then has to be agreed, too"
+	w.refused(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"), FailedPrecondition, says)
+	w.must(setNode("b", &skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "dc"}, "leader", "site"))
+	w.refused(setNode("b", nil, "site"), FailedPrecondition, says)
+	w.must(setNode("b", &skeinv1.NodeSettings{Leader: "no"}, "leader"))
+	w.must(setNode("b", nil, "site"))
+	// An older leader has let that in.
+	old := &skeinv1.Event{Index: w.s.Index() + 1, Schema: siteSchema, Body: &skeinv1.Event_NodeSettingsSet{
+		NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("b"), Settings: &skeinv1.NodeSettings{Leader: "yes"}}}}
+	if err := w.s.Fold(old); err != nil {
+		t.Fatal(err)
+	}
+	w.must(setNode("b", &skeinv1.NodeSettings{InternalIp: "10.0.0.7"}, "internal_ip"))
 }
 
 // A forged log brings in no settings that a command could not give, and no other event does.
@@ -212,5 +230,16 @@ func checkNodesSet(t fatal, s *State) {
 	}
 	if n != s.nodesSet {
 		t.Fatalf("%d nodes have settings, and %d are counted", n, s.nodesSet)
+	}
+}
+
+// A revoke that is repeated is answered as it was, also of a node with settings, which end with its membership.
+func TestRevokeOfANodeWithSettingsIsAnsweredAlike(t *testing.T) {
+	w := newPools(t)
+	w.must(setNode("b", &skeinv1.NodeSettings{SiteSet: true, Site: "edge"}, "site"))
+	first := w.must(revoke(id("b"))).GetNode()
+	again := w.must(revoke(id("b"))).GetNode()
+	if first.GetName() != "b" || !proto.Equal(first, again) {
+		t.Errorf("answered with %v, and again with %v", first, again)
 	}
 }

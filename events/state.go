@@ -150,6 +150,12 @@ func (s *State) NodeByName(name string) *skeinv1.Node {
 	return find(&s.nodes, id)
 }
 
+// KeyOwner is the node, or plain peer, that has a WireGuard key; empty: nobody.
+func (s *State) KeyOwner(key []byte) string {
+	id, _ := s.keys.get(textKey(string(key)), string(key))
+	return id
+}
+
 // Nodes are the live members, sorted by ID.
 func (s *State) Nodes() []*skeinv1.Node { return list(&s.nodes) }
 

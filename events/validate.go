@@ -12,6 +12,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
+	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
 // Bounds of what a command may bring into the state.
@@ -67,7 +68,7 @@ func checkName(name string) error {
 		return refuse(InvalidArgument, "a node needs a name: set name in skein.yaml")
 	case len(name) > MaxName:
 		return refuse(InvalidArgument, "name %.20q… has %d characters: at most %d are allowed", name, len(name), MaxName)
-	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':
+	case !dnsname.IsLabel(name):
 		return refuse(InvalidArgument, "name %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", name)
 	}
 	if _, isID := hexKey(name); isID {

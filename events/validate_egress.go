@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
 // Bounds of what commands may bring into egresses.
@@ -24,6 +25,9 @@ const (
 
 	MinEgressLease = 500        // milliseconds
 	MaxEgressLease = 86_400_000 // milliseconds: a day
+
+	MinDrain = 1000       // milliseconds
+	MaxDrain = 86_400_000 // milliseconds: a day
 )
 
 // egressReason starts the reason of a block that was reserved for an egress. Such a block is given back with the last address that
@@ -37,7 +41,7 @@ func checkLabel(what, name string) error {
 		return refuse(InvalidArgument, "an egress needs a %s: name it NAMESPACE/NAME", what)
 	case len(name) > MaxName:
 		return refuse(InvalidArgument, "the egress's %s %.20q… has %d characters: at most %d are allowed", what, name, len(name), MaxName)
-	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':
+	case !dnsname.IsLabel(name):
 		return refuse(InvalidArgument, "the egress's %s %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", what, name)
 	}
 	return nil
@@ -56,7 +60,7 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 		return nil, nil, err
 	}
 	e := proto.CloneOf(p)
-	e.Endpoints, e.CreatedAt, e.CreatedIndex, e.ChangedIndex = nil, 0, 0, 0
+	e.Endpoints, e.CreatedAt, e.CreatedIndex, e.ChangedIndex, e.Draining, e.DrainingSince = nil, 0, 0, 0, 0, 0
 	e.Pool = cmp.Or(e.Pool, DefaultPool)
 	ref := refOf(e)
 	if e.GetReplicas() < 1 || e.GetReplicas() > MaxReplicas {
@@ -73,6 +77,16 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 	}
 	if l := e.GetLeaseMillis(); l != 0 && (l < MinEgressLease || l > MaxEgressLease) {
 		return nil, nil, refuse(InvalidArgument, "egress %s: a lease of %d ms is out of range; use %d to %d, or 0 for the default of %d", ref, l, MinEgressLease, MaxEgressLease, DefaultEgressLease)
+	}
+	if l := e.GetDrainMillis(); l != 0 && (l < MinDrain || l > MaxDrain) {
+		return nil, nil, refuse(InvalidArgument, "egress %s: slots that drain for %d ms at most are out of range; use %d to %d, or 0 for the default of %d", ref, l, MinDrain, MaxDrain, DefaultDrain)
+	}
+	switch e.GetSpread() {
+	case "", SpreadFlow:
+	case SpreadClient:
+		e.Spread = ""
+	default:
+		return nil, nil, refuse(InvalidArgument, "egress %s: spread %.20q is unknown; use %s, the default, or %s", ref, e.GetSpread(), SpreadClient, SpreadFlow)
 	}
 	destinations, err := readDestinations(ref, e.GetDestinations())
 	if err != nil {

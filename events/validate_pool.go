@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
 // Bounds of what commands may bring into pools.
@@ -37,7 +38,7 @@ func checkPoolName(name string) error {
 		return refuse(InvalidArgument, "a pool needs a name, like %s", DefaultPool)
 	case len(name) > MaxName:
 		return refuse(InvalidArgument, "pool name %.20q… has %d characters: at most %d are allowed", name, len(name), MaxName)
-	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':
+	case !dnsname.IsLabel(name):
 		return refuse(InvalidArgument, "pool name %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", name)
 	}
 	return nil

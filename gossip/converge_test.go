@@ -97,3 +97,20 @@ func TestARecordHasRoomBesideNewsOfMembers(t *testing.T) {
 		}
 	})
 }
+
+// Digests go along when a node joins. Between nodes that have met, hashes in the answers to probes tell whether they are
+// needed: with every push/pull they would be most of what an idle node sends.
+func TestDigestsGoAlongWithAJoin(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSim(t, 2, 1)
+		defer s.end()
+		s.within(10*time.Second, "all agree", s.agreed(s.nodes))
+		d := (*delegate)(s.nodes[0].g.wide.Load())
+		if _, marks, err := decodeDigests(d.LocalState(true)); err != nil || len(marks) != 2 {
+			t.Errorf("a joiner is told %v, %v", marks, err)
+		}
+		if b := d.LocalState(false); len(b) > 0 {
+			t.Errorf("%d bytes go along with a push/pull of nodes that have met", len(b))
+		}
+	})
+}

@@ -159,8 +159,12 @@ func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	return records
 }
 
-// LocalState goes along with memberlist's own push/pull.
-func (d *delegate) LocalState(bool) []byte {
+// LocalState goes along with memberlist's own push/pull: digests, when two nodes meet. Between nodes that have met, the
+// hash in each answer to a probe says sooner whether their records differ.
+func (d *delegate) LocalState(join bool) []byte {
+	if !join {
+		return nil
+	}
 	b, err := proto.Marshal(encodeDigests(d.g.cfg.Self, d.g.tables()[(*pool)(d).table()].digest()))
 	if err != nil {
 		d.g.log.Error("cannot encode digests", "err", err)

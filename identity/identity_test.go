@@ -179,3 +179,46 @@ func FuzzParseIDs(f *testing.F) {
 		}
 	})
 }
+
+// A host's WireGuard key changes on the disk, and the one of before is there until it is forgotten: the first of
+// several.
+func TestReplaceWireGuard(t *testing.T) {
+	dir := t.TempDir()
+	_, first, err := identity.LoadOrCreate(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, has, err := identity.Former(dir); has || err != nil {
+		t.Errorf("a former key without a change: %v, %v", has, err)
+	}
+	var next identity.WireGuardKey
+	for range 2 {
+		if next, err = identity.NewWireGuardKey(); err != nil {
+			t.Fatal(err)
+		}
+		if err := identity.ReplaceWireGuard(dir, next); err != nil {
+			t.Fatal(err)
+		}
+		if _, have, err := identity.LoadOrCreate(dir); err != nil || have != next {
+			t.Errorf("not the next key: %v", err)
+		}
+		if former, has, err := identity.Former(dir); !has || err != nil || former != first {
+			t.Errorf("the former key is not the first one: %v, %v", has, err)
+		}
+	}
+	for range 2 {
+		if err := identity.ForgetFormer(dir); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, has, err := identity.Former(dir); has || err != nil {
+		t.Errorf("%v, %v", has, err)
+	}
+	fi, err := os.Stat(filepath.Join(dir, "wireguard.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi.Mode().Perm() != 0o600 {
+		t.Errorf("others may read the key: %v", fi.Mode())
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/skeinmesh/skein/internal/wholefile"
 )
 
 // Key is a node's secret identity.
@@ -116,6 +118,7 @@ const (
 	identityFile  = "identity.pem"
 	identityBlock = "SKEIN ED25519 SEED"
 	wireguardFile = "wireguard.pem"
+	formerFile    = "wireguard.former.pem" // until the log has the present one
 	wgBlock       = "SKEIN WIREGUARD KEY"
 )
 
@@ -140,6 +143,45 @@ func LoadOrCreate(dir string) (*Key, WireGuardKey, error) {
 		return nil, WireGuardKey{}, err
 	}
 	return KeyFromSeed(seed), WireGuardKey(wg), nil
+}
+
+// ReplaceWireGuard makes a key the host's WireGuard key, and keeps the present one as the former. Where there is a
+// former one already it stays that: the log has it.
+func ReplaceWireGuard(dir string, next WireGuardKey) error {
+	path := filepath.Join(dir, wireguardFile)
+	linked := os.Link(path, filepath.Join(dir, formerFile))
+	if linked != nil && !errors.Is(linked, fs.ErrExist) {
+		return fmt.Errorf("keep the former WireGuard key: %w", linked)
+	}
+	block := pem.EncodeToMemory(&pem.Block{Type: wgBlock, Bytes: next[:]})
+	if err := wholefile.Replace(path, block); err != nil {
+		if linked == nil {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, formerFile)))
+		}
+		return err
+	}
+	return nil
+}
+
+// Former is the WireGuard key of before a change that the log does not have yet, if there is one.
+func Former(dir string) (k WireGuardKey, has bool, err error) {
+	path := filepath.Join(dir, formerFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return WireGuardKey{}, false, nil
+	}
+	b, err := secret(path, wgBlock, nil)
+	if err != nil {
+		return WireGuardKey{}, false, err
+	}
+	return WireGuardKey(b), true, nil
+}
+
+// ForgetFormer removes the former key, if there is one.
+func ForgetFormer(dir string) error {
+	if err := os.Remove(filepath.Join(dir, formerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the former WireGuard key: %w", err)
+	}
+	return nil
 }
 
 func secret(path, block string, create func() ([]byte, error)) ([]byte, error) {

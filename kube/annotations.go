@@ -2,7 +2,6 @@ package kube
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip/candidate/resolve"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Prefix begins the names of skein's own annotations.
@@ -108,21 +108,9 @@ func takeLeader(w *part.Wishes, value string) error {
 // isNone reports whether a value asks for nothing, as Kilo has it.
 func isNone(value string) bool { return value == "" || value == "-" }
 
-// takeInternalIP takes an address, or a prefix around one as Kilo writes it.
-func takeInternalIP(w *part.Wishes, value string) error {
-	if isNone(value) {
-		return nil
-	}
-	p, err := netip.ParsePrefix(value)
-	a := p.Addr()
-	if err != nil {
-		a, err = netip.ParseAddr(value)
-	}
-	if err != nil || a.Zone() != "" || !a.IsGlobalUnicast() {
-		return fmt.Errorf("%.80q: want an IP address of the host, such as 10.0.0.7 or 10.0.0.7/32", value)
-	}
-	w.InternalIP = a.Unmap()
-	return nil
+func takeInternalIP(w *part.Wishes, value string) (err error) {
+	w.InternalIP, err = addr.Internal(value)
+	return err
 }
 
 func takeEndpoint(w *part.Wishes, value string) error {

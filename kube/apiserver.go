@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/skeinmesh/skein/agent/config"
 )
@@ -128,6 +130,22 @@ func newAPIServer(c *rest.Config) (*apiserver, error) {
 	}
 	a.dynamic, err = dynamic.NewForConfigAndClient(c, h)
 	return a, err
+}
+
+// Dial makes a client of the apiserver that a kubeconfig names; config.InCluster is a pod's own. Nothing is sent yet. What
+// the apiserver says beside its answers is not shown, and a refusal that says when to come again is an error at once.
+func Dial(kubeconfig string) (dynamic.Interface, error) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	c, _, err := restConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	c.WarningHandler = rest.NoWarnings{}
+	a, err := newAPIServer(c)
+	if err != nil {
+		return nil, err
+	}
+	return a.dynamic, nil
 }
 
 // connect waits until there is a kubeconfig that can be used and is not the one that used is the mark of; nil: ctx has

@@ -100,7 +100,7 @@ func (g gone) look(s *part.Snapshot, nodes map[string]*Node, h homes, grace time
 // collect revokes members whose Node was deleted, and who have been silent since. Before it does, it asks the
 // apiserver for that one Node: a list that was wrong for a moment is found out so.
 func (c *controller) collect(ctx context.Context, a *apiserver, s *part.Snapshot) time.Duration {
-	over, next := c.gone.look(s, c.p.nodes.snapshot(), c.homes, c.p.cfg.RevokeAfter, time.Now())
+	over, next := c.gone.look(s, c.p.nodes.snapshot(), c.homes, s.RevokeAfter, time.Now())
 	for _, id := range over {
 		node := s.Records[id].Record.GetKubernetesNode()
 		inner, cancel := context.WithTimeout(ctx, writeTimeout)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skeinmesh/skein/identity"
 )
 
 func meta(ns, name string, annotations map[string]string) *metav1.PartialObjectMetadata {
@@ -86,33 +88,48 @@ func TestAnObjectIsWaitedFor(t *testing.T) {
 
 func TestARecordIsHandedOnUntilItIsDealtWith(t *testing.T) {
 	s := nodes{newMirror(slimNode, func() {}), &holders{}}
+	of, members := identity.ID{7}, map[identity.ID]bool{}
 	take := func(done bool) (seen []string) {
-		s.takeRecords(func(n *Node, value string) bool {
+		isMember := func(id identity.ID) bool { return members[id] }
+		s.takeRecords(isMember, func(n *Node, value string) (identity.ID, bool) {
 			seen = append(seen, n.Name+" "+value)
-			return done
+			return of, done
 		})
 		return seen
 	}
-	n1 := meta("", "n1", map[string]string{"skein.dev/record": "a"})
-	if err := s.Replace([]any{n1, meta("", "n2", nil)}, "1"); err != nil {
-		t.Fatal(err)
+	replace := func(record string) {
+		t.Helper()
+		n1 := meta("", "n1", map[string]string{"skein.dev/record": record})
+		if err := s.Replace([]any{n1, meta("", "n2", nil)}, "1"); err != nil {
+			t.Fatal(err)
+		}
 	}
+	replace("a")
 	if seen := take(false); len(seen) != 1 || seen[0] != "n1 a" {
 		t.Errorf("%q", seen)
 	}
+	if seen := take(false); len(seen) != 0 {
+		t.Errorf("the record of no member is read again: %q", seen)
+	}
+	replace("b")
+	if seen := take(false); len(seen) != 1 || seen[0] != "n1 b" {
+		t.Errorf("another record of no member: %q", seen)
+	}
+	members[of] = true
+	if seen := take(false); len(seen) != 1 {
+		t.Errorf("the record of who has become a member: %q", seen)
+	}
 	if seen := take(true); len(seen) != 1 {
-		t.Errorf("what was not dealt with comes again: %q", seen)
+		t.Errorf("a member's record that was not dealt with: %q", seen)
 	}
-	if err := s.Replace([]any{n1, meta("", "n2", nil)}, "2"); err != nil {
-		t.Fatal(err)
-	}
+	replace("b")
 	if seen := take(true); len(seen) != 0 {
 		t.Errorf("what was dealt with comes again: %q", seen)
 	}
-	if err := s.Update(meta("", "n1", map[string]string{"skein.dev/record": "b"})); err != nil {
+	if err := s.Update(meta("", "n1", map[string]string{"skein.dev/record": "c"})); err != nil {
 		t.Fatal(err)
 	}
-	if seen := take(true); len(seen) != 1 || seen[0] != "n1 b" {
+	if seen := take(true); len(seen) != 1 || seen[0] != "n1 c" {
 		t.Errorf("a new record: %q", seen)
 	}
 	if !s.get("n1").hasRecord || s.get("n2").hasRecord || s.get("n3") != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +14,7 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
 // Pods reach hosts that are no Nodes by name: each such member has a headless Service without a selector in skein's
@@ -32,8 +32,8 @@ const (
 	memberLabel    = Prefix + "member"
 )
 
-// serviceRE is what Kubernetes takes for a Service's name (RFC 1035). A member's name may begin with a digit.
-var serviceRE = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+// isService tells what Kubernetes takes for a Service's name (RFC 1035). A member's name may begin with a digit.
+func isService(name string) bool { return dnsname.IsLabel(name) && name[0] >= 'a' }
 
 // nameWish says which names there are to be.
 type nameWish struct {
@@ -56,7 +56,7 @@ func namesOf(s *part.Snapshot) nameWish {
 		case !known:
 			w.unknown[n.GetName()] = true
 		case e.Record.GetKubernetesNode() != "":
-		case !serviceRE.MatchString(n.GetName()):
+		case !isService(n.GetName()):
 			w.bad = append(w.bad, n.GetName())
 		default:
 			w.members[n.GetName()] = n

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	annotationtier "github.com/skeinmesh/skein/gossip/kube"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // Node is what skein uses of a Kubernetes Node.
@@ -16,7 +17,8 @@ type Node struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"` // without the record
 
-	record    string // the record's annotation; empty once it has been dealt with
+	record    string      // the record's annotation; empty once it has been dealt with
+	recordOf  identity.ID // whose it says it is, once it has been read; who that is decides whether it is read again
 	recordSum [sha256.Size]byte
 	hasRecord bool
 }
@@ -61,22 +63,26 @@ func (s nodes) get(name string) *Node {
 	return n
 }
 
-// takeRecords hands each record that has come since the last call to take, which says whether it is dealt with; what
-// is not comes again. Its text is let go then: a thousand of them would be in memory for nothing.
-func (s nodes) takeRecords(take func(n *Node, value string) (done bool)) {
+// takeRecords hands on each record that has come since the last call, to be dealt with. One of a node that is no member
+// waits until it is one, without being read again: take tells whose it is, and isMember whether the wait is over. The
+// text of one that is done is let go: a thousand of them would be in memory for nothing.
+func (s nodes) takeRecords(isMember func(identity.ID) bool,
+	take func(n *Node, value string) (of identity.ID, done bool)) {
 	s.mu.Lock()
-	var waiting []*Node
+	var due []*Node
 	for _, n := range s.all {
-		if n.record != "" {
-			waiting = append(waiting, n)
+		if n.record != "" && (n.recordOf.IsZero() || isMember(n.recordOf)) {
+			due = append(due, n)
 		}
 	}
 	s.mu.Unlock()
-	for _, n := range waiting {
-		if take(n, n.record) {
-			s.mu.Lock()
+	for _, n := range due {
+		of, done := take(n, n.record)
+		s.mu.Lock()
+		n.recordOf = of
+		if done {
 			n.record = ""
-			s.mu.Unlock()
 		}
+		s.mu.Unlock()
 	}
 }

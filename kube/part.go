@@ -27,9 +27,7 @@ type Config struct {
 	// Kubeconfig is a file, which may come later, or config.InCluster.
 	Kubeconfig string
 	Node       string // this host's Node object; empty: named as the host is
-	// RevokeAfter is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never.
-	RevokeAfter time.Duration
-	Dir         string // where the copy of what the apiserver said is kept
+	Dir        string // where the copy of what the apiserver said is kept
 	// TokenOf is what a join token says of itself.
 	TokenOf func(text string) (cluster, id string, err error)
 	Log     *slog.Logger
@@ -260,22 +258,24 @@ func (p *Part) wish(n *Node) []Rubbish {
 
 // takeRecords merges what the annotations of Nodes hold.
 func (p *Part) takeRecords() {
-	if p.snapshot.Load() == nil {
+	s := p.snapshot.Load()
+	if s == nil {
 		return // the agent does not run yet
 	}
-	p.nodes.takeRecords(func(n *Node, value string) bool {
+	isMember := func(id identity.ID) bool { return s.State.Node(id) != nil }
+	p.nodes.takeRecords(isMember, func(n *Node, value string) (of identity.ID, done bool) {
 		node := n.Name
+		of, err := p.merge(node, value)
 		if node == p.cfg.Node {
-			if id, err := p.merge(node, value); err == nil {
-				p.nodes.holders.set(n, id)
+			if err == nil {
+				p.nodes.holders.set(n, of)
 			}
 			p.takeOwnRecord(value)
-			return true
+			return of, true
 		}
-		id, err := p.merge(node, value)
 		if errors.Is(err, gossip.ErrUnknownNode) {
 			p.metrics.records.WithLabelValues("unknown").Inc()
-			return false // it may have joined a moment ago
+			return of, false // it may have joined a moment ago
 		}
 		subject := "kubernetes: record of Node " + node
 		switch {
@@ -285,14 +285,14 @@ func (p *Part) takeRecords() {
 			p.host.Report(subject, part.Warns, err.Error(),
 				"its agent puts its own back; if it stays so, somebody else writes to that Node's annotations")
 		default:
-			p.nodes.holders.set(n, id)
+			p.nodes.holders.set(n, of)
 			p.metrics.records.WithLabelValues("taken").Inc()
 			if p.told[node] {
 				delete(p.told, node)
 				p.host.Report(subject, "", "", "")
 			}
 		}
-		return true
+		return of, true
 	})
 	for node := range p.told {
 		if p.nodes.get(node) == nil {
@@ -302,7 +302,7 @@ func (p *Part) takeRecords() {
 	}
 }
 
-// merge takes in the record of one Node's annotation, and returns whose it is.
+// merge takes in the record of one Node's annotation, and returns whose it says it is, also where it is refused.
 func (p *Part) merge(node, value string) (id identity.ID, err error) {
 	s, err := annotationtier.Decode(value)
 	if err != nil {
@@ -316,10 +316,10 @@ func (p *Part) merge(node, value string) (id identity.ID, err error) {
 		return id, fmt.Errorf("annotation %s holds a record of a node that says it is %s", annotationtier.Annotation,
 			nodeText(r.GetKubernetesNode()))
 	}
-	if err := errors.Join(p.host.Merge([]*skeinv1.SignedRecord{s})...); err != nil {
+	if id, err = identity.ParseID(r.GetNodeId()); err != nil {
 		return id, err
 	}
-	return identity.ParseID(r.GetNodeId())
+	return id, errors.Join(p.host.Merge([]*skeinv1.SignedRecord{s})...)
 }
 
 func nodeText(name string) string {

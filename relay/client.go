@@ -147,7 +147,7 @@ func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byt
 		return false
 	}
 	q.kick()
-	if channel == ChannelWireGuard {
+	if channel == ChannelWireGuard && len(b) > 0 { // an empty one asks the relay whether the node is there
 		c.stir()
 	}
 	return true

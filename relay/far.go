@@ -16,13 +16,16 @@ const (
 	frameForward   frameType = 0xa0 // client to relay: relay 8 · destination 8 · channel 1 · payload
 	frameForwarded frameType = 0xa1 // relay to relay: origin 8 · destination 8 · channel 1 · payload
 	frameFar       frameType = 0xa2 // relay to client: relay that handed it over 8 · source 8 · channel 1 · payload
-	frameNoWay     frameType = 0xa3 // relay to client: relay 8 (to a relay: origin) · destination 8 · code 1
+	frameNoWay     frameType = 0xa3 // relay to client: relay 8 (noWayOrigin: origin) · destination 8 · code 1
 
 	farPrefix = 8 + 8 + 1
 	noWaySize = 8 + 8 + 1
 
 	noWayGone    byte = 0 // the far relay has no session of that node
 	noWayNoRelay byte = 1 // the near relay has no session with the far one
+	// noWayOrigin is a far relay's noWayGone to the near one, which tells the packet's origin. Only this one is told on:
+	// relays are clients of each other, so that a word which each of them told on would go round among them for ever.
+	noWayOrigin byte = 2
 
 	// farHold is how long a peer's packets go back by the way that its own came, and the most that a relay's word counts
 	// that it has no session with another.
@@ -225,8 +228,11 @@ func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
 // noWay takes a relay's word that a packet could not be handed on.
 func (p *Pool) noWay(c *client, body []byte) {
 	a, node, code := identity.ID(body[:8]), identity.ID(body[8:16]), body[16]
-	if p.cfg.OnNoWay != nil && p.cfg.OnNoWay(c.relay.ID, a, node) {
-		return // it was about a client of this node's own relay
+	if code == noWayOrigin {
+		if p.cfg.OnNoWay != nil {
+			p.cfg.OnNoWay(c.relay.ID, a, node)
+		}
+		return
 	}
 	s, now := p.peer(node), p.now()
 	key, most := farKey{c.relay.ID, a}, farHold
@@ -241,7 +247,7 @@ func (p *Pool) noWay(c *client, body []byte) {
 		r = s.far.refuse(key, now, most)
 	}
 	if !tells && code == noWayGone {
-		s.gone[a] = r.at
+		s.gone[a] = absence{at: r.at}
 	}
 	if s.far.in == (farRoute{c, a}) {
 		s.far.in = farRoute{}
@@ -348,7 +354,7 @@ func (f *forwarder) forwarded(body []byte) {
 	to := f.s.session(node)
 	if to == nil {
 		f.s.counters.unroutable.Add(1)
-		f.from.noWay(origin, node, noWayGone)
+		f.from.noWay(origin, node, noWayOrigin)
 		return
 	}
 	f.packets++
@@ -368,12 +374,9 @@ func (x *session) noWay(a, node identity.ID, code byte) {
 	})
 }
 
-// NoWay tells a client of this relay that a far relay does not have a node. It is false when there is no such client.
-func (s *Server) NoWay(far, client, node identity.ID) bool {
-	x := s.session(client)
-	if x == nil {
-		return false
+// NoWay tells a client of this relay, if it has a session, that a far relay does not have a node.
+func (s *Server) NoWay(far, client, node identity.ID) {
+	if x := s.session(client); x != nil {
+		x.noWay(far, node, noWayGone)
 	}
-	x.noWay(far, node, noWayGone)
-	return true
 }

@@ -37,7 +37,10 @@ func relaysInARow(t *testing.T, m *members, n int, change ...func(*ServerConfig)
 		list = append(list, r.relay())
 	}
 	for i, r := range all {
-		pools[i] = NewPool(PoolConfig{Self: r.key.ID(), Key: r.key, OnNoWay: r.server.NoWay})
+		pools[i] = NewPool(PoolConfig{Self: r.key.ID(), Key: r.key, OnNoWay: func(far, client, node identity.ID) {
+			r.noWays.Add(1)
+			r.server.NoWay(far, client, node)
+		}})
 		t.Cleanup(func() { pools[i].Close() })
 		pools[i].SetRelays(list)
 	}
@@ -129,6 +132,36 @@ func TestTwoRelaysInARow(t *testing.T) {
 	}
 }
 
+// A relay's word that a node is not there reaches the origin, and ends there: three relays are clients of each other,
+// and the word went round among them for as long as they lived.
+func TestNoWayEndsAtTheOrigin(t *testing.T) {
+	m := newMembers()
+	all, pools := relaysInARow(t, m, 3)
+	waitFor(t, "sessions of each relay with both others", func() bool {
+		return !slices.ContainsFunc(pools, func(p *Pool) bool { return len(p.Links()) < 2 })
+	})
+	absent := newKey(t)
+	m.allow(absent.ID())
+	told := func() (n uint64) {
+		for _, r := range all {
+			n += r.noWays.Load()
+		}
+		return n
+	}
+	for i := range uint64(30) {
+		waitFor(t, "a packet to be handed over", func() bool {
+			return pools[0].Forward(all[1].key.ID(), all[2].key.ID(), absent.ID(), ChannelSignal, []byte("?"))
+		})
+		waitFor(t, "the word to be told on", func() bool { return told() > i })
+	}
+	if n := told(); n != 30 {
+		t.Errorf("after 30 packets the word was told on %d times", n)
+	}
+	if all[0].noWays.Load() != 30 {
+		t.Errorf("the relay that handed the packets over told it on %d times", all[0].noWays.Load())
+	}
+}
+
 // Only relays hand packets over, only for members, and only to the clients of the relay that gets them.
 func TestHandedOverByRelaysOnly(t *testing.T) {
 	m := newMembers()
@@ -162,7 +195,7 @@ func TestHandedOverByRelaysOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if identity.ID(body[:8]) != b.id || identity.ID(body[8:16]) != other.ID() || body[16] != noWayGone {
+	if identity.ID(body[:8]) != b.id || identity.ID(body[8:16]) != other.ID() || body[16] != noWayOrigin {
 		t.Errorf("answer %x", body)
 	}
 	if len(b.packets) != 0 {

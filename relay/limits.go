@@ -18,16 +18,17 @@ const (
 
 // budget counts the memory of all queues of a process.
 type budget struct {
-	limit int64 // 0: none
+	limit atomic.Int64 // 0: none
 	used  atomic.Int64
 }
 
 // allow is how many bytes one queue may hold now.
 func (b *budget) allow() int {
-	if b.limit == 0 {
+	limit := b.limit.Load()
+	if limit == 0 {
 		return 1 << 62
 	}
-	return max(int(b.limit-b.used.Load())/shareOfFree, leastQueue)
+	return max(int(limit-b.used.Load())/shareOfFree, leastQueue)
 }
 
 // bucket limits a rate (a token bucket). Its burst is a tenth of a second, so that what waits stays little.
@@ -51,8 +52,41 @@ func (b *bucket) take(now time.Duration, n float64) time.Duration {
 	return time.Duration(-b.tokens / b.rate * float64(time.Second))
 }
 
+// Limits bound what a relay does for its clients. Zero values mean the defaults.
+type Limits struct {
+	MaxSessions         int // 4096
+	MaxStreamsPerClient int // 128
+	MaxMemory           int // bytes of queues and sessions: 256 MiB
+	ClientBytes         int // bytes per second that one client may send; 0: no limit
+	ClientPackets       int // packets per second that one client may send; 0: no limit
+}
+
+func (l *Limits) defaults() {
+	for _, v := range []struct {
+		have *int
+		def  int
+	}{{&l.MaxSessions, 4096}, {&l.MaxStreamsPerClient, 128}, {&l.MaxMemory, 256 << 20}} {
+		if *v.have <= 0 {
+			*v.have = v.def
+		}
+	}
+}
+
+// SetLimits changes the limits while the relay works. Sessions and streams that are open stay, also where they are more
+// than the new limits let in; the queues get shorter as they are filled next, and the rates of clients change at once.
+func (s *Server) SetLimits(l Limits) {
+	l.defaults()
+	s.pool.limit.Store(int64(l.MaxMemory))
+	s.limits.Store(&l)
+}
+
 // quota is what one client may send.
 type quota struct{ bytes, packets bucket }
+
+// follow takes the rates of limits. Only the session's reader calls it.
+func (q *quota) follow(l *Limits) {
+	q.bytes.rate, q.packets.rate = float64(l.ClientBytes), float64(l.ClientPackets)
+}
 
 func (q *quota) take(now time.Duration, bytes, packets int) time.Duration {
 	return max(q.bytes.take(now, float64(bytes)), q.packets.take(now, float64(packets)))

@@ -45,9 +45,8 @@ type PoolConfig struct {
 	OnReserved func(Reservation)
 	// Known, if set, tells the peers with which this node takes part in a reservation.
 	Known func(identity.ID) bool
-	// OnNoWay hears that a relay has no session of a node to which a client of this node's own relay has sent something. It tells
-	// whether there is such a client.
-	OnNoWay func(far, client, node identity.ID) bool
+	// OnNoWay hears that a relay has no session of a node to which a client of this node's own relay has sent something.
+	OnNoWay func(far, client, node identity.ID)
 	// Witness, if set, names relays whose word on where a peer's packets come from counts, beside the nearest ones.
 	Witness func(relay identity.ID) bool
 	// Lag, if set, is how late this process wakes: told of it, and asked before a relay is blamed.
@@ -62,8 +61,10 @@ var ErrNoRelay = errors.New("no common relay with the peer")
 
 const (
 	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the
-	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost.
+	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost; and each time
+	// after twice as long, up to goneLong, since a large mesh has many members that are off for days.
 	goneHold = 15 * time.Second
+	goneLong = 4 * time.Minute
 	// goneUnheard is how long such a word counts when the session is lost, in which the relay could tell of the peer's
 	// return. That of a relay whose session was given up counts no more.
 	goneUnheard = time.Minute
@@ -122,12 +123,21 @@ type peerState struct {
 	mu       sync.Mutex
 	listed   map[identity.ID]time.Duration // from the peer's record
 	listedAt time.Duration                 // when that record came
-	gone     map[identity.ID]time.Duration // when the relay was last heard or asked about it
+	gone     map[identity.ID]absence       // by relay
 	seen     map[identity.ID]time.Duration // last packet
 	rtt      time.Duration                 // of the current choice
 	chosen   time.Duration                 // when another relay was last chosen
 	far      farState
 }
+
+// absence is a relay's word that it has no session of a peer.
+type absence struct {
+	at    time.Duration // when the relay was last heard or asked about it
+	asked int           // how often, since something last spoke for the peer's return
+}
+
+// hold is how long the relay is not asked again.
+func (a absence) hold() time.Duration { return min(goneHold<<min(a.asked, 8), goneLong) }
 
 // NewPool makes a pool without relays.
 func NewPool(cfg PoolConfig) *Pool {
@@ -213,9 +223,10 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s.listed, s.listedAt = make(map[identity.ID]time.Duration, len(links)), p.now()
 	for _, l := range links {
 		s.listed[l.Relay] = max(l.RTT, 1)
-		_, isGone := s.gone[l.Relay]
+		word, isGone := s.gone[l.Relay]
 		if isGone {
 			ask = append(ask, l.Relay) // the record may be newer than the relay's word, or only late
+			s.gone[l.Relay] = absence{at: word.at}
 		}
 		if idle[l.Relay] != nil { // it could not be asked, nor tell
 			delete(s.gone, l.Relay)
@@ -260,7 +271,7 @@ func (p *Pool) peer(id identity.ID) *peerState {
 		s = &peerState{
 			id:     id,
 			listed: map[identity.ID]time.Duration{},
-			gone:   map[identity.ID]time.Duration{},
+			gone:   map[identity.ID]absence{},
 			seen:   map[identity.ID]time.Duration{},
 		}
 		// A relay that invents senders must not fill the memory.
@@ -380,7 +391,8 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 	clients := make(map[identity.ID]*client, len(p.relays))
 	for id, c := range p.relays {
 		st := c.state()
-		said, isGone := s.gone[id]
+		word, isGone := s.gone[id]
+		said := word.at
 		if isGone && !st.connected && (now-said >= s.far.goneFor(id, said) || said <= c.lastGivenUp() || s.listedSince(id, said)) {
 			delete(s.gone, id)
 			isGone = false
@@ -392,8 +404,8 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 		switch {
 		case isGone:
 			o.know = knownGone
-			if now-said > goneHold && st.connected {
-				s.gone[id] = now
+			if now-said > word.hold() && st.connected {
+				s.gone[id] = absence{now, word.asked + 1}
 				c.send(now, s.id, ChannelWireGuard, nil)
 			}
 		case o.peer != 0 || s.seenAt(id, now):
@@ -457,8 +469,9 @@ func (p *Pool) askAgain(c *client) {
 	var ask []identity.ID
 	for id, s := range p.peers {
 		s.mu.Lock()
-		if _, isGone := s.gone[c.relay.ID]; isGone {
+		if word, isGone := s.gone[c.relay.ID]; isGone {
 			ask = append(ask, id)
+			s.gone[c.relay.ID] = absence{at: word.at}
 		}
 		s.mu.Unlock()
 	}
@@ -548,7 +561,7 @@ func (p *Pool) signal() {
 func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
 	s := p.peer(peer)
 	s.mu.Lock()
-	s.gone[c.relay.ID] = p.now()
+	s.gone[c.relay.ID] = absence{p.now(), s.gone[c.relay.ID].asked}
 	delete(s.far.refused, farKey{far: c.relay.ID}) // this session will tell of its return
 	if s.far.in.via == c.relay.ID {
 		s.far.in = farRoute{}

@@ -45,10 +45,16 @@ func TestAbsenceIsSticky(t *testing.T) {
 	before = asked()
 	s := a.peer(b.id)
 	s.mu.Lock()
-	s.gone[r.key.ID()] -= goneHold // as if that long had passed
+	word := s.gone[r.key.ID()]
+	s.gone[r.key.ID()] = absence{word.at - word.hold(), word.asked} // as if that long had passed
 	s.mu.Unlock()
 	a.relaysChanged()
 	waitFor(t, "the relay to be asked after a while", func() bool { chosen(); return asked() > before })
+	s.mu.Lock()
+	if n := s.gone[r.key.ID()].asked; n != 1 {
+		t.Errorf("asked once since the session began, it counts %d", n)
+	}
+	s.mu.Unlock()
 	if chosen() {
 		t.Error("time undoes the relay's word")
 	}
@@ -65,6 +71,9 @@ func TestAbsenceIsSticky(t *testing.T) {
 	})
 	if len(a.packets) > 0 || len(b.packets) > 0 {
 		t.Error("a question was delivered as a packet")
+	}
+	if n := a.relays[r.key.ID()].tunnel.Load(); n > 0 {
+		t.Errorf("%d questions count as traffic, which keeps an idle session busy with pings", n)
 	}
 }
 
@@ -161,5 +170,18 @@ func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 	}()
 	if took := a.arrives(t, b, "welcome back"); took > soon {
 		t.Errorf("the relay was left after %s", took)
+	}
+}
+
+// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its return.
+func TestAskedEverMoreRarely(t *testing.T) {
+	for asked, want := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
+		4 * time.Minute, 4 * time.Minute} {
+		if have := (absence{asked: asked}).hold(); have != want {
+			t.Errorf("asked %d times, not again for %s, want %s", asked, have, want)
+		}
+	}
+	if have := (absence{asked: 1 << 40}).hold(); have != goneLong {
+		t.Errorf("asked often, not again for %s", have)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ type testRelay struct {
 	server  *Server
 	address string
 	members *members
+	noWays  atomic.Uint64 // told on to clients, where the test's pools count them
 
 	listener net.Listener
 	mu       sync.Mutex
@@ -594,4 +596,36 @@ func ExamplePool_Choose() {
 	_, _, ok := p.Choose(identity.ID{1})
 	fmt.Println(ok)
 	// Output: false
+}
+
+// Limits that change while the relay works count for what comes next: sessions, streams, and what clients send.
+func TestLimitsChange(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m, func(c *ServerConfig) { c.MaxSessions, c.MaxStreamsPerClient = 1, 1 })
+	a := startNode(t, m, r)
+	late := newNode(t, m, newKey(t))
+	late.use(r)
+	waitFor(t, "the refusal", func() bool { return r.server.Stats().Refused > 0 })
+	r.server.SetLimits(Limits{MaxSessions: 2, MaxStreamsPerClient: 2, MaxMemory: 32 << 20, ClientPackets: 100})
+	waitFor(t, "the second session", func() bool { return r.server.Stats().Sessions == 2 })
+	if have := r.server.Stats().MaxMemory; have != 32<<20 {
+		t.Errorf("%d bytes of memory", have)
+	}
+	for i := range 3 {
+		_, err := a.Dial(t.Context(), late.id)
+		if limited := err != nil; limited != (i == 2) {
+			t.Errorf("stream %d: %v", i, err)
+		}
+	}
+	limited := func() uint64 {
+		for range 50 {
+			_ = a.Send(late.id, 1, make([]byte, 100))
+		}
+		return r.server.Stats().Limited
+	}
+	waitFor(t, "a client that sends too much is slowed", func() bool { return limited() > 0 })
+	r.server.SetLimits(Limits{MaxSessions: 1})
+	if n := r.server.Stats().Sessions; n != 2 {
+		t.Errorf("%d sessions are left: those that are open stay", n)
+	}
 }

@@ -31,15 +31,12 @@ type ServerConfig struct {
 	// UDP, if set, reserves pairs of UDP ports for the clients. The server owns it.
 	UDP *UDP
 
-	MaxSessions         int           // 4096
-	MaxStreams          int           // 2048 in all
-	MaxStreamsPerClient int           // 128
-	QueuePackets        int           // per destination: 1024
-	QueueBytes          int           // per destination: 2 MiB
-	IdleTimeout         time.Duration // 10 s without a byte ends a session
-	MaxMemory           int           // bytes of queues and sessions: 256 MiB
-	ClientBytes         int           // bytes per second that one client may send; 0: no limit
-	ClientPackets       int           // packets per second that one client may send; 0: no limit
+	Limits // that SetLimits changes later
+
+	MaxStreams   int           // 2048 in all
+	QueuePackets int           // per destination: 1024
+	QueueBytes   int           // per destination: 2 MiB
+	IdleTimeout  time.Duration // 10 s without a byte ends a session
 }
 
 func (c *ServerConfig) defaults() {
@@ -48,12 +45,9 @@ func (c *ServerConfig) defaults() {
 			*v = d
 		}
 	}
-	set(&c.MaxSessions, 4096)
 	set(&c.MaxStreams, 2048)
-	set(&c.MaxStreamsPerClient, 128)
 	set(&c.QueuePackets, 1024)
 	set(&c.QueueBytes, 2<<20)
-	set(&c.MaxMemory, 256<<20)
 	if c.IdleTimeout <= 0 {
 		c.IdleTimeout = 10 * time.Second
 	}
@@ -81,6 +75,8 @@ type Server struct {
 	pool  packetPool
 	load  load
 	start time.Time
+
+	limits atomic.Pointer[Limits]
 
 	mu       sync.RWMutex
 	sessions map[identity.ID]*session
@@ -127,7 +123,7 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.UDP != nil {
 		cfg.UDP.attach(s)
 	}
-	s.pool.limit = int64(cfg.MaxMemory)
+	s.SetLimits(cfg.Limits)
 	go s.keepTime()
 	return s
 }
@@ -143,7 +139,6 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 		watched:  map[identity.ID]struct{}{},
 		finished: make(chan struct{}),
 		began:    time.Now(),
-		quota:    quota{bucket{rate: float64(s.cfg.ClientBytes)}, bucket{rate: float64(s.cfg.ClientPackets)}},
 	}
 	defer close(x.finished)
 	x.q.pushControl(func(b []byte) []byte {
@@ -151,7 +146,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 			version:     1,
 			queueBytes:  uint32(s.cfg.QueueBytes),
 			queueCount:  uint32(s.cfg.QueuePackets),
-			streams:     uint16(min(s.cfg.MaxStreamsPerClient, 65535)),
+			streams:     uint16(min(s.limits.Load().MaxStreamsPerClient, 65535)),
 			idleSeconds: uint16(min(s.cfg.IdleTimeout/time.Second, 65535)),
 			udp:         s.cfg.UDP != nil,
 		})
@@ -185,10 +180,10 @@ func (s *Server) register(x *session) error {
 	switch {
 	case s.closed:
 		return errClosed
-	case old == nil && len(s.sessions) >= s.cfg.MaxSessions:
-		return fmt.Errorf("this relay has its limit of %d sessions", s.cfg.MaxSessions)
-	case old == nil && s.pool.used.Load()+sessionCost > s.pool.limit:
-		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.limit>>20)
+	case old == nil && len(s.sessions) >= s.limits.Load().MaxSessions:
+		return fmt.Errorf("this relay has its limit of %d sessions", s.limits.Load().MaxSessions)
+	case old == nil && s.pool.used.Load()+sessionCost > s.pool.limit.Load():
+		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.limit.Load()>>20)
 	case old != nil:
 		s.counters.replaced.Add(1)
 		s.unwatch(old)
@@ -257,6 +252,7 @@ func (s *Server) readLoop(x *session) error {
 			}
 		}
 		packets := f.flush()
+		x.quota.follow(s.limits.Load())
 		if d := x.quota.take(f.now, n, packets); d > 0 {
 			s.counters.limited.Add(1)
 			x.limited.Add(1)

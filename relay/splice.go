@@ -145,7 +145,7 @@ func (s *Server) connect(conn *tls.Conn, from, to identity.ID) {
 		refuse(conn, replyNotHere, "the peer has no session with this relay")
 		return
 	}
-	t, err := s.streams.add(conn, from, to, s.cfg.MaxStreams, s.cfg.MaxStreamsPerClient)
+	t, err := s.streams.add(conn, from, to, s.cfg.MaxStreams, s.limits.Load().MaxStreamsPerClient)
 	if err != nil {
 		refuse(conn, replyLimit, err.Error())
 		return

@@ -70,7 +70,7 @@ func (s *Server) Stats() ServerStats {
 		Refused:    s.counters.refused.Load(),
 		Rate:       s.rate.now.Load(),
 		Limited:    s.counters.limited.Load(),
-		Memory:     s.pool.used.Load(), MaxMemory: s.pool.limit,
+		Memory:     s.pool.used.Load(), MaxMemory: s.pool.limit.Load(),
 	}
 	s.streams.stats(&st)
 	return st

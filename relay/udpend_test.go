@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/nattest"
@@ -112,7 +113,7 @@ func (r *udpRelay) ours(t testing.TB) *nftables.Table {
 		t.Fatal(err)
 	}
 	for _, x := range tables {
-		if x.Name == relaynft.TableName {
+		if x.Name == dataplane.DefaultNumbers().RelayNftTable {
 			return x
 		}
 	}

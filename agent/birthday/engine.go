@@ -111,6 +111,7 @@ type Config struct {
 	Mark   uint32 // SO_MARK of the sockets
 	Log    *slog.Logger
 	Seed   func() *rand.Rand // nil: random
+	Ports  Range             // that NATs map to; zero: all from 1024 on
 }
 
 // Stats counts since the start.
@@ -151,6 +152,9 @@ func New(c Config) *Engine {
 	}
 	if c.Seed == nil {
 		c.Seed = func() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) }
+	}
+	if c.Ports.Count == 0 {
+		c.Ports = allPorts
 	}
 	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, asked: map[identity.ID]time.Time{}, budget: NewBudget(), memory: c.Memory}
 	e.ctx, e.cancel = context.WithCancel(context.Background())

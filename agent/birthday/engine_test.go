@@ -52,10 +52,10 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 		if s.owner, err = net.ListenUDP("udp4", &net.UDPAddr{Port: wgPort}); err != nil {
 			t.Fatal(err)
 		}
-		if socket, err = probe.Open(probe.Config{Port: wgPort, Mark: dataplane.MarkWG}); err != nil {
+		if socket, err = probe.Open(probe.Config{Port: wgPort, Mark: dataplane.DefaultNumbers().MarkWG}); err != nil {
 			t.Fatal(err)
 		}
-		if s.nft, err = nft.NewReconciler(); err != nil {
+		if s.nft, err = nft.NewReconciler(dataplane.Numbers{}); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -68,7 +68,7 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 	s.prober.SetPeer(peer, [32]byte{7})
 	// A goroutine that is started inside a namespace need not stay there; the sockets of an attempt must.
 	s.engine = New(Config{
-		Prober: s.prober, Mark: dataplane.MarkWG,
+		Prober: s.prober, Mark: dataplane.DefaultNumbers().MarkWG,
 		Situation: func(identity.ID) (Situation, error) { return s.sit, nil },
 		Report:    func(_ identity.ID, e Event) { s.events <- e },
 		Signal: func(_ identity.ID, b *skeinv1.Signal) error {
@@ -388,6 +388,39 @@ func TestTwoCountingNATsMeet(t *testing.T) {
 		two.lead(Event{})
 		one.drain()
 		two.drain()
+	}
+}
+
+// Two symmetric NATs that do not count meet by chance where both map to few ports, whichever end begins.
+func TestTwoSymmetricNATsOfFewPortsMeet(t *testing.T) {
+	internet := nattest.New(t)
+	a, b := internet.Host(nattest.Narrow), internet.Host(nattest.Narrow)
+	outA, outB := netip.AddrPortFrom(a.Outside, 7), netip.AddrPortFrom(b.Outside, 7)
+	sit := Situation{Role: Twin, Rule: skeinv1.PairOutcome_BIRTHDAY_BOTH, Mine: outA, Theirs: outB, Decides: true}
+	one := newStation(t, alice, bob, a, sit)
+	sit.Mine, sit.Theirs, sit.Decides = outB, outA, false
+	two := newStation(t, bob, alice, b, sit)
+	connect(t, one, two, 10*time.Millisecond)
+	for _, s := range []*station{one, two} {
+		s.engine.c.Ports = Range{nattest.NarrowFirst, nattest.NarrowPorts}
+	}
+	before := testenv.OpenFiles(t)
+	for _, begins := range []*station{one, two} {
+		begins.engine.Start(begins.peer)
+		o, w := one.phase(Hit, 10*time.Second), two.phase(Hit, 10*time.Second)
+		one.lead(o)
+		two.lead(w)
+		t.Logf("%s begins: %s / %s", begins.id, o.Text, w.Text)
+		talks(t, one, two, o, w)
+		one.engine.Stop(bob)
+		two.engine.Stop(alice)
+		within(t, "all sockets closed", 5*time.Second, func() bool {
+			return testenv.OpenFiles(t) <= before && one.engine.Stats().Running+two.engine.Stats().Running == 0
+		})
+		for _, s := range []*station{one, two} {
+			s.lead(Event{})
+			s.drain()
+		}
 	}
 }
 

@@ -54,17 +54,28 @@ func OddsApart(sockets, probes int) float64 {
 	return 1 - math.Pow(1-float64(sockets)/portCount, float64(probes))
 }
 
+// Range is the ports that NATs map to, as far as is known.
+type Range struct {
+	First uint16
+	Count int
+}
+
+// allPorts is where nothing is known.
+var allPorts = Range{firstPort, portCount}
+
 // Ports gives the ports to try, the predicted ones first, none twice.
 type Ports struct {
 	rnd       *rand.Rand
+	within    Range
 	predicted []uint16
 	seen      [portCount/64 + 1]uint64
 	left      int
 }
 
-// NewPorts begins with what follows from a NAT's newest port, when step is not 0.
-func NewPorts(rnd *rand.Rand, base uint16, step, ahead int) *Ports {
-	p := &Ports{rnd: rnd, left: portCount}
+// NewPorts begins with what follows from a NAT's newest port, when step is not 0, and goes on with the ports of a
+// range.
+func NewPorts(rnd *rand.Rand, within Range, base uint16, step, ahead int) *Ports {
+	p := &Ports{rnd: rnd, within: within, left: within.Count}
 	if base != 0 {
 		p.predicted = Predict(base, step, ahead)
 	}
@@ -81,7 +92,7 @@ func (p *Ports) Next() (uint16, bool) {
 		}
 	}
 	for p.left > 0 {
-		if port := uint16(firstPort + p.rnd.IntN(portCount)); p.take(port) {
+		if port := p.within.First + uint16(p.rnd.IntN(p.within.Count)); p.take(port) {
 			return port, true
 		}
 	}
@@ -90,7 +101,7 @@ func (p *Ports) Next() (uint16, bool) {
 
 func (p *Ports) take(port uint16) bool {
 	i := int(port) - firstPort
-	if i < 0 || p.seen[i/64]&(1<<(i%64)) != 0 {
+	if port < p.within.First || int(port) >= int(p.within.First)+p.within.Count || p.seen[i/64]&(1<<(i%64)) != 0 {
 		return false
 	}
 	p.seen[i/64] |= 1 << (i % 64)

@@ -43,7 +43,7 @@ func probesUntilHit(rnd *rand.Rand, sockets, probes int) int {
 	for len(open) < sockets {
 		open[uint16(firstPort+rnd.IntN(portCount))] = true
 	}
-	p := NewPorts(rnd, 0, 0, 0)
+	p := NewPorts(rnd, allPorts, 0, 0, 0)
 	for i := range probes {
 		if port, ok := p.Next(); ok && open[port] {
 			return i + 1
@@ -71,7 +71,7 @@ func TestMedianAndTailOfProbes(t *testing.T) {
 }
 
 func TestEveryPortOnceAndPredictedFirst(t *testing.T) {
-	p := NewPorts(rand.New(rand.NewPCG(1, 2)), 40000, 2, 10)
+	p := NewPorts(rand.New(rand.NewPCG(1, 2)), allPorts, 40000, 2, 10)
 	seen := map[uint16]bool{}
 	for i := 0; ; i++ {
 		port, ok := p.Next()
@@ -87,6 +87,20 @@ func TestEveryPortOnceAndPredictedFirst(t *testing.T) {
 	}
 	if len(seen) != portCount {
 		t.Errorf("%d ports, want all %d", len(seen), portCount)
+	}
+}
+
+func TestPortsOfARange(t *testing.T) {
+	p := NewPorts(rand.New(rand.NewPCG(1, 2)), Range{60000, 100}, 59990, 1, 20)
+	seen := map[uint16]bool{}
+	for port, ok := p.Next(); ok; port, ok = p.Next() {
+		if port < 60000 || port >= 60100 || seen[port] {
+			t.Fatalf("port %d, seen before: %t", port, seen[port])
+		}
+		seen[port] = true
+	}
+	if len(seen) != 100 {
+		t.Errorf("%d ports, want all 100", len(seen))
 	}
 }
 

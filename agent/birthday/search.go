@@ -64,7 +64,7 @@ func (s *session) order() *Ports {
 	if s.predicts() && s.theirs.GetBase() != 0 {
 		base, step, ahead = uint16(s.theirs.GetBase()), int(s.theirs.GetStep()), predictSockets+predictSlack
 	}
-	return NewPorts(s.e.c.Seed(), base, step, ahead)
+	return NewPorts(s.e.c.Seed(), s.e.c.Ports, base, step, ahead)
 }
 
 // take takes one event; true ends the search.
@@ -165,6 +165,10 @@ func (s *session) next(limit int) (uint16, bool) {
 		s.allowed += probesReserved
 	}
 	port, ok := s.ports.Next()
+	if !ok { // all of a narrow range were tried; other sockets try them again
+		s.ports = s.order()
+		port, ok = s.ports.Next()
+	}
 	if ok {
 		s.probes++
 	}

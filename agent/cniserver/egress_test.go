@@ -13,6 +13,7 @@ import (
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/testns"
@@ -55,12 +56,12 @@ func withEgress(t *testing.T) (*rig, *clients.Clients, *gateway) {
 	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
 		Namespace: "internet", Name: "nat", Pool: "default", Replicas: 1, Gateways: map[string]string{"egress": "yes"}, Destinations: []string{"0.0.0.0/0", "::/0"}}}}})
 	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "internet", Name: "nat", NodeId: id}}})
-	c, err := clients.Open(clients.Config{File: filepath.Join(r.dir, clients.ClientsFile), Sender: gw, Open: clients.OpenNamespace("userspace", "", nil)})
+	c, err := clients.Open(clients.Config{File: filepath.Join(r.dir, clients.ClientsFile), Sender: gw, Open: clients.OpenNamespace("userspace", "", dataplane.Numbers{}, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	c.Follow(r.agreed())
+	c.Follow(r.agreed(), dataplane.FoUPorts{})
 	r.egresses = c
 	r.serve()
 	return r, c, gw

@@ -53,7 +53,7 @@ func asCNI(err error) *skeinv1.CNIError {
 	case errors.Is(err, context.DeadlineExceeded):
 		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request took too long: " + err.Error(), Details: "see `skein status` for what the agent waits for; what it had made is undone; try again"}
 	case errors.Is(err, podnet.ErrAddressInUse): // what lies beside the records is found when the agent looks for leaks
-		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: err.Error(), Details: "see who has it with `ip route show table 116`; another try gets another address"}
+		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: err.Error(), Details: "see who has it with `ip route show table all`; another try gets another address"}
 	case errors.Is(err, podnet.ErrNoIPv6):
 		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "let the namespace use a pool that has IPv4, or enable IPv6"}
 	case errors.Is(err, podnet.ErrInvalid):

@@ -248,7 +248,7 @@ func (r *rig) traces() string {
 	var found []podnet.Found
 	var links []net.Interface
 	err := r.net.do(func() (err error) {
-		if found, err = podnet.Scan(dataplane.LinkName); err == nil {
+		if found, err = podnet.Scan(dataplane.DefaultNumbers().Link, 0); err == nil {
 			links, err = net.Interfaces()
 		}
 		return err

@@ -12,12 +12,17 @@ import (
 )
 
 // Kernel is package podnet in the calling thread's network namespace.
-type Kernel struct{}
+type Kernel struct {
+	Table int // of the host's routes to pods; 0: the default one
+}
 
 var _ Network = Kernel{}
 
 // Add is podnet.Add.
-func (Kernel) Add(a podnet.Attachment) (podnet.Link, error) { return podnet.Add(a) }
+func (k Kernel) Add(a podnet.Attachment) (podnet.Link, error) {
+	a.Table = k.Table
+	return podnet.Add(a)
+}
 
 // Del is podnet.Del.
 func (Kernel) Del(netns, ifname, containerID string) error {
@@ -26,7 +31,8 @@ func (Kernel) Del(netns, ifname, containerID string) error {
 
 // Check is podnet.Check. Where the MTU is 0 it is the host end's: the mesh's may have changed since, and only the ends of
 // one link have to agree.
-func (Kernel) Check(a podnet.Attachment) error {
+func (k Kernel) Check(a podnet.Attachment) error {
+	a.Table = k.Table
 	if a.MTU == 0 {
 		a.MTU = 1420 // for a link that is gone any will do
 		if l, err := netlink.LinkByName(podnet.HostLink(a.ContainerID, a.Interface)); err == nil {

@@ -1,5 +1,6 @@
 // Package config is the agent's configuration: the file /etc/skein/skein.yaml, its defaults and its
-// checks. A Config that Load returns is valid; it is not changed afterwards.
+// checks. A Config that Load returns is valid; it is not changed afterwards. Keys says what a changed file does to an
+// agent that runs: Adopt makes the configuration that it goes over to, Changes what differs.
 package config
 
 import (
@@ -17,7 +18,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/addr"
+	"github.com/skeinmesh/skein/internal/dnsname"
 	"github.com/skeinmesh/skein/internal/strictyaml"
 )
 
@@ -38,11 +41,12 @@ type Config struct {
 	Leader bool              `yaml:"leader"` // wish to lead the site
 	Labels map[string]string `yaml:"labels"`
 
-	InternalIP          string   `yaml:"internalIP"`
+	InternalIP          string   `yaml:"internalIP"`          // the only private address that is offered
 	ForceEndpoint       string   `yaml:"forceEndpoint"`       // host:port
 	PersistentKeepalive uint32   `yaml:"persistentKeepalive"` // seconds
-	StunServers         []string `yaml:"stunServers"`         // host:port; default: the mesh's public nodes
+	StunServers         []string `yaml:"stunServers"`         // host:port; default: the cluster's setting, else the mesh's public nodes
 	NodeAddresses       []string `yaml:"nodeAddresses"`       // private prefixes that peers shall route to this node
+	Advertise           []string `yaml:"advertise"`           // what else peers shall route to this node: node-addresses
 	RouteNodeAddresses  *bool    `yaml:"routeNodeAddresses"`  // take the peers' nodeAddresses; default: the cluster's setting
 
 	NatTraversal               NatTraversal    `yaml:"natTraversal"`
@@ -71,6 +75,7 @@ type Config struct {
 // NatTraversal is named as WireKube names it.
 type NatTraversal struct {
 	BirthdayAttack string   `yaml:"birthdayAttack"` // enabled | disabled; read by `skein up --init` only
+	Stun           string   `yaml:"stun"`           // enabled | disabled; absent: as the cluster has it
 	PortGuessing   string   `yaml:"portGuessing"`   // enabled | disabled; of this host
 	PortMapping    []string `yaml:"portMapping"`    // of pcp, natpmp, upnp; absent: all
 	IMDS           string   `yaml:"imds"`           // auto | true | false
@@ -94,9 +99,11 @@ type Ports struct {
 	WireGuard uint16 `yaml:"wireguard"` // UDP
 	Stun      uint16 `yaml:"stun"`      // UDP, on public nodes; the port above it is used too
 	Relay     uint16 `yaml:"relay"`     // TCP, on public nodes
-	Control   uint16 `yaml:"control"`   // TCP and UDP, overlay addresses only
-	Plain     uint16 `yaml:"plain"`     // UDP, where plain WireGuard peers are carried
-	Metrics   string `yaml:"metrics"`   // addr:port; "off": none
+	// RelayOutside is the port of forceEndpoint's host that is forwarded to Relay; 0: the same number.
+	RelayOutside uint16 `yaml:"relayOutside"`
+	Control      uint16 `yaml:"control"` // TCP and UDP, overlay addresses only
+	Plain        uint16 `yaml:"plain"`   // UDP, where plain WireGuard peers are carried
+	Metrics      string `yaml:"metrics"` // addr:port; "off": none
 	// UDPRelay are the ports that a relay reserves for pairs of its clients, first-last, UDP.
 	UDPRelay string `yaml:"udpRelay"`
 }
@@ -148,9 +155,21 @@ type EgressClient struct {
 // Dataplane chooses drivers.
 type Dataplane struct {
 	WireGuard string `yaml:"wireguard"` // auto | kernel | userspace
-	Link      string `yaml:"link"`
-	Relay     string `yaml:"relay"` // auto | kernel | userspace | off: who forwards UDP for others
-	FoU       string `yaml:"fou"`   // auto | kernel | userspace: who makes the tunnels of egresses
+	// Instance is 0 for a host's first agent; another one has other numbers and ports where the file says nothing else.
+	Instance   uint8  `yaml:"instance"`
+	Link       string `yaml:"link"`
+	HopLink    string `yaml:"hopLink"`
+	PlainLink  string `yaml:"plainLink"`
+	NftTable   string `yaml:"nftTable"`   // and the beginning of the others' names
+	Mark       uint32 `yaml:"mark"`       // of what WireGuard and the agent send
+	TunnelMark uint32 `yaml:"tunnelMark"` // of what enters the tunnel
+	MarkMask   uint32 `yaml:"markMask"`
+	Rule       int    `yaml:"rule"`       // priority of the rule that leads into the tunnel
+	FirstRule  int    `yaml:"firstRule"`  // of dataplane.RuleCount priorities
+	Table      int    `yaml:"table"`      // the tunnel's
+	FirstTable int    `yaml:"firstTable"` // of dataplane.TableCount tables
+	Relay      string `yaml:"relay"`      // auto | kernel | userspace | off: who forwards UDP for others
+	FoU        string `yaml:"fou"`        // auto | kernel | userspace: who makes the tunnels of egresses
 }
 
 // Overlay is the cluster's address range.
@@ -163,6 +182,9 @@ type Log struct {
 	Level  string `yaml:"level"`  // debug | info | warn | error
 	Format string `yaml:"format"` // text | json
 }
+
+// NodeAddresses is what advertise knows: the host's own private addresses.
+const NodeAddresses = "node-addresses"
 
 // Relay settings.
 const (
@@ -182,7 +204,7 @@ const (
 func Default() Config {
 	name, _ := os.Hostname()
 	name, _, _ = strings.Cut(strings.ToLower(name), ".")
-	return Config{
+	c := Config{
 		Name:              name,
 		Relay:             Auto,
 		Ports:             Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
@@ -190,7 +212,7 @@ func Default() Config {
 		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
 		LazyPaths:         Auto,
-		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto, FoU: Auto},
+		Dataplane:         Dataplane{WireGuard: Auto, Relay: Auto, FoU: Auto},
 		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
 		Kubernetes:        Kubernetes{RevokeAfterSeconds: 600},
 		CNI:               CNI{ConfFile: "10-skein.conflist", BinDir: "/opt/cni/bin", Network: "skein"},
@@ -198,6 +220,8 @@ func Default() Config {
 		RunDir:            DefaultRunDir,
 		Log:               Log{Level: "info", Format: "text"},
 	}
+	c.Dataplane.setNumbers(dataplane.DefaultNumbers())
+	return c
 }
 
 // Load reads a file over the defaults. A missing file is an error only when it was asked for by name.
@@ -212,6 +236,12 @@ func Load(file string, asked bool) (Config, error) {
 		if err := strictyaml.Unmarshal(file, b, &c); err != nil {
 			return c, err
 		}
+		if i := c.Dataplane.Instance; i > 0 && c.checkInstance() == nil { // once more, over that instance's defaults
+			c = DefaultOf(int(i))
+			if err := strictyaml.Unmarshal(file, b, &c); err != nil {
+				return c, err
+			}
+		}
 	}
 	if err := c.Check(); err != nil {
 		var k *KeyError
@@ -223,6 +253,16 @@ func Load(file string, asked bool) (Config, error) {
 		return c, fmt.Errorf("%s: %w", file, err)
 	}
 	return c, nil
+}
+
+// Locate is file:line: key, or file: key where the file does not have the key.
+func Locate(file, key string) string {
+	if b, err := os.ReadFile(file); err == nil {
+		if line := strictyaml.Line(b, key); line > 0 {
+			return fmt.Sprintf("%s:%d: %s", file, line, key)
+		}
+	}
+	return file + ": " + key
 }
 
 // KeyError is a value that is not allowed.
@@ -245,11 +285,9 @@ func orNone(s string) string {
 	return s
 }
 
-var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-
 // Check says what is wrong with the values, as a *KeyError.
 func (c *Config) Check() error {
-	if !nameRE.MatchString(c.Name) {
+	if !dnsname.IsLabel(c.Name) {
 		return wrong("name", "%q is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends", c.Name)
 	}
 	for _, one := range []struct{ key, have, allowed string }{
@@ -259,6 +297,7 @@ func (c *Config) Check() error {
 		{"dataplane.relay", c.Dataplane.Relay, "auto kernel userspace off"},
 		{"natTraversal.imds", c.NatTraversal.IMDS, "auto true false"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
+		{"natTraversal.stun", c.NatTraversal.Stun, " enabled disabled"},
 		{"natTraversal.portGuessing", c.NatTraversal.PortGuessing, "enabled disabled"},
 		{"lazyPaths", c.LazyPaths, "auto off"},
 		{"log.level", c.Log.Level, "debug info warn error"},
@@ -269,15 +308,15 @@ func (c *Config) Check() error {
 		}
 	}
 	for name, p := range c.Peers {
-		if !nameRE.MatchString(name) {
+		if !dnsname.IsLabel(name) {
 			return wrong("peers", "%q is no node's name; allowed: a-z, 0-9 and -, at most 63, not at the ends", name)
 		}
 		if !slices.Contains([]string{"", "enabled", "disabled"}, p.BirthdayAttack) {
 			return wrong("peers."+name+".birthdayAttack", "%q is not allowed; allowed: enabled, disabled", p.BirthdayAttack)
 		}
 	}
-	if !linkName(c.Dataplane.Link) {
-		return wrong("dataplane.link", "%q is no interface name; want 1 to 15 characters without / : or blanks", c.Dataplane.Link)
+	if err := c.checkNumbers(); err != nil {
+		return err
 	}
 	if err := c.checkPorts(); err != nil {
 		return err
@@ -300,10 +339,8 @@ func (c *Config) Check() error {
 	return c.checkTimes()
 }
 
-var (
-	networkRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`) // as the CNI specification has it
-	pluginRE  = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
-)
+// cniName is what the CNI specification takes for the name of a network.
+var cniName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
 func (c *Config) checkCNI() error {
 	n := c.CNI
@@ -315,25 +352,23 @@ func (c *Config) checkCNI() error {
 	if n.ConfFile != filepath.Base(n.ConfFile) || filepath.Ext(n.ConfFile) != ".conflist" {
 		return wrong("cni.confFile", "%q: want the name of a file that ends in .conflist, without a directory", n.ConfFile)
 	}
-	if !networkRE.MatchString(n.Network) {
+	if !cniName.MatchString(n.Network) {
 		return wrong("cni.network", "%q is no name of a network; want letters, digits, dots, underscores and hyphens, a letter or digit first", n.Network)
 	}
 	for _, p := range n.Chain {
-		if !pluginRE.MatchString(p) || p == "skein-cni" {
+		if !cniName.MatchString(p) || p == "skein-cni" {
 			return wrong("cni.chain", "%q is no plugin that can come after skein's", p)
 		}
 	}
 	return nil
 }
 
-var nodeRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
-
 func (c *Config) checkKubernetes() error {
 	k := c.Kubernetes
 	if k.Kubeconfig != "" && k.Kubeconfig != InCluster && !filepath.IsAbs(k.Kubeconfig) {
 		return wrong("kubernetes.kubeconfig", "%q: want a path that begins with /, or %s", k.Kubeconfig, InCluster)
 	}
-	if k.Node != "" && !nodeRE.MatchString(k.Node) {
+	if k.Node != "" && !dnsname.IsName(k.Node) {
 		return wrong("kubernetes.node", "%q is no name of a Node; allowed: a-z, 0-9, - and ., at most 253, neither - nor . at the ends", k.Node)
 	}
 	if k.Node != "" && k.Kubeconfig == "" {
@@ -406,17 +441,12 @@ func (c *Config) checkAddresses() error {
 	if len(c.Site) > maxSite || !utf8.ValidString(c.Site) || strings.ContainsFunc(c.Site, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return wrong("site", "%.80q is no name of a site; allowed: at most %d bytes of printable characters", c.Site, maxSite)
 	}
-	if c.InternalIP = orNone(c.InternalIP); c.InternalIP != "" {
-		a, err := netip.ParseAddr(c.InternalIP)
-		if err != nil {
-			var p netip.Prefix // Kilo writes it so
-			p, err = netip.ParsePrefix(c.InternalIP)
-			a = p.Addr()
-		}
-		if err != nil {
-			return wrong("internalIP", "%q is no IP address", c.InternalIP)
-		}
-		c.InternalIP = a.String()
+	internal, err := addr.Internal(c.InternalIP)
+	if err != nil {
+		return wrong("internalIP", "%s", err)
+	}
+	if c.InternalIP = ""; internal.IsValid() {
+		c.InternalIP = internal.String()
 	}
 	if c.ForceEndpoint = orNone(c.ForceEndpoint); c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
 		return wrong("forceEndpoint", "%q: want host:port", c.ForceEndpoint)
@@ -440,6 +470,11 @@ func (c *Config) checkAddresses() error {
 			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: %s", p, addr.PrivateText)
 		}
 	}
+	for _, what := range c.Advertise {
+		if what != NodeAddresses {
+			return wrong("advertise", "%q is not allowed; allowed: %s, or an empty list for nothing", what, NodeAddresses)
+		}
+	}
 	p, err := netip.ParsePrefix(c.Overlay.IPv4)
 	if err != nil || !p.Addr().Is4() || p.Masked() != p || p.Bits() > 28 {
 		return wrong("overlay.ipv4", "%q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
@@ -447,8 +482,11 @@ func (c *Config) checkAddresses() error {
 	return nil
 }
 
-// egressRE is namespace/name of an egress.
-var egressRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+// isEgress tells whether s is namespace/name of an egress.
+func isEgress(s string) bool {
+	namespace, name, _ := strings.Cut(s, "/")
+	return len(namespace) <= dnsname.MostLabel && dnsname.IsName(namespace) && dnsname.IsName(name)
+}
 
 func (c *Config) checkEgress() error {
 	const key, mostClients, mostEgresses = "egress.clients", 256, 64
@@ -468,7 +506,7 @@ func (c *Config) checkEgress() error {
 			return wrong(key, "%s is there twice; name all its egresses in one entry", who)
 		case e.NetNS == "" && e.Interface != "":
 			return wrong(key, "interface %q is not for the host itself, whose tunnels go through dataplane.link", e.Interface)
-		case e.NetNS != "" && !linkName(e.Interface):
+		case e.NetNS != "" && !dataplane.ValidLink(e.Interface):
 			return wrong(key, "%s: interface %q is no interface name; want that of the link with an address of the mesh, 1 to 15 characters without / : or blanks", who, e.Interface)
 		case len(e.Egresses) == 0:
 			return wrong(key, "%s names no egress", who)
@@ -477,7 +515,7 @@ func (c *Config) checkEgress() error {
 		}
 		seen[e.NetNS] = true
 		for i, name := range e.Egresses {
-			if namespace, _, _ := strings.Cut(name, "/"); !egressRE.MatchString(name) || len(namespace) > 63 {
+			if !isEgress(name) {
 				return wrong(key, "%s: %q is no egress; want namespace/name, as `skein egress list` has it", who, name)
 			}
 			if slices.Contains(e.Egresses[:i], name) {
@@ -486,10 +524,6 @@ func (c *Config) checkEgress() error {
 		}
 	}
 	return nil
-}
-
-func linkName(s string) bool {
-	return len(s) > 0 && len(s) <= 15 && !strings.ContainsAny(s, "/ \t:")
 }
 
 func hostPort(s string) bool {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 func load(t *testing.T, text string) (config.Config, error) {
@@ -52,8 +53,8 @@ func TestKilosValues(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
-		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: cni, dataplane, directRetry`},
-		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, plain, relay, stun, udpRelay, wireguard`},
+		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: advertise, cni, dataplane, directRetry`},
+		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, plain, relay, relayOutside, stun, udpRelay, wireguard`},
 		{"wrong type", "name: a\nports: {relay: fast}\n", `skein.yaml:2: ports.relay: want a whole number`},
 		{"bad name", "name: A_b\n", `name: "A_b" is no host label`},
 		{"bad relay", "name: a\nrelay: maybe\n", `relay: "maybe" is not allowed; allowed: auto, true, false`},
@@ -62,7 +63,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"bad endpoint", "name: a\nforceEndpoint: nowhere\n", `"nowhere": want host:port`},
 		{"long site", "name: a\nsite: " + strings.Repeat("s", 300) + "\n", `is no name of a site; allowed: at most 64 bytes of printable characters`},
 		{"site with control characters", "name: a\nsite: \"a\\e[31m\"\n", `site: "a\x1b[31m" is no name of a site`},
-		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is no IP address`},
+		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is no IP address: want one of the host`},
+		{"advertise", "name: a\nadvertise: [pods]\n", `advertise: "pods" is not allowed; allowed: node-addresses`},
 		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n", `natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
 		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n", `natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
 		{"host bits", "name: a\noverlay: {ipv4: 10.4.1.0/16}\n", `overlay.ipv4`},
@@ -121,4 +123,69 @@ func TestMissingFile(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	f.Add("name: a\nports: {wireguard: 1}\n")
 	f.Fuzz(func(t *testing.T, text string) { _, _ = load(t, text) })
+}
+
+// dataplane.instance moves numbers and ports; single keys come before it, wherever they stand.
+func TestNumbers(t *testing.T) {
+	for _, c := range []struct {
+		name, file string
+		want       dataplane.Numbers
+		wireguard  uint16
+		metrics    string
+	}{
+		{"none", "name: a\n", dataplane.DefaultNumbers(), 51820, "127.0.0.1:9469"},
+		{"instance", "name: a\ndataplane: {instance: 1}\n", dataplane.NumbersOf(1), 51830, "127.0.0.1:9479"},
+		{"single keys", "name: a\nports: {wireguard: 4500}\ndataplane: {link: mesh0, table: 77, mark: 0x800000, tunnelMark: 0x1000000, markMask: 0x1800000, instance: 2, nftTable: mesh}\n",
+			func() dataplane.Numbers {
+				n := dataplane.NumbersOf(2).WithNftTable("mesh")
+				n.Link, n.RouteTable, n.MarkWG, n.MarkRoute, n.MarkMask = "mesh0", 77, 0x800000, 0x1000000, 0x1800000
+				return n
+			}(), 4500, "127.0.0.1:9489"},
+		{"blocks", "name: a\ndataplane: {rule: 9000, firstRule: 8000, firstTable: 200, hopLink: h0, plainLink: p0}\n", func() dataplane.Numbers {
+			n := dataplane.DefaultNumbers()
+			n.RulePriority, n.FirstRule, n.FirstTable, n.HopLink, n.PlainLink = 9000, 8000, 200, "h0", "p0"
+			return n
+		}(), 51820, "127.0.0.1:9469"},
+	} {
+		cfg, err := load(t, c.file)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		if got := cfg.Dataplane.Numbers(); got != c.want || cfg.Ports.WireGuard != c.wireguard || cfg.Ports.Metrics != c.metrics {
+			t.Errorf("%s: %+v, ports %+v", c.name, got, cfg.Ports)
+		}
+	}
+	for file, want := range map[string]string{
+		"name: a\ndataplane: {instance: 3}\n":              "skein.yaml:2: dataplane.instance: 3 is not allowed; want 0 to 2",
+		"name: a\ndataplane:\n  table: 254\n":              "skein.yaml:3: dataplane.table: 254 is no table for us; want 1 to 252",
+		"name: a\ndataplane: {instance: 1, mark: 0x20}\n":  "skein.yaml:2: dataplane.mark: 0x20 has bits outside of the mask 0x18",
+		"name: a\ndataplane:\n  nftTable: my-table\n":      `skein.yaml:3: dataplane.nftTable: "my-table" is no name of an nft table`,
+		"name: a\ndataplane:\n  firstRule: 32400\n":        "skein.yaml:3: dataplane.firstRule: 32400: 306 priorities begin there",
+		"name: a\ndataplane:\n  tunnelMark: 32\n":          "skein.yaml:3: dataplane.tunnelMark: 0x20 is the mark of what does not enter the tunnel",
+		"name: a\ndataplane:\n  plainLink: skein0\n":       `skein.yaml:3: dataplane.plainLink: "skein0" is the name of another link`,
+		"name: a\ndataplane: {instance: 1, mask: 0x600}\n": `unknown key "dataplane.mask"`,
+	} {
+		if _, err := load(t, file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", file, err, want)
+		}
+	}
+}
+
+// Every instance is a configuration that an agent takes.
+func TestInstances(t *testing.T) {
+	ports := map[uint16]int{}
+	for i := range dataplane.MaxInstance + 1 {
+		c := config.DefaultOf(i)
+		c.Name = "a"
+		if err := c.Check(); err != nil {
+			t.Errorf("instance %d: %v", i, err)
+		}
+		for _, p := range []uint16{c.Ports.WireGuard, c.Ports.Stun, c.Ports.Stun + 1, c.Ports.Relay, c.Ports.Plain} {
+			if other, taken := ports[p]; taken {
+				t.Errorf("instances %d and %d have port %d", other, i, p)
+			}
+			ports[p] = i
+		}
+	}
 }

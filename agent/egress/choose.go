@@ -66,6 +66,7 @@ type GatewayState struct {
 	Ready  bool
 	Health skeinv1.GatewayState_Health
 	Reason string
+	Idle   []uint32 // slots that drain, and by which it knows of no flow
 }
 
 func (g GatewayState) bad() bool { return g.Health == skeinv1.GatewayState_HEALTH_BAD }

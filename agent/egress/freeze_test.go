@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
@@ -67,7 +68,7 @@ func TestAFrozenGuest(t *testing.T) {
 		}
 	}
 	g.live(func(gs *Gateways, l *generous) {
-		gs.Follow(g.state, 1420)
+		gs.Follow(g.state, 1420, dataplane.FoUPorts{})
 		select { // an emulated guest on a busy machine takes a minute to make the namespace
 		case <-l.gave:
 		case <-time.After(2 * time.Minute):

@@ -28,6 +28,7 @@ const (
 	// mendEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
 	mendEvery   = 10 * time.Second
 	retryAfter  = time.Second            // after an error
+	drainEvery  = 2 * time.Second        // how often flows are counted while a slot drains; less than DrainLeast
 	askPatience = 250 * time.Millisecond // for the answer to a probe
 	newSuffix   = ".new"                 // of a file that is being written
 )
@@ -67,6 +68,7 @@ type gateway struct {
 	clients  map[int]uint32 // by slot
 	health   Health
 	probes   []*skeinv1.EgressProbe
+	idle     []uint32 // slots that drain, and by which there is no flow here
 }
 
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
@@ -207,6 +209,9 @@ func (gw *gateway) run(ctx context.Context) {
 			probing = true
 			go gw.probe(ctx)
 		}
+		if gw.countFlows() {
+			next = min(next, drainEvery)
+		}
 		tick.Reset(next)
 	}
 	gw.mu.Lock()
@@ -226,6 +231,30 @@ func (gw *gateway) run(ctx context.Context) {
 			gw.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", gw.ref.String(), "err", err)
 		}
 	}
+}
+
+// countFlows finds out by which of the slots that drain there is no flow, and reports whether any drains. The kernel tells the
+// end of a connection only if somebody listened when it began, so it has to be asked.
+func (gw *gateway) countFlows() (draining bool) {
+	gw.mu.Lock()
+	e, ns := gw.egress, gw.ns
+	gw.mu.Unlock()
+	var idle []uint32
+	if e.GetDraining() > 0 && ns != nil {
+		flows, err := ns.Flows()
+		if err != nil {
+			gw.g.cfg.Log.Warn("whether slots that drain still have flows is not known", "egress", gw.ref.String(), "err", err)
+		}
+		for n := events.Replicas(e); err == nil && n < e.GetReplicas(); n++ {
+			if flows[int(n)] == 0 {
+				idle = append(idle, n)
+			}
+		}
+	}
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	gw.idle = idle
+	return e.GetDraining() > 0
 }
 
 // apply makes the namespace what is wanted now.
@@ -283,7 +312,7 @@ func (gw *gateway) changing(e *skeinv1.Egress) {
 
 // open makes or adopts the namespace and its queue.
 func (gw *gateway) open() (*egressns.NS, error) {
-	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
+	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Owner: gw.g.cfg.Numbers.Owner(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +336,7 @@ func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	gw.g.mu.Lock()
 	defer gw.g.mu.Unlock()
 	st := gw.g.state
-	in := GatewayInput{Egress: e, Number: gw.number, MTU: gw.g.mtu, Complete: time.Since(gw.born) > 2*SyncEvery,
+	in := GatewayInput{Numbers: gw.g.cfg.Numbers, Egress: e, Number: gw.number, MTU: gw.g.mtu, Ports: gw.g.ports, Complete: time.Since(gw.born) > 2*SyncEvery,
 		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st), projection.PlainNetworks(st),
 			projection.Elsewhere(st))}
 	gw.mu.Lock()
@@ -515,6 +544,7 @@ func (gw *gateway) stateNow() *skeinv1.GatewayState {
 		}
 		return s
 	}
+	s.Idle = gw.idle
 	if len(gw.egress.GetProbes()) == 0 {
 		return s
 	}
@@ -582,7 +612,7 @@ func (g *Gateways) about(slot Slot, epoch uint64) (takenOver uint32, links strin
 	var on []string
 	for addr, link := range g.announced[slot].addrs {
 		if link == "" {
-			link = fmt.Sprintf("table %d (%s)", dataplane.ExportTable, addr)
+			link = fmt.Sprintf("table %d (%s)", g.cfg.Numbers.ExportTable(), addr)
 		}
 		on = append(on, link)
 	}

@@ -49,7 +49,7 @@ func (g *Gateways) syncHost() bool {
 	}
 	err := func() (err error) {
 		if g.rec == nil {
-			if g.rec, err = egresshost.New(); err != nil {
+			if g.rec, err = egresshost.New(g.cfg.Numbers); err != nil {
 				return err
 			}
 		}
@@ -95,7 +95,7 @@ func (g *Gateways) hostSpec() egresshost.Spec {
 		if link == "" {
 			continue
 		}
-		four, six := Locals(r.number)
+		four, six := Locals(g.cfg.Numbers, r.number)
 		add(link, four, six)
 	}
 	for _, slot := range served {

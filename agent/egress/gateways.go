@@ -16,6 +16,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egresshost"
 	"github.com/skeinmesh/skein/dataplane/egressns"
@@ -38,8 +39,10 @@ type GatewaysConfig struct {
 	Known  string // directory of the files with the clients that gateways know, from one start of the agent to the next
 	Driver string // of FoU: auto, kernel or userspace
 	Tunnel string // the mesh's link
-	Leader Leader
-	Clocks Clocks // of other machines; nil: none
+	// Numbers are what the agent holds on the host; the zero value: the default ones.
+	Numbers dataplane.Numbers
+	Leader  Leader
+	Clocks  Clocks // of other machines; nil: none
 	// TakeOver brings a part of a slot's connections to another node.
 	TakeOver func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error)
 	// Links are this host's own, with their networks, without skein's.
@@ -66,6 +69,7 @@ type Gateways struct {
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
 	mtu       int
+	ports     dataplane.FoUPorts
 	served    map[Ref]*gateway
 	announced map[Slot]announcement
 	taken     map[Slot]taken // connections that came with a slot
@@ -86,6 +90,7 @@ type taken struct {
 
 // NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
 func NewGateways(cfg GatewaysConfig) *Gateways {
+	cfg.Numbers = cfg.Numbers.Filled()
 	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), served: map[Ref]*gateway{},
 		announced: map[Slot]announcement{},
 		taken:     map[Slot]taken{}, problems: map[string]string{}}
@@ -117,14 +122,14 @@ func (g *Gateways) Run(ctx context.Context) {
 	}
 }
 
-// Follow takes the agreed state, and the MTU of the mesh's link.
-func (g *Gateways) Follow(s *events.State, mtu int) {
+// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels.
+func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.state == s && g.mtu == mtu {
+	if g.state == s && g.mtu == mtu && g.ports == ports {
 		return
 	}
-	g.state, g.mtu = s, mtu
+	g.state, g.mtu, g.ports = s, mtu, ports
 	self := s.Node(g.cfg.Self)
 	var agreed []Agreed
 	wanted := map[Ref]bool{}
@@ -429,11 +434,11 @@ func (g *Gateways) Report(want func(Ref) bool) []*skeinv1.EgressGateway {
 }
 
 // Purge takes away everything of gateways on this host.
-func Purge(dir string) error {
+func Purge(dir string, n dataplane.Numbers) error {
 	files, err := egressns.Files(dir)
 	errs := []error{err}
 	for _, f := range files {
 		errs = append(errs, egressns.Remove(f))
 	}
-	return errors.Join(append(errs, egresshost.Purge())...)
+	return errors.Join(append(errs, egresshost.Purge(n))...)
 }

@@ -55,6 +55,7 @@ type KeeperConfig struct {
 	Wait func(ctx context.Context, index uint64) error
 	Site func(*skeinv1.Node) string // where a node stands; slots are spread over sites [all in one]
 	Now  func() time.Time           // monotonic [time.Now]
+	Wall func() time.Time           // the clock that the log's times are from [time.Now]
 	Log  *slog.Logger
 }
 
@@ -73,6 +74,7 @@ type Keeper struct {
 	seen    map[Slot]seen
 	busy    map[Slot]bool
 	refused map[Slot]time.Time
+	ending  map[Ref]bool // proposals to end slots that drain
 	cache   *agreed
 }
 
@@ -99,12 +101,15 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.Wall == nil {
+		cfg.Wall = time.Now
+	}
 	if cfg.Site == nil {
 		cfg.Site = func(*skeinv1.Node) string { return "" }
 	}
 	k := &Keeper{cfg: cfg, log: cfg.Log.With("component", "egress"), news: make(chan struct{}, 1),
 		leases: NewLeases(cfg.Since), heard: make(map[identity.ID]heard),
-		seen: make(map[Slot]seen), busy: make(map[Slot]bool), refused: make(map[Slot]time.Time)}
+		seen: make(map[Slot]seen), busy: make(map[Slot]bool), refused: make(map[Slot]time.Time), ending: make(map[Ref]bool)}
 	k.decide = k.leases.Renew
 	return k
 }
@@ -180,10 +185,10 @@ func (k *Keeper) hear(now time.Time, from identity.ID, gateways []*skeinv1.Gatew
 		if !state.refs[ref] {
 			continue
 		}
-		s := GatewayState{Ready: g.GetReady(), Health: g.GetHealth(), Reason: clip(g.GetReason())}
+		s := GatewayState{Ready: g.GetReady(), Health: g.GetHealth(), Reason: clip(g.GetReason()), Idle: g.GetIdle()[:min(len(g.GetIdle()), events.MaxReplicas)]}
 		h.states[ref] = s
 		old, had := was.states[ref]
-		changed = changed || !had || old.Ready != s.Ready || old.Health != s.Health
+		changed = changed || !had || old.Ready != s.Ready || old.Health != s.Health || !slices.Equal(old.Idle, s.Idle)
 	}
 	k.heard[from] = h
 	if changed {
@@ -308,6 +313,12 @@ func (k *Keeper) Run(ctx context.Context) {
 			all.Go(func() { k.move(ctx, m) })
 		}
 		wait := lookEvery
+		for _, d := range k.drained(p) {
+			all.Go(func() { k.end(ctx, d) })
+		}
+		if left, any := k.untilDrained(); any {
+			wait = min(wait, left)
+		}
 		if at := Wake(p); !at.IsZero() {
 			wait = min(wait, at.Sub(now))
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/google/nftables"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/events"
@@ -253,7 +254,7 @@ func (g *gate) expires() (time.Duration, error) {
 func (g *gate) forward() {
 	g.t.Helper()
 	g.live(func(gs *Gateways, l *generous) {
-		gs.Follow(g.state, 1420)
+		gs.Follow(g.state, 1420, dataplane.FoUPorts{})
 		within(g.t, "a lease is granted", l.gave)
 		for end := time.Now().Add(time.Minute); g.lives() == 0; {
 			if time.Now().After(end) {
@@ -288,8 +289,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 					r.GetReleased()[0].GetEpoch(), left)
 			}
 		}
-		gs.Follow(before, 1420)  // the replica on its disk
-		gs.Follow(g.state, 1420) // what the servers say then
+		gs.Follow(before, 1420, dataplane.FoUPorts{})  // the replica on its disk
+		gs.Follow(g.state, 1420, dataplane.FoUPorts{}) // what the servers say then
 		within(t, "the release is said", l.said)
 	})
 	if left := g.lives(); left > 0 {
@@ -323,7 +324,7 @@ func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 	before := g.lives()
 	g.live(func(gs *Gateways, l *generous) {
 		l.mute = true
-		gs.Follow(g.state, 1420)
+		gs.Follow(g.state, 1420, dataplane.FoUPorts{})
 		if left := g.lives(); left == 0 || left > before {
 			t.Errorf("the ticket of before lives for %s, it was %s", left, before)
 		}

@@ -8,12 +8,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// maxEgresses is how many egresses one node can be a gateway of: each has an address of EgressLocal4 and EgressLocal6.
+// maxEgresses is how many egresses one node can be a gateway of: each has an address of
+// dataplane.Numbers.EgressLocal4 and EgressLocal6.
 const maxEgresses = 250
 
 // Locals are the addresses that only the host knows of the namespace with this number, from 1.
-func Locals(number int) (four, six netip.Addr) {
-	b4, b6 := dataplane.EgressLocal4.Addr().As4(), dataplane.EgressLocal6.Addr().As16()
+func Locals(n dataplane.Numbers, number int) (four, six netip.Addr) {
+	n = n.Filled()
+	b4, b6 := n.EgressLocal4.Addr().As4(), n.EgressLocal6.Addr().As16()
 	b4[3], b6[15] = byte(number), byte(number)
 	return netip.AddrFrom4(b4), netip.AddrFrom16(b6)
 }
@@ -26,9 +28,11 @@ var never = []netip.Prefix{
 
 // GatewayInput is what a gateway's namespace follows from.
 type GatewayInput struct {
+	Numbers dataplane.Numbers // the host's; the zero value: the default ones
 	Egress  *skeinv1.Egress
 	Number  int // of the namespace on this host, from 1
 	MTU     int // of the mesh's link, in bytes
+	Ports   dataplane.FoUPorts
 	Clients []Client
 	// Mesh are the overlay and all pools: no egress leads there.
 	Mesh     []netip.Prefix
@@ -39,9 +43,10 @@ type GatewayInput struct {
 func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	e := in.Egress
 	s := dataplane.GatewaySpec{
-		Egress: Ref{e.GetNamespace(), e.GetName()}.String(), MTU: in.MTU, SourcePortAuto: e.GetFouSourcePortAuto(), Complete: in.Complete,
+		Egress: Ref{e.GetNamespace(), e.GetName()}.String(), MTU: in.MTU, SourcePortAuto: e.GetFouSourcePortAuto(),
+		Ports: in.Ports, Complete: in.Complete,
 	}
-	s.Local4, s.Local6 = Locals(in.Number)
+	s.Local4, s.Local6 = Locals(in.Numbers, in.Number)
 	for i, p := range e.GetEndpoints() {
 		slot := dataplane.GatewaySlot{Number: i, Endpoint4: address(p.GetIpv4()), Endpoint6: address(p.GetIpv6())}
 		if i < len(e.GetAddresses()) {
@@ -55,6 +60,11 @@ func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 		}
 		slot := s.Slots[c.Slot]
 		client := dataplane.GatewayClient{IPv4: c.IPv4, IPv6: c.IPv6, Slot: c.Slot}
+		for _, n := range c.Also {
+			if n < len(s.Slots) {
+				client.Also = append(client.Also, n)
+			}
+		}
 		if !slot.Endpoint4.IsValid() {
 			client.IPv4 = netip.Addr{}
 		}

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -36,7 +37,7 @@ func TestPlanGateway(t *testing.T) {
 		t.Errorf("slots %v", got.Slots)
 	}
 	clients := []dataplane.GatewayClient{{IPv4: address("10.9.1.1"), IPv6: address("fd09::11")}, {IPv4: address("10.9.1.2"), Slot: 1}}
-	if !slices.Equal(got.Clients, clients) {
+	if !reflect.DeepEqual(got.Clients, clients) {
 		t.Errorf("clients %v", got.Clients)
 	}
 	for _, a := range []string{"10.4.0.1", "10.9.77.1", "127.0.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255", "fe80::1", "ff02::1", "::1"} {

@@ -14,11 +14,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
 const (
-	maxClients      = 16384    // of one node, for one egress
+	maxClients      = 16384    // of one node, for one egress; one counts once for each slot that it uses
 	maxRegistryFile = 64 << 20 // bytes
 	registryMagic   = "skein egress clients 1\n"
 )
@@ -28,7 +29,12 @@ type Client struct {
 	Node       identity.ID // that it is on
 	Key        string      // what its slot follows from
 	IPv4, IPv6 netip.Addr  // one of the two may be invalid
-	Slot       int
+	Slot       int         // that its new flows take
+	Also       []int       // other slots that it has flows by, in order
+}
+
+func (c Client) equal(o Client) bool {
+	return c.Node == o.Node && c.Key == o.Key && c.IPv4 == o.IPv4 && c.IPv6 == o.IPv6 && c.Slot == o.Slot && slices.Equal(c.Also, o.Also)
 }
 
 // Registry is what one gateway knows of the clients of one egress: of each node the newest whole list that it sent. It is pure,
@@ -55,8 +61,12 @@ func NewRegistry() *Registry { return &Registry{nodes: make(map[identity.ID]*cli
 // installed may differ. A list older than the newest is ignored. The refused stay in the list: they count as soon as they are allowed.
 func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, allowed func(identity.ID, netip.Addr) error) (changed bool,
 	refused []*skeinv1.SyncEgressClientsResponse_RefusedClient, err error) {
-	if n := len(q.GetClients()); n > maxClients {
-		return false, nil, fmt.Errorf("node %s names %d clients of egress %s/%s, at most %d are allowed", from, n, q.GetNamespace(), q.GetName(), maxClients)
+	n := 0
+	for _, c := range q.GetClients() {
+		n += 1 + len(c.GetAlso())
+	}
+	if n > maxClients {
+		return false, nil, fmt.Errorf("node %s names %d clients of egress %s/%s, each for every slot that it uses; at most %d are allowed", from, n, q.GetNamespace(), q.GetName(), maxClients)
 	}
 	have := r.nodes[from]
 	older := have != nil && (q.GetEpoch() < have.epoch || q.GetEpoch() == have.epoch && q.GetGeneration() < have.generation)
@@ -87,7 +97,7 @@ func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, a
 		}
 	}
 	slices.SortFunc(next.clients, compareClients)
-	if have != nil && slices.Equal(have.clients, next.clients) {
+	if have != nil && slices.EqualFunc(have.clients, next.clients, Client.equal) {
 		have.epoch, have.generation = next.epoch, next.generation
 		return false, refused, nil
 	}
@@ -113,8 +123,13 @@ func parseClient(node identity.ID, c *skeinv1.EgressClient) (Client, error) {
 		return out, errors.New("its key is empty or longer than 512 bytes")
 	case c.GetSlot() > 1<<16:
 		return out, fmt.Errorf("slot %d is none", c.GetSlot())
+	case !rising(c.GetAlso()) || slices.Contains(c.GetAlso(), c.GetSlot()) || len(c.GetAlso()) > events.MaxReplicas:
+		return out, errors.New("the other slots that it has flows by are not in order, or its own is among them")
 	case c.GetIpv4() == "" && c.GetIpv6() == "":
 		return out, errors.New("it has no address")
+	}
+	for _, s := range c.GetAlso() {
+		out.Also = append(out.Also, int(s))
 	}
 	for _, f := range []struct {
 		text string
@@ -131,6 +146,16 @@ func parseClient(node identity.ID, c *skeinv1.EgressClient) (Client, error) {
 		*f.to = a
 	}
 	return out, nil
+}
+
+// rising reports whether numbers are in order, each once.
+func rising(all []uint32) bool {
+	for i := 1; i < len(all); i++ {
+		if all[i] <= all[i-1] {
+			return false
+		}
+	}
+	return true
 }
 
 func (c Client) addresses() (out []netip.Addr) {
@@ -210,6 +235,9 @@ func (r *Registry) Encode() ([]byte, error) {
 		q := &skeinv1.SyncEgressClientsRequest{Epoch: l.epoch, Generation: l.generation}
 		for _, c := range l.clients {
 			e := &skeinv1.EgressClient{Key: c.Key, Slot: uint32(c.Slot)}
+			for _, s := range c.Also {
+				e.Also = append(e.Also, uint32(s))
+			}
 			if c.IPv4.IsValid() {
 				e.Ipv4 = c.IPv4.String()
 			}

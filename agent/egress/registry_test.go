@@ -112,3 +112,44 @@ func FuzzDecodeRegistry(f *testing.F) {
 		}
 	})
 }
+
+// TestFlowsByOtherSlots: a client may have flows by other slots than its own. A list that says nonsense about them is
+// refused for that client, and each of a client's slots counts, so that a node cannot have gateways make a tunnel for every
+// slot of as many clients as it likes.
+func TestFlowsByOtherSlots(t *testing.T) {
+	first := nodeID(1)
+	r := NewRegistry()
+	with := func(key, ip string, slot uint32, also ...uint32) *skeinv1.EgressClient {
+		return &skeinv1.EgressClient{Key: key, Ipv4: ip, Slot: slot, Also: also}
+	}
+	_, refused, err := r.Sync(first, list(1, with("a", "10.0.0.1", 1, 0, 2), with("b", "10.0.0.2", 1, 2, 0), with("c", "10.0.0.3", 1, 1)), anyone)
+	if err != nil || len(refused) != 2 || refused[0].GetKey() != "b" || refused[1].GetKey() != "c" {
+		t.Fatalf("refused %v, %v", refused, err)
+	}
+	b, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = DecodeRegistry(b); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Clients(anyone); len(got) != 1 || !reflect.DeepEqual(got[0].Also, []int{0, 2}) {
+		t.Errorf("after a start: %+v", got)
+	}
+	if changed, _, err := r.Sync(first, list(2, with("a", "10.0.0.1", 1, 0)), anyone); !changed || err != nil {
+		t.Errorf("it has no flows by slot 2 any more: changed %v, %v", changed, err)
+	}
+	e := &skeinv1.Egress{Namespace: "x", Name: "a", Destinations: []string{"0.0.0.0/0"},
+		Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.9.0.1"}, {Ipv4: "10.9.0.2"}}}
+	spec := PlanGateway(GatewayInput{Egress: e, Number: 1, MTU: 1420, Clients: []Client{{Key: "a", IPv4: netip.MustParseAddr("10.0.0.1"), Slot: 1, Also: []int{0, 2}}}})
+	if len(spec.Clients) != 1 || !reflect.DeepEqual(spec.Clients[0].Also, []int{0}) {
+		t.Errorf("there is no slot 2: %+v", spec.Clients)
+	}
+	var many []*skeinv1.EgressClient
+	for i := range maxClients/2 + 1 {
+		many = append(many, with("k", netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(), 1, 0))
+	}
+	if _, _, err := r.Sync(first, list(3, many...), anyone); err == nil {
+		t.Errorf("%d clients with two slots each are taken", len(many))
+	}
+}

@@ -3,9 +3,10 @@ package egress
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
 // Timing of leases. What must hold: a ticket of TicketFor(lease) begins before its request is sent, and the leader
@@ -56,8 +57,6 @@ type Slot struct {
 // String is namespace/name#number.
 func (s Slot) String() string { return fmt.Sprintf("%s#%d", s.Ref, s.Number) }
 
-var refPart = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
-
 // ParseRef reads namespace/name.
 func ParseRef(s string) (Ref, error) {
 	namespace, name, ok := strings.Cut(s, "/")
@@ -70,7 +69,7 @@ func ParseRef(s string) (Ref, error) {
 
 // Valid says that both parts may be names.
 func (r Ref) Valid() bool {
-	return len(r.Namespace) <= 63 && refPart.MatchString(r.Namespace) && refPart.MatchString(r.Name)
+	return len(r.Namespace) <= dnsname.MostLabel && dnsname.IsName(r.Namespace) && dnsname.IsName(r.Name)
 }
 
 // Compare orders egresses by namespace, then by name.

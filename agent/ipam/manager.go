@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,9 +94,7 @@ func Open(cfg Config) (*Manager, []string, error) {
 		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{}, flights: map[taskKey]*flight{},
 		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
 	}
-	if cfg.IdleFor > 0 {
-		m.core.idleFor = cfg.IdleFor
-	}
+	m.core.idleFor = cmp.Or(cfg.IdleFor, idleFor)
 	notes, err := restore(m.core, m.file, cfg.BootID, m.now())
 	if err != nil {
 		return nil, nil, err
@@ -180,6 +179,16 @@ func (m *Manager) Follow(s *events.State) {
 	m.state, m.sources = s, sources
 	close(m.moved)
 	m.moved = make(chan struct{})
+}
+
+// SetIdleFor changes for how long an empty block beyond the spare is kept; 0: five minutes.
+func (m *Manager) SetIdleFor(d time.Duration) {
+	m.mu.Lock()
+	defer m.unlock()
+	if d = cmp.Or(d, idleFor); d != m.core.idleFor {
+		m.core.idleFor = d
+		m.wake()
+	}
 }
 
 // Adopt takes in what the kernel has. It is called at the start, and at each audit.

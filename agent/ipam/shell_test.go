@@ -130,6 +130,31 @@ func TestSpareWithoutNoise(t *testing.T) {
 	})
 }
 
+// TestIdleForChanges: a shorter rest of empty blocks counts for those that are empty already.
+func TestIdleForChanges(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 0, "10.64.0.0/24", ""))
+		r := g.start("a")
+		stop := r.run()
+		for _, l := range []Lease{r.assign("p"), r.assign("q"), r.assign("r")} {
+			r.Release(l.Key, "")
+		}
+		r.SetIdleFor(time.Hour)
+		time.Sleep(2 * idleFor)
+		if n := g.blocks("a"); n < 3 {
+			t.Fatalf("%d blocks are left of those that rest for an hour", n)
+		}
+		r.SetIdleFor(0)
+		time.Sleep(10 * time.Second)
+		if n := g.blocks("a"); n != 1 {
+			t.Fatalf("%d blocks rest, though five minutes are over", n)
+		}
+		stop()
+		r.Close()
+	})
+}
+
 func TestExhausted(t *testing.T) {
 	g := newAgreement(t, newHand().now)
 	p := poolOf("default", 1, "10.64.0.0/30", "")

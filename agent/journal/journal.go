@@ -34,13 +34,19 @@ const (
 	keepMin    = 16
 )
 
-var bucket = []byte("entries")
+var (
+	bucket  = []byte("entries")
+	meta    = []byte("meta")
+	sizeKey = []byte("bytes") // in meta: what keys and entries take together
+)
 
 // Journal is a bounded list of entries, oldest first.
 type Journal struct {
-	path string
-	keep int
-	db   *bolt.DB // nil: memory only
+	path     string
+	keep     int
+	maxBytes int64    // on disk; 0: as many as keep allows
+	size     int64    // on disk, keys and entries; io guards it
+	db       *bolt.DB // nil: memory only
 
 	mu      sync.Mutex
 	seq     uint64
@@ -55,13 +61,22 @@ type Journal struct {
 	stop chan struct{}
 }
 
+// Option is a choice of Open's.
+type Option func(*Journal)
+
+// MaxBytes bounds what the entries of a file take together; the newest stays whatever its size is.
+func MaxBytes(n int64) Option { return func(j *Journal) { j.maxBytes = n } }
+
 // Open opens or creates the journal in a file and keeps its newest maxEntries entries.
-func Open(path string, maxEntries int) (*Journal, error) {
+func Open(path string, maxEntries int, options ...Option) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
 	j := Memory(maxEntries)
 	j.path = path
+	for _, o := range options {
+		o(j)
+	}
 	err := guard(func() error {
 		// The free list stays on disk: without it bbolt walks all pages at the start in a goroutine
 		// of its own, where a damaged one panics out of our reach.
@@ -70,7 +85,7 @@ func Open(path string, maxEntries int) (*Journal, error) {
 			return err
 		}
 		j.db = db
-		return db.Update(func(tx *bolt.Tx) error { return j.load(tx) })
+		return db.Update(func(tx *bolt.Tx) error { return errors.Join(j.load(tx), j.loadSize(tx)) })
 	})
 	switch {
 	case err == nil:
@@ -111,6 +126,25 @@ func (j *Journal) load(tx *bolt.Tx) error {
 		j.seq = e.GetSeq()
 	}
 	return nil
+}
+
+// loadSize takes what the entries take together, and adds it up where an older version has not kept it.
+func (j *Journal) loadSize(tx *bolt.Tx) error {
+	if j.maxBytes == 0 {
+		return nil
+	}
+	m, err := tx.CreateBucketIfNotExists(meta)
+	if err != nil {
+		return err
+	}
+	if v := m.Get(sizeKey); len(v) == 8 {
+		j.size = int64(binary.BigEndian.Uint64(v))
+		return nil
+	}
+	return tx.Bucket(bucket).ForEach(func(k, v []byte) error {
+		j.size += int64(len(k) + len(v))
+		return nil
+	})
 }
 
 // abandon releases a file that could not be opened properly. A store that panicked may hold its own locks, so it is not waited for.
@@ -186,6 +220,42 @@ func (j *Journal) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) 
 	return out, nil
 }
 
+// Back shows the entries from the newest to the oldest, for as long as visit wants more.
+func (j *Journal) Back(visit func(*skeinv1.JournalEntry) (more bool)) error {
+	j.io.Lock()
+	defer j.io.Unlock()
+	j.mu.Lock()
+	waiting, db := slices.Clone(j.pending), j.db
+	j.mu.Unlock()
+	for _, e := range slices.Backward(waiting) {
+		if !visit(e) {
+			return nil
+		}
+	}
+	if db == nil {
+		return nil
+	}
+	err := guard(func() error {
+		return db.View(func(tx *bolt.Tx) error {
+			c := tx.Bucket(bucket).Cursor()
+			for k, v := c.Last(); k != nil; k, v = c.Prev() {
+				e, err := decode(k, v)
+				if err != nil {
+					return err
+				}
+				if !visit(e) {
+					return nil
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("journal %s: reading: %w", j.path, err)
+	}
+	return nil
+}
+
 // Flush waits until everything appended so far is on disk.
 func (j *Journal) Flush() error {
 	j.io.Lock()
@@ -199,7 +269,16 @@ func (j *Journal) Flush() error {
 	batch = slices.Clone(batch)
 	j.mu.Unlock()
 
-	err := guard(func() error { return db.Update(func(tx *bolt.Tx) error { return j.store(tx, batch) }) })
+	size := j.size
+	err := guard(func() error {
+		return db.Update(func(tx *bolt.Tx) (err error) {
+			size, err = j.store(tx, batch)
+			return err
+		})
+	})
+	if err == nil {
+		j.size = size
+	}
 
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -213,31 +292,48 @@ func (j *Journal) Flush() error {
 	return nil
 }
 
-// store writes a batch and removes what is too old.
-func (j *Journal) store(tx *bolt.Tx, batch []*skeinv1.JournalEntry) error {
+// store writes a batch and removes what is too old, and returns what all entries take together afterwards.
+func (j *Journal) store(tx *bolt.Tx, batch []*skeinv1.JournalEntry) (size int64, err error) {
 	b := tx.Bucket(bucket)
 	b.FillPercent = 0.95 // keys only grow
+	size = j.size
 	for _, e := range batch {
 		v, err := proto.Marshal(e)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if err := b.Put(binary.BigEndian.AppendUint64(nil, e.GetSeq()), v); err != nil {
-			return err
+		k := binary.BigEndian.AppendUint64(nil, e.GetSeq())
+		if err := b.Put(k, v); err != nil {
+			return 0, err
 		}
+		size += int64(len(k) + len(v))
 	}
-	newest := batch[len(batch)-1].GetSeq()
-	if newest <= uint64(j.keep) {
-		return nil
+	newest, oldest := batch[len(batch)-1].GetSeq(), uint64(0)
+	if newest > uint64(j.keep) {
+		oldest = newest - uint64(j.keep)
 	}
-	oldest := newest - uint64(j.keep)
 	c := b.Cursor()
-	for k, _ := c.First(); k != nil && binary.BigEndian.Uint64(k) <= oldest; k, _ = c.First() {
+	for k, v := c.First(); k != nil; k, v = c.First() {
+		seq := binary.BigEndian.Uint64(k)
+		if seq > oldest && (j.maxBytes == 0 || size <= j.maxBytes || seq == newest) {
+			break
+		}
+		size -= int64(len(k) + len(v))
 		if err := c.Delete(); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	if j.maxBytes == 0 {
+		return 0, nil
+	}
+	return size, tx.Bucket(meta).Put(sizeKey, binary.BigEndian.AppendUint64(nil, uint64(size)))
+}
+
+// Size is what the entries on disk take together, in bytes, of a journal with MaxBytes.
+func (j *Journal) Size() int64 {
+	j.io.Lock()
+	defer j.io.Unlock()
+	return j.size
 }
 
 // Err is the last write's failure, nil once a later one succeeded; dropped counts entries that a failing disk cost.

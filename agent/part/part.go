@@ -57,6 +57,8 @@ type Snapshot struct {
 
 	// ClockOff is how far this host's clock is ahead of the leader's, as far as that is known.
 	ClockOff time.Duration
+	// RevokeAfter is for how long a member's Node must be gone, and the member silent, until it is revoked; 0: never.
+	RevokeAfter time.Duration
 }
 
 // LeadersTime is what the leader's clock shows when this host's shows now. Times in the log are by the leader's.

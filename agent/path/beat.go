@@ -111,13 +111,23 @@ func (s *step) nextBeat(i int) (at time.Time, early time.Duration) {
 		return last.Add(silentBeat), heartbeatEarly
 	case s.Path.Silent:
 	case s.busy() && (s.unanswered(s.beatRTO()) > 0 || s.doubt()):
-		return last.Add(fastBeat), 0
+		return last.Add(s.overduePace()), 0
 	case s.busy():
 		return last.Add(heartbeat), heartbeatEarly
 	case len(s.Pending) > 0:
 		return last.Add(max(idleRetry, s.rto())), 0
 	}
 	return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent))), s.keepalive() / keepaliveEarly
+}
+
+// overduePace is between pings once an answer is overdue: as many tries are made in the time that the path is given,
+// whether that is long or short. Where machines are slow, or this process is late, more pings would make them slower:
+// all pairs of a crowd that has no time for its answers would send four times as much as before.
+func (s *step) overduePace() time.Duration {
+	if s.mayBeSuspected() {
+		return fastBeat
+	}
+	return min(fastBeat*s.patience()/s.leastPatience(), heartbeat)
 }
 
 func (s *step) beatDue(i int) bool {

@@ -28,6 +28,9 @@ func (s *step) startBurst(punch bool) {
 		if p.Answered == 0 && p.Sent > 0 && s.now.Sub(p.LastSent) < firstPacing[1] {
 			p.BurstAt, p.Next = p.LastSent, 1 // the burst's first has just left: there are few
 		}
+		if s.away() {
+			p.single(s.now)
+		}
 	}
 	s.BurstAt, s.BurstTo = s.now, s.now.Add(burstFor)
 	s.NextRetry = s.BurstTo.Add(s.retryDelay())
@@ -102,10 +105,20 @@ func (s *step) retry() {
 		s.tryWide(s.direct()) // it may carry more again
 	}
 	for i := range s.Probes {
-		if p := &s.Probes[i]; p.Planned {
-			p.BurstAt, p.Next = s.now.Add(-pacing[len(pacing)-1]), len(pacing)-1 // a single ping
+		if p := &s.Probes[i]; p.Planned && p.Answered > 0 {
+			p.single(s.now)
 		}
 	}
+}
+
+// single has one ping sent now instead of a burst.
+func (p *Probe) single(now time.Time) {
+	steps := firstPacing[:]
+	if p.Answered > 0 {
+		steps = pacing[:]
+	}
+	p.Next = len(steps) - 1
+	p.BurstAt = now.Add(-steps[p.Next])
 }
 
 // worthwhile reports whether an endpoint could replace the one in use.

@@ -41,6 +41,9 @@ func (s *step) settle() {
 // usable reports whether an answer just now is enough to trust an endpoint.
 func (s *step) usable(i int) bool {
 	p := &s.Probes[i]
+	if s.muted(p) {
+		return false
+	}
 	if p.Flaps == 0 || s.Relay.ID.IsZero() && !s.Path.Alive {
 		return true
 	}

@@ -36,7 +36,7 @@ func TestControlIsNoTraffic(t *testing.T) {
 		if c.shaken {
 			next.Handshake = at
 		}
-		next = next.withoutControl(last)
+		next = next.WithoutControl(last)
 		var traffic, control, heard bool
 		if i > 0 {
 			for _, in := range observe(last, next) {

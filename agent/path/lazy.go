@@ -58,6 +58,12 @@ func (s *step) relayBy() time.Time {
 	return at
 }
 
+// away reports whether the peer is tried only because its relays may be out of its reach: one ping shows it as well as
+// many, and a large mesh has many peers that are off.
+func (s *step) away() bool {
+	return s.Settings.Lazy && s.Relay.Absent && !s.now.Before(s.awakeUntil())
+}
+
 // stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a
 // search for a direct path would cost many times what they do. Without a relay nothing carries it.
 func (s *step) stirs() bool {

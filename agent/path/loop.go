@@ -53,6 +53,7 @@ type peer struct {
 	place   int           // in timers; -1: not there
 	trace   trace
 	last    Counters // the last reading; its time is zero before the first
+	asked   questions
 	relay   RelayChoice
 }
 
@@ -192,7 +193,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: cause(err)})
 			}
 		case ActionPunch:
-			m.punch(p, a.Reply)
+			m.punch(p, a.Reply, a.Unheard)
 		case ActionUse:
 			m.use(p, before, lastPong)
 		case ActionCheck:
@@ -288,11 +289,11 @@ func (m *Manager) check(id identity.ID) {
 	}
 }
 
-func (m *Manager) punch(p *peer, reply bool) {
+func (m *Manager) punch(p *peer, reply, unheard bool) {
 	if m.cfg.Signal == nil {
 		return
 	}
-	punch := &skeinv1.Signal_Punch{Reply: reply}
+	punch := &skeinv1.Signal_Punch{Reply: reply, Unheard: unheard}
 	if m.o.self != nil {
 		for _, c := range sorted(m.o.self.Candidates) {
 			if c.Type != relayC && len(punch.Addresses) < punchMax {
@@ -404,7 +405,7 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		c.At = now
 	}
 	last := p.last
-	c = c.withoutControl(last)
+	c = c.WithoutControl(last)
 	p.last = c
 	if last.At.IsZero() {
 		if c.direct() && now.Sub(c.Handshake) < sessionFor {
@@ -420,12 +421,17 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		}
 		m.step(p, now, in)
 	}
+	if p.asked = p.asked.next(last, c, p.machine.byRelay(c.Endpoint)); p.machine.deaf(p.asked) {
+		in := Input{Kind: InputUnheard}
+		m.note(now, p.machine.Peer, in)
+		m.step(p, now, in)
+	}
 }
 
-// withoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it
+// WithoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it
 // is taken from the next reading, and from no later one: a share that is estimated too large would hide traffic ever
 // after.
-func (c Counters) withoutControl(last Counters) Counters {
+func (c Counters) WithoutControl(last Counters) Counters {
 	c.rawRx, c.rawTx = c.RxBytes, c.TxBytes
 	if c.rawRx < last.rawRx || c.rawTx < last.rawTx || last.At.IsZero() {
 		return c // another device
@@ -440,6 +446,14 @@ func (c Counters) withoutControl(last Counters) Counters {
 	c.TxBytes = last.TxBytes + rest(tx, controlTx+c.AcksTx-last.AcksTx+last.earlyTx+shake)
 	c.earlyRx, c.earlyTx = rest(controlRx, rx), rest(controlTx, tx)
 	return c
+}
+
+// Unexplained reports whether more came from the peer since the last reading, one of WithoutControl's, than the control
+// net and WireGuard's upkeep explain. On a host that is late it may have been for the control net, which has not counted
+// it yet.
+func (c Counters) Unexplained(last Counters) bool {
+	next := c.WithoutControl(last)
+	return next.RxBytes > last.RxBytes && carries(next.RxBytes-last.RxBytes)
 }
 
 // handshakeBytes are WireGuard's own messages for a session in one direction, at most: an initiation of 148 bytes and a
@@ -499,7 +513,7 @@ func (m *Manager) publish() {
 		return
 	}
 	now := m.cfg.Clock()
-	if !m.o.dirty && now.Sub(m.o.built) < refresh {
+	if !m.o.dirty && now.Sub(m.o.built) < refresh*time.Duration(1+len(m.o.peers)/refreshEach) {
 		return
 	}
 	paths := make(map[identity.ID]Path, len(m.o.peers))

@@ -54,6 +54,9 @@ type Machine struct {
 	ControlAt  time.Time     // when the control net last heard the peer in the tunnel
 	Late       time.Duration // how late this process lately woke
 
+	UnheardUntil time.Time // no direct path before: WireGuard's packets did not pass over the last one
+	UnheardTimes uint8     // how often in a row
+
 	// Of the peer's agent and tunnel, which may die apart.
 	AgentAt    time.Time      // last word of the agent: ping, pong or punch
 	HeardFrom  netip.AddrPort // where WireGuard heard the peer last
@@ -170,12 +173,13 @@ func (s *step) take(in Input) {
 		if in.Node != nil && !in.Node.Equal(s.Self) {
 			s.Self = *in.Node
 			s.PunchAt = time.Time{} // the peer may be told at once where to send now
+			s.UnheardUntil = time.Time{}
 			s.refund()
 			s.replan()
 		}
 	case InputPeer:
 		if in.Node != nil && !(s.Known && in.Node.Equal(s.Remote)) {
-			s.Remote, s.Known = *in.Node, true
+			s.Remote, s.Known, s.UnheardUntil = *in.Node, true, time.Time{}
 			s.replan()
 		}
 	case InputSettings:
@@ -186,6 +190,7 @@ func (s *step) take(in Input) {
 		s.takeRelay(in.Relay)
 	case InputNetwork:
 		s.refund()
+		s.UnheardUntil, s.UnheardTimes = time.Time{}, 0
 		for i := range s.Probes {
 			s.Probes[i].HoldUntil, s.Probes[i].Flaps = time.Time{}, 0
 			s.Probes[i].Wide.Narrow = time.Time{}
@@ -207,6 +212,8 @@ func (s *step) take(in Input) {
 		if in.Guess != nil {
 			s.takeGuess(unmap(in.Endpoint), *in.Guess)
 		}
+	case InputUnheard:
+		s.takeUnheard(in.Reply)
 	case InputReserved:
 		s.takeReserved(in.Relay.ID, unmap(in.Endpoint), in.Reply, in.Error)
 	case InputSendFailed:

@@ -78,7 +78,8 @@ const (
 	queueMax    = 16384            // waiting pings and pongs; later ones are dropped, which looks like loss
 	signalsMax  = 4096             // waiting punches: one for each peer of a large mesh at the start
 	outstanding = 12 * time.Second // how long a ping's answer is recognised: beyond rttLimit
-	refresh     = time.Second      // how old the RTTs in Paths may be
+	refresh     = time.Second      // how old the RTTs in Paths may be, and once more for each refreshEach peers
+	refreshEach = 50
 )
 
 // Manager runs one Machine per peer.
@@ -309,6 +310,10 @@ func (m *Manager) Reserved(id, relay identity.ID, at netip.AddrPort, ready bool,
 // Punch takes the peer's request to probe its addresses now.
 func (m *Manager) Punch(id identity.ID, p *skeinv1.Signal_Punch) {
 	m.metrics.punchesReceived.Add(1)
+	if p.GetUnheard() {
+		m.push(event{at: m.cfg.Clock(), peer: id, in: Input{Kind: InputUnheard, Reply: true}})
+		return
+	}
 	in := Input{Kind: InputPunch, Reply: p.GetReply()}
 	for _, a := range p.GetAddresses()[:min(len(p.GetAddresses()), punchMax)] {
 		if e, err := netip.ParseAddrPort(a); err == nil {

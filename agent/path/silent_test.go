@@ -17,6 +17,7 @@ type kernel struct {
 	ends    [2]*end
 	oneWay  bool          // the second node answers nothing
 	still   bool          // WireGuard sends where it was told, wherever the peer is heard: it runs in userspace
+	deaf    bool          // something on the direct way drops WireGuard's packets, and no pings
 	every   time.Duration // between packets
 	worst   time.Duration // longest silence among the echoes since start
 	started time.Time
@@ -28,6 +29,7 @@ type kernel struct {
 type end struct {
 	wg       netip.AddrPort // where it sends
 	c, read  Counters
+	asked    questions
 	hasRead  bool
 	agent    bool // runs
 	tunnel   bool // forwards
@@ -94,7 +96,7 @@ func (k *kernel) count(n *simNode) {
 	if !e.agent {
 		return
 	}
-	e.c.At, e.c.Endpoint = k.now, e.wg
+	e.c.At, e.c.Endpoint, e.c.rawRx, e.c.rawTx = k.now, e.wg, e.c.RxBytes, e.c.TxBytes
 	last, had := e.read, e.hasRead
 	e.read, e.hasRead = e.c, true
 	if !had {
@@ -103,6 +105,9 @@ func (k *kernel) count(n *simNode) {
 	}
 	for _, in := range observe(last, e.c) {
 		k.input(n, in)
+	}
+	if e.asked = e.asked.next(last, e.c, n.m.byRelay(e.wg)); n.m.deaf(e.asked) {
+		k.input(n, Input{Kind: InputUnheard})
 	}
 }
 
@@ -126,6 +131,9 @@ func (k *kernel) packet(n *simNode, got func(to *simNode)) {
 		}
 	}
 	if from.wg != proxy {
+		if k.deaf {
+			return
+		}
 		// Past the agents: WireGuard needs none.
 		k.carry(n, from.wg, func(_ *simNode, src netip.AddrPort) { arrive(src) })
 		return

@@ -243,6 +243,10 @@ func (s *sim) input(n *simNode, in Input) {
 		case ActionPing:
 			s.ping(n, a.Endpoint, a.Size)
 		case ActionPunch:
+			if a.Unheard {
+				s.after(s.relay, func() { s.input(s.nodes[1-n.id], Input{Kind: InputUnheard, Reply: true}) })
+				break
+			}
 			s.punch(n, a.Reply)
 		case ActionWake:
 			s.wake(n, a.At)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
@@ -185,21 +186,12 @@ func samePublicIP(a, b Node) bool {
 	return false
 }
 
-// rank orders candidate types: what an operator forced, the LAN, then what others have seen.
-func rank(t skeinv1.CandidateType) int {
-	switch t {
-	case forced:
-		return 0
-	case host:
-		return 1
-	case srflx:
-		return 2
-	}
-	return 3
-}
-
+// sorted puts the candidates with the highest priority first; equal ones stay as the record has them.
 func sorted(cs []Candidate) []Candidate {
 	out := slices.Clone(cs)
-	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(rank(a.Type), rank(b.Type)) })
+	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(b.order(), a.order()) })
 	return out
 }
+
+// order is the candidate's priority. In journals of older agents it has none.
+func (c Candidate) order() uint32 { return cmp.Or(c.Priority, candidate.PriorityOf(c.Type)) }

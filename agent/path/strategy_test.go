@@ -1,6 +1,7 @@
 package path
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -87,13 +88,33 @@ func TestTargetsAreBounded(t *testing.T) {
 	}
 }
 
+// The number in a record is the order in which its addresses are tried, also that of older agents, whose hosts have 100.
+func TestOrderIsThePriority(t *testing.T) {
+	record := func(hosts uint32) *skeinv1.Record {
+		return &skeinv1.Record{NatType: natFullCone, Candidates: []*skeinv1.Candidate{
+			{Type: srflx, Address: "203.0.113.2:3", Priority: 50}, {Type: srflx, Address: "203.0.113.2:2", Priority: 200},
+			{Type: host, Address: "192.168.2.2:1", Priority: hosts}, {Type: forced, Address: "203.0.113.2:4", Priority: 300},
+			{Type: srflx, Address: "203.0.113.2:5", Priority: 260},
+		}}
+	}
+	for hosts, want := range map[uint32]string{100: "4 5 1 2 3 ", 250: "4 5 1 2 3 ", 210: "4 5 1 2 3 ", 150: "4 5 2 1 3 "} {
+		have := ""
+		for _, target := range Strategy(node(natFullCone, cand(host, "192.168.1.2:51820")), NodeOf(record(hosts)), nil).Targets {
+			have += fmt.Sprint(target.Addr.Port()) + " "
+		}
+		if have != want {
+			t.Errorf("hosts of %d: order %s, want %s", hosts, have, want)
+		}
+	}
+}
+
 func TestNodeOf(t *testing.T) {
 	n := NodeOf(&skeinv1.Record{
 		NatType: natSymmetric, Site: "home", PersistentKeepalive: 20, ForcedEndpoint: "203.0.113.9:51820",
 		Candidates: []*skeinv1.Candidate{{Type: host, Address: "[::ffff:192.168.1.2]:51820", Source: "interface"}, {Type: srflx, Address: "nonsense"}},
 	})
 	want := Node{NAT: natSymmetric, Site: "home", Keepalive: 20e9, Candidates: []Candidate{
-		{Type: host, Addr: ap("192.168.1.2:51820"), Source: "interface"}, {Type: forced, Addr: ap("203.0.113.9:51820"), Source: "config"},
+		{Type: host, Addr: ap("192.168.1.2:51820"), Source: "interface", Priority: 250}, {Type: forced, Addr: ap("203.0.113.9:51820"), Source: "config", Priority: 300},
 	}}
 	if !n.Equal(want) {
 		t.Errorf("%+v, want %+v", n, want)

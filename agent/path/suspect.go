@@ -72,8 +72,13 @@ func (s *step) clearSuspicion() {
 // beatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected, or
 // too few would be sent until then.
 func (s *step) beatRTO() time.Duration {
-	if s.Replaceable && !s.Path.Suspect && !s.now.Before(s.TrustUntil) {
+	if s.mayBeSuspected() {
 		return s.leastRTO()
 	}
 	return s.rto()
+}
+
+// mayBeSuspected reports whether the peer is one that is suspected as soon as it does not answer.
+func (s *step) mayBeSuspected() bool {
+	return s.Replaceable && !s.Path.Suspect && !s.now.Before(s.TrustUntil)
 }

@@ -91,6 +91,39 @@ func TestDeadPeerIsSuspectedInTime(t *testing.T) {
 	}
 }
 
+// A path that is given more time gets as many pings in it, not more: on hosts that have no time to answer, pings are
+// what they have too much of.
+func TestLateHostsPingNoMore(t *testing.T) {
+	for _, c := range []struct {
+		late        time.Duration
+		replaceable bool
+		most        uint32 // pings until the path is given up, the heartbeats before included
+	}{
+		{0, false, 13},
+		{400 * time.Millisecond, false, 14},  // 1.3 s of patience: 26 pings at the pace of a host on time
+		{1600 * time.Millisecond, false, 22}, // 3.9 s, no more rarely than with answers: 78
+		{400 * time.Millisecond, true, 30},
+	} {
+		for seed := range uint64(10) {
+			s := replaceable(t, seed, c.late)
+			n := s.nodes[0]
+			s.input(n, Input{Kind: InputReplaceable, Reply: c.replaceable})
+			s.pause(1, time.Hour)
+			sent := func() (all uint32) {
+				for i := range n.m.Probes {
+					all += n.m.Probes[i].Sent
+				}
+				return all
+			}
+			before, at := sent(), s.now
+			s.until(func() bool { return !n.m.direct() || n.m.Path.Suspect })
+			if got := sent() - before; got > c.most || got < deadMissed {
+				t.Errorf("%s late, replaceable %t, seed %d: %d pings in %s, want at most %d", c.late, c.replaceable, seed, got, s.now.Sub(at), c.most)
+			}
+		}
+	}
+}
+
 // Where nobody can stand in for the peer, nothing is suspected.
 func TestOnlyReplaceablePeersAreSuspected(t *testing.T) {
 	s := replaceable(t, 1, 400*time.Millisecond)

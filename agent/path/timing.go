@@ -8,7 +8,7 @@ import "time"
 const (
 	heartbeat    = 220 * time.Millisecond
 	deadAfter    = 500 * time.Millisecond // age of the oldest unanswered ping
-	fastBeat     = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
+	fastBeat     = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death (overduePace)
 	deadMissed   = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
 	controlQuiet = 2 * time.Second        // the control net sends and hears nothing for so long: the path is asked
 	lateIgnored  = 100 * time.Millisecond // how late this process may wake before that counts for its paths

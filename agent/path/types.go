@@ -8,6 +8,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -79,6 +80,12 @@ func (p Path) FollowsDead() bool {
 	return p.Kind == Relay && (p.Rule == RuleDirectDead || p.Rule == RuleRelayDead)
 }
 
+// Settled reports whether the path is a certain relay's because no direct one was found: not while the first search goes
+// on, and not for an idle pair.
+func (p Path) Settled() bool {
+	return p.Kind == Relay && !p.Relay.IsZero() && p.Rule != "no-record" && p.Rule != "relay-first"
+}
+
 // same reports whether two paths carry packets the same way.
 func (p Path) same(o Path) bool {
 	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive && p.Silent == o.Silent && p.MTU == o.MTU
@@ -89,6 +96,8 @@ type Candidate struct {
 	Type   skeinv1.CandidateType
 	Addr   netip.AddrPort
 	Source string
+	// Priority orders a record's candidates, the highest first; 0: that of the type.
+	Priority uint32 `json:",omitzero"`
 }
 
 // Node is what one end of a path says of itself.
@@ -112,11 +121,11 @@ func NodeOf(r *skeinv1.Record) Node {
 	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second, PortStep: portStep(r), Birthday: r.GetBirthdayAttack()}
 	for _, c := range r.GetCandidates() {
 		if a, err := netip.ParseAddrPort(c.GetAddress()); err == nil {
-			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource()})
+			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource(), Priority: candidate.Priority(c)})
 		}
 	}
 	if a, err := netip.ParseAddrPort(r.GetForcedEndpoint()); err == nil {
-		f := Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, Addr: unmap(a), Source: "config"}
+		f := Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, Addr: unmap(a), Source: "config", Priority: candidate.PriorityForced}
 		if !slices.ContainsFunc(n.Candidates, func(c Candidate) bool { return c.Addr == f.Addr && c.Type == f.Type }) {
 			n.Candidates = append(n.Candidates, f)
 		}
@@ -128,11 +137,13 @@ func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr()
 
 // Settings are the mesh's settings that paths follow; zero values mean the defaults.
 type Settings struct {
-	DirectRetry time.Duration  // between attempts at a direct path for a relayed peer
-	Keepalive   time.Duration  // between pings on an idle direct path
-	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
-	MTU         int            // largest packet of the tunnel; 0: it is not tried what paths carry
-	Lazy        bool           // pairs without traffic stay with a relay
+	DirectRetry time.Duration // between attempts at a direct path for a relayed peer
+	// HandshakeTimeout is how long WireGuard may ask in vain over a direct path whose pings are answered; 15 s at least.
+	HandshakeTimeout time.Duration
+	Keepalive        time.Duration  // between pings on an idle direct path
+	Exclude          []netip.Prefix // addresses inside the tunnel: never an endpoint
+	MTU              int            // largest packet of the tunnel; 0: it is not tried what paths carry
+	Lazy             bool           // pairs without traffic stay with a relay
 
 	NoGuessing    bool            // ports are never guessed on this host
 	BirthdayBoth  bool            // two symmetric NATs guess at both ends
@@ -140,7 +151,7 @@ type Settings struct {
 }
 
 func (s Settings) equal(o Settings) bool {
-	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+	return s.DirectRetry == o.DirectRetry && s.HandshakeTimeout == o.HandshakeTimeout && s.Keepalive == o.Keepalive && s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
 }
 
 func (s Settings) sameGuessing(o Settings) bool {
@@ -179,9 +190,10 @@ const (
 	InputControl                       // the tunnel carried packets of the control net; Reply: some of them were the peer's
 	InputLate                          // RTT: how late this process lately woke
 	InputReplaceable                   // Reply: others can carry what goes through the peer
+	InputUnheard                       // WireGuard asks for answers over the direct path and hears none; Reply: the peer's does
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late", "replaceable"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late", "replaceable", "unheard"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
@@ -230,6 +242,7 @@ type Action struct {
 	Endpoint netip.AddrPort
 	Size     int  // of a ping: padded as a packet of the tunnel of that size would be; 0: not
 	Reply    bool // the punch answers the peer's
+	Unheard  bool // the punch says that this host's WireGuard does not hear the peer's
 	Path     Path
 	At       time.Time
 	Early    time.Duration // how much sooner a wake may come, when others are about to be woken
@@ -246,6 +259,9 @@ func (a Action) String() string {
 		}
 		return "ping " + a.Endpoint.String()
 	case ActionPunch:
+		if a.Unheard {
+			return "punch: unheard"
+		}
 		return fmt.Sprintf("punch reply=%t", a.Reply)
 	case ActionUse:
 		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)

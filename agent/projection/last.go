@@ -50,7 +50,7 @@ func (l *Last) redirect(in *Input) bool {
 			continue
 		}
 		peer, err := in.peer(id, n)
-		old, had := l.spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())]
+		old, had := l.spec.WireGuard.Peers[in.key(id, n)]
 		if err != nil || !had {
 			return false
 		}
@@ -58,7 +58,7 @@ func (l *Last) redirect(in *Input) bool {
 			peers = maps.Clone(l.spec.WireGuard.Peers)
 		}
 		peer.AllowedIPs = old.AllowedIPs
-		peers[dataplane.Key(n.GetWireguardKey())] = peer
+		in.enter(peers, id, n, peer)
 	}
 	if peers != nil {
 		l.spec.WireGuard.Peers = peers
@@ -72,7 +72,8 @@ func (in *Input) same(o *Input) bool {
 	return in.Self == o.Self && in.State == o.State && in.Reach == o.Reach && in.Host.equal(&o.Host) &&
 		in.Gateway == o.Gateway && in.Complete == o.Complete && in.Plain.same(&o.Plain, in.State.PlainPeers()) &&
 		in.fits(o) && o.fits(in) &&
-		maps.Equal(in.Lingering, o.Lingering) && slices.Equal(in.PortRewrites, o.PortRewrites) &&
+		maps.Equal(in.Lingering, o.Lingering) && maps.Equal(in.Rekeys, o.Rekeys) &&
+		slices.Equal(in.PortRewrites, o.PortRewrites) &&
 		slices.Equal(in.Pods, o.Pods) && slices.Equal(in.Exported, o.Exported) &&
 		maps.EqualFunc(in.Records, o.Records, sayTheSame)
 }
@@ -97,8 +98,8 @@ func sayTheSame(a, b *skeinv1.Record) bool {
 }
 
 func (h *Host) equal(o *Host) bool {
-	return h.PrivateKey == o.PrivateKey && h.Link == o.Link && h.Port == o.Port && h.ControlPort == o.ControlPort &&
-		h.MTU == o.MTU && h.Keepalive == o.Keepalive && h.RouteNodeAddresses == o.RouteNodeAddresses &&
+	return h.Numbers == o.Numbers && h.PrivateKey == o.PrivateKey && h.Link == o.Link && h.Port == o.Port && h.ControlPort == o.ControlPort &&
+		h.MTU == o.MTU && h.Keepalive == o.Keepalive && h.AskedKeepalive == o.AskedKeepalive && h.RouteNodeAddresses == o.RouteNodeAddresses &&
 		slices.Equal(h.Connected, o.Connected)
 }
 

@@ -28,6 +28,7 @@ func remembered(t *testing.T) (projection.Input, []identity.ID) {
 		in.Records[id] = &skeinv1.Record{Site: "home", NodeAddresses: []string{network.String()}}
 	}
 	in.Endpoints[ids[1]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0.1:51820"), Proven: true}
+	in.Endpoints[ids[3]] = projection.Endpoint{Addr: netip.MustParseAddrPort("127.0.0.1:40003"), Relayed: true}
 	return in, ids
 }
 
@@ -47,6 +48,9 @@ func TestLastFollowsEveryChange(t *testing.T) {
 		"Gateway":      func(in *projection.Input) { in.Gateway = true },
 		"Exported":     func(in *projection.Input) { in.Exported = []netip.Addr{key} },
 		"Complete":     func(in *projection.Input) { in.Complete = false },
+		"Rekeys": func(in *projection.Input) {
+			in.Rekeys = map[identity.ID]projection.Rekey{ids[1]: {To: dataplane.Key{7}}}
+		},
 
 		"Plain.Carrying": func(in *projection.Input) { in.Plain.Carrying = true },
 		"Plain.Terms": func(in *projection.Input) {
@@ -55,11 +59,13 @@ func TestLastFollowsEveryChange(t *testing.T) {
 		"Plain.Now": func(in *projection.Input) { in.Plain.Now = in.Plain.Now.Add(time.Minute) },
 
 		"Host.PrivateKey":         func(in *projection.Input) { in.Host.PrivateKey[0]++ },
+		"Host.Numbers":            func(in *projection.Input) { in.Host.Numbers = dataplane.NumbersOf(1) },
 		"Host.Link":               func(in *projection.Input) { in.Host.Link = "skein9" },
 		"Host.Port":               func(in *projection.Input) { in.Host.Port++ },
 		"Host.ControlPort":        func(in *projection.Input) { in.Host.ControlPort++ },
 		"Host.MTU":                func(in *projection.Input) { in.Host.MTU = 1300 },
 		"Host.Keepalive":          func(in *projection.Input) { in.Host.Keepalive++ },
+		"Host.AskedKeepalive":     func(in *projection.Input) { in.Host.AskedKeepalive++ },
 		"Host.RouteNodeAddresses": func(in *projection.Input) { in.Host.RouteNodeAddresses = false },
 		"Host.Connected": func(in *projection.Input) {
 			in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("192.168.8.0/24")}

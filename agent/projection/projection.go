@@ -46,6 +46,8 @@ type Input struct {
 	Plain Plain
 	// Keys remembers the peers' preshared keys between projections; nil: they are derived each time.
 	Keys *Keys
+	// Rekeys are the keys that members change to before the log says so.
+	Rekeys map[identity.ID]Rekey
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 
@@ -61,16 +63,27 @@ type Endpoint struct {
 	// it keeps a NAT's mapping, which a proxy does not need, and it begins a handshake, which is lost and
 	// not tried again for five seconds when the peer does not know this node yet.
 	Proven bool
+	// Relayed is set for a relay's proxy once the search for a direct path is over for now. The relay's session keeps no
+	// mapping of WireGuard's, so a keepalive is sent there if it was asked for by name.
+	Relayed bool
+}
+
+// Rekey is a WireGuard key that a member changes to before the log says so.
+type Rekey struct {
+	To       dataplane.Key
+	Switched bool // its device has it: its addresses are led there
 }
 
 // Host is what only this host knows.
 type Host struct {
+	Numbers            dataplane.Numbers // the zero value: the default ones
 	PrivateKey         identity.WireGuardKey
 	Link               string
 	Port               int
 	ControlPort        int           // the control net's
 	MTU                int           // bytes; 0: the default
 	Keepalive          time.Duration // 0: none
+	AskedKeepalive     time.Duration // what was asked for this host by name, for all of its peers; 0: nothing
 	RouteNodeAddresses bool
 	// Connected are the networks on this host's own links. No peer's block may take their traffic.
 	Connected []netip.Prefix
@@ -87,12 +100,14 @@ type Refusal struct {
 
 // Project computes the Spec.
 func Project(in Input) (dataplane.Spec, []Refusal) {
+	numbers := in.Host.Numbers.Filled()
 	spec := dataplane.Spec{
-		Link: dataplane.Link{Name: in.Host.Link, MTU: in.Host.MTU},
+		Numbers: numbers,
+		Link:    dataplane.Link{Name: in.Host.Link, MTU: in.Host.MTU},
 		WireGuard: dataplane.WireGuard{
 			PrivateKey: dataplane.Key(in.Host.PrivateKey),
 			Port:       in.Host.Port,
-			Mark:       dataplane.MarkWG,
+			Mark:       numbers.MarkWG,
 		},
 		PortRewrites: slices.SortedFunc(slices.Values(in.PortRewrites), dataplane.PortRewrite.Compare),
 		ControlPort:  in.Host.ControlPort,
@@ -172,7 +187,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		addresses[id] = peer.AllowedIPs
 		if in.Reach.Peer(id) {
-			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
+			in.enter(spec.WireGuard.Peers, id, n, peer)
 		}
 		if site, known := in.Reach.SiteOf(id); ranged {
 			way, _ := in.Reach.Way(id)
@@ -214,7 +229,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.Passes() || in.Plain.Carrying
 	spec.Plain = in.Plain.Carrying
 	for _, e := range in.State.Egresses() {
-		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
+		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(numbers.Owner(), e.GetNamespace()+"/"+e.GetName()))
 	}
 	slices.Sort(spec.Pods.Gateways)
 	spec.Pods.Exported = slices.SortedFunc(slices.Values(in.Exported), netip.Addr.Compare)
@@ -235,6 +250,31 @@ func narrower(mtu, link int) int {
 // knock is the keepalive until a session is there again, where none is asked for.
 const knock = 25 * time.Second
 
+// key is the WireGuard key of a member's device.
+func (in *Input) key(id identity.ID, n *skeinv1.Node) dataplane.Key {
+	if r, ok := in.Rekeys[id]; ok && r.Switched {
+		return r.To
+	}
+	return dataplane.Key(n.GetWireguardKey())
+}
+
+// enter puts a member among WireGuard's peers: under its device's key with its addresses, and while it changes that
+// under the other one, too, so that packets of the session of before still arrive, and the next one can begin.
+func (in *Input) enter(peers map[dataplane.Key]dataplane.Peer, id identity.ID, n *skeinv1.Node, peer dataplane.Peer) {
+	key := in.key(id, n)
+	peers[key] = peer
+	r, ok := in.Rekeys[id]
+	if !ok {
+		return
+	}
+	other := r.To
+	if r.Switched {
+		other = dataplane.Key(n.GetWireguardKey())
+	}
+	peer.AllowedIPs, peer.Keepalive = nil, 0
+	peers[other] = peer
+}
+
 // peer is what WireGuard has of a member, if it is a peer, beside its addresses.
 func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
@@ -248,6 +288,8 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 		peer.Keepalive = max(in.Host.Keepalive, knock)
 	case e.Proven:
 		peer.Keepalive = in.Host.Keepalive
+	case e.Relayed:
+		peer.Keepalive = in.Host.AskedKeepalive
 	}
 	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
 		if _, err := netip.ParseAddr(text); text != "" && err != nil {
@@ -322,6 +364,7 @@ func merge(all []netip.Prefix) []netip.Prefix {
 
 // Text prints a Spec for people, peers in the order of their keys. Secret keys are not shown.
 func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
+	numbers := s.Numbers.Filled()
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "link %s mtu %d", s.Link.Name, s.Link.MTU)
 	for _, a := range s.Link.Addresses {
@@ -379,37 +422,37 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 		fmt.Fprintf(&b, "untranslated to %s\n", p)
 	}
 	if s.Plain {
-		fmt.Fprintf(&b, "plain peers by %s\n", dataplane.PlainLink)
+		fmt.Fprintf(&b, "plain peers by %s\n", numbers.PlainLink)
 	}
 	for _, p := range s.Pods.Blocks {
-		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, dataplane.PodTable, dataplane.ExportTable)
+		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, numbers.PodTable(), numbers.ExportTable())
 	}
 	for _, p := range s.Pods.Remote {
-		fmt.Fprintf(&b, "block %s dev %s table %d", p.Prefix, s.Link.Name, dataplane.PodTable)
+		fmt.Fprintf(&b, "block %s dev %s table %d", p.Prefix, s.Link.Name, numbers.PodTable())
 		if p.MTU > 0 {
 			fmt.Fprintf(&b, " mtu %d", p.MTU)
 		}
 		b.WriteByte('\n')
 	}
 	for _, p := range s.Pods.Refused {
-		fmt.Fprintf(&b, "slot %s table %d (unreachable)\n", p, dataplane.PodTable)
+		fmt.Fprintf(&b, "slot %s table %d (unreachable)\n", p, numbers.PodTable())
 	}
 	for _, p := range s.Pods.Pools {
-		fmt.Fprintf(&b, "pool %s table %d (unreachable)\n", p, dataplane.PodTable)
+		fmt.Fprintf(&b, "pool %s table %d (unreachable)\n", p, numbers.PodTable())
 	}
 	for _, p := range s.Pods.Elsewhere {
-		fmt.Fprintf(&b, "pool's %s table %d (throw)\n", p, dataplane.PodTable)
+		fmt.Fprintf(&b, "pool's %s table %d (throw)\n", p, numbers.PodTable())
 	}
 	for _, a := range s.Pods.Exported {
-		fmt.Fprintf(&b, "slot %s table %d\n", a, dataplane.ExportTable)
+		fmt.Fprintf(&b, "slot %s table %d\n", a, numbers.ExportTable())
 	}
 	for _, p := range s.Pods.Routes {
-		fmt.Fprintf(&b, "pod %s dev %s table %d\n", p.Addr, p.Link, dataplane.PodTable)
+		fmt.Fprintf(&b, "pod %s dev %s table %d\n", p.Addr, p.Link, numbers.PodTable())
 	}
 	for _, n := range s.Link.Narrow {
-		fmt.Fprintf(&b, "route %s dev %s mtu %d table %d\n", n.Prefix, s.Link.Name, n.MTU, dataplane.RouteTable)
+		fmt.Fprintf(&b, "route %s dev %s mtu %d table %d\n", n.Prefix, s.Link.Name, n.MTU, numbers.RouteTable)
 	}
 	fmt.Fprintf(&b, "rule %d fwmark %#x/%#x table %d\nroute default dev %s table %d\n",
-		dataplane.RulePriority, dataplane.MarkRoute, dataplane.MarkMask, dataplane.RouteTable, s.Link.Name, dataplane.RouteTable)
+		numbers.RulePriority, numbers.MarkRoute, numbers.MarkMask, numbers.RouteTable, s.Link.Name, numbers.RouteTable)
 	return b.String()
 }

@@ -239,15 +239,19 @@ func TestKeepalive(t *testing.T) {
 		own, want time.Duration
 		endpoint  projection.Endpoint
 		knock     bool
+		asked     time.Duration
 	}{
 		{name: "behind a NAT", own: 20 * time.Second, want: 20 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}},
 		{name: "public", endpoint: projection.Endpoint{Addr: there, Proven: true}},
-		{name: "over a relay", own: 20 * time.Second, endpoint: projection.Endpoint{Addr: there}},
+		{name: "over a relay", own: 20 * time.Second, endpoint: projection.Endpoint{Addr: there, Relayed: true}},
+		{name: "over a relay, asked for", own: 20 * time.Second, asked: 15 * time.Second, want: 15 * time.Second, endpoint: projection.Endpoint{Addr: there, Relayed: true}},
+		{name: "over a relay, asked for, while direct paths are probed", own: 20 * time.Second, asked: 15 * time.Second, endpoint: projection.Endpoint{Addr: there}},
 		{name: "over a relay, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there}, knock: true},
 		{name: "public, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}, knock: true},
 		{name: "no path yet", own: 20 * time.Second, want: dataplane.KeepaliveAsItIs, knock: true},
 	} {
 		in := input(s, ids)
+		in.Host.AskedKeepalive = c.asked
 		in.Host.Keepalive, in.Endpoints[peer], in.Knock = c.own, c.endpoint, map[identity.ID]bool{peer: c.knock}
 		spec, _ := projection.Project(in)
 		for _, p := range spec.WireGuard.Peers {

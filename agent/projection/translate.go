@@ -178,7 +178,8 @@ func (in *Input) networks(places []place, taken []netip.Prefix) (map[identity.ID
 			self = p
 		}
 	}
-	for _, p := range slices.Concat(podCIDRsOf(self.node), in.ownNodeAddresses()) {
+	mine := in.ownNodeAddresses()
+	for _, p := range slices.Concat(podCIDRsOf(self.node), mine) {
 		all = append(all, given{prefix: p, of: self})
 		if as, err := agreed.elsewhere(self.site, p); err == nil && as != p {
 			own = append(own, dataplane.Translation{Prefix: p, As: as})
@@ -208,7 +209,7 @@ func (in *Input) networks(places []place, taken []netip.Prefix) (map[identity.ID
 		b := out[at.id]
 		if in.Host.RouteNodeAddresses && at.id != in.Self {
 			for _, text := range in.Records[at.id].GetNodeAddresses() {
-				if err := b.request(text, at, agreed, reserved, &all); err != nil {
+				if err := b.request(text, at, agreed, reserved, mine, &all); err != nil {
 					refused = append(refused, Refusal{Peer: at.id, Reason: err.Error()})
 				}
 			}
@@ -231,8 +232,10 @@ func (b *behind) add(same *[]netip.Prefix, p, as netip.Prefix, at place, all *[]
 	}
 }
 
-// request gives a member a network that it asks for, or says why not.
-func (b *behind) request(text string, at place, agreed translations, reserved []netip.Prefix, all *[]given) error {
+// request gives a member a network that it asks for, or says why not. Where this host's own link leads there, nobody gets
+// it, but for an address alone of a member that this host, too, offers its own address on that link (own) to: the one
+// takes from the other what it sends from there.
+func (b *behind) request(text string, at place, agreed translations, reserved, own []netip.Prefix, all *[]given) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || p.Masked() != p {
 		return fmt.Errorf("node address %q is no prefix without host bits", text)
@@ -249,20 +252,24 @@ func (b *behind) request(text string, at place, agreed translations, reserved []
 			return fmt.Errorf("node address %s overlaps %s, which is the overlay's or another node's", p, t)
 		}
 	}
-	linked := false
+	var linked netip.Prefix
 	for _, g := range *all {
 		switch {
 		case as != p && !g.link && g.prefix.Overlaps(as): // links are the projection's to look at
 			return overlapError(p, at, g)
 		case !at.own && as != p, !g.prefix.Overlaps(p):
 		case g.link && at.own: // it is where this host is, too
-			linked = true
+			linked = g.prefix
 		default:
 			return overlapError(p, at, g)
 		}
 	}
-	if as != p && linked { // packets for it leave by the host's own link
+	switch {
+	case !linked.IsValid():
+	case as != p: // packets for it leave by the host's own link
 		at.own = false
+	case !p.IsSingleIP() || !slices.ContainsFunc(own, linked.Overlaps):
+		return nil // the link leads there, and what this host sends from its address there comes by the link alone
 	}
 	same := &b.addresses
 	if as != p {

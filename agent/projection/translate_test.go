@@ -123,6 +123,41 @@ func TestOverlappingSitesAreTranslated(t *testing.T) {
 	}
 }
 
+// On one link, addresses are led to their members between hosts that offer their own there, and nothing else is: not
+// the link's network itself, whoever has it behind it.
+func TestOneLink(t *testing.T) {
+	const link, mine, theirs = "192.168.1.0/24", "192.168.1.4/32", "192.168.1.5/32"
+	for _, c := range []struct {
+		name, own, asks string
+		led, refused    bool
+	}{
+		{"both offer their addresses", mine, theirs, true, false},
+		{"this host offers none", "", theirs, false, false},
+		{"this host offers one on another link", "10.0.0.4/32", theirs, false, false},
+		{"the address is on no link here", "", "192.168.8.5/32", true, false},
+		{"the link's network", "", link, false, false},
+		{"the link's network, with this host's address in it", mine, link, false, true},
+		{"a part of it", mine, "192.168.1.128/25", false, false},
+		{"what it is a part of", "", "192.168.0.0/16", false, false},
+		{"a network elsewhere", "", "192.168.0.0/24", true, false},
+	} {
+		s, ids := mesh(t, 2)
+		in := input(s, ids)
+		in.Host.RouteNodeAddresses = true
+		in.Host.Connected = []netip.Prefix{netip.MustParsePrefix(link)}
+		in.Records = map[identity.ID]*skeinv1.Record{ids[0]: {}, ids[1]: {NodeAddresses: []string{c.asks}}}
+		if c.own != "" {
+			in.Records[ids[0]].NodeAddresses = []string{c.own}
+		}
+		spec, refused := projection.Project(in)
+		peer := spec.WireGuard.Peers[dataplane.Key(s.Node(ids[1]).GetWireguardKey())]
+		led := slices.Contains(peer.AllowedIPs, netip.MustParsePrefix(c.asks))
+		if led != c.led || (len(refused) > 0) != c.refused {
+			t.Errorf("%s: led %v, refused %v", c.name, led, refused)
+		}
+	}
+}
+
 // A node of the own site that is not in that network reaches it as it is, by an overlay address; and through leaders
 // both forms are led.
 func TestTheOwnSiteKnowsBoth(t *testing.T) {

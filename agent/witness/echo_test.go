@@ -125,8 +125,8 @@ func newZombieWith(t testing.TB, by drivers) *zombie {
 	z.specs = specs
 	for _, h := range all {
 		specs[h] = &dataplane.Spec{
-			WireGuard: dataplane.WireGuard{PrivateKey: h.private, Port: dataplane.Port, Mark: dataplane.MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
-			Link: dataplane.Link{Name: dataplane.LinkName, MTU: dataplane.MTU,
+			WireGuard: dataplane.WireGuard{PrivateKey: h.private, Port: dataplane.Port, Mark: dataplane.DefaultNumbers().MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
+			Link: dataplane.Link{Name: dataplane.DefaultNumbers().Link, MTU: dataplane.MTU,
 				Addresses: []netip.Prefix{netip.PrefixFrom(h.v4(), 16), netip.PrefixFrom(h.v6(), 64)}},
 			Hops: dataplane.Hops{Self: h.v4(), Own: h.prefixes()}, ControlPort: port, Complete: true,
 		}
@@ -186,7 +186,7 @@ func (h *host) listen(all rosterOf) {
 		b        []byte
 	}
 	echoes := make(chan echo, 100)
-	n, err := control.New(control.Config{Key: h.key, Roster: all, Port: port, Link: dataplane.LinkName, Log: slog.New(slog.DiscardHandler),
+	n, err := control.New(control.Config{Key: h.key, Roster: all, Port: port, Link: dataplane.DefaultNumbers().Link, Log: slog.New(slog.DiscardHandler),
 		Tunnel: func(identity.ID) control.Tunnel { return control.Up },
 		PacketKey: func(o identity.ID) (key [32]byte, ok bool) {
 			self := h.id()
@@ -202,7 +202,7 @@ func (h *host) listen(all rosterOf) {
 		h.t.Fatal(err)
 	}
 	h.admits(func(identity.ID, identity.ID) bool { return true })
-	h.wire = &Wire{Self: h.id(), Link: dataplane.LinkName, Port: port, Overlay: all.Overlay, Owner: all.Owner, Seal: n.SealEcho,
+	h.wire = &Wire{Self: h.id(), Link: dataplane.DefaultNumbers().Link, Port: port, Overlay: all.Overlay, Owner: all.Owner, Seal: n.SealEcho,
 		Open: n.OpenEcho, Count: n.CountEcho, MTU: func(identity.ID) int { return h.mtu }}
 	m := &Mirror{Wire: h.wire, Admit: func(from, via identity.ID) bool { return (*h.admit.Load())(from, via) }}
 	h.Must("listen", func() error { return n.Bind(h.v4(), h.v6()) })

@@ -60,7 +60,11 @@ type group struct {
 }
 
 func (b *bench) groups() []group {
-	return []group{{"mesh", b.mesh}, {"guess", b.guess}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks}, {"egress", b.egress}, {"sites", b.siteGroup}, {"crowd", b.crowd}, {"memory", b.memory}, {"site-fleet", b.siteFleet}, {"throughput", b.throughput}, {"code", b.code}}
+	return []group{
+		{"mesh", b.mesh}, {"guess", b.guess}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks},
+		{"egress", b.egress}, {"egress-scale", b.egressScale}, {"live", b.live}, {"sites", b.siteGroup}, {"crowd", b.crowd},
+		{"memory", b.memory}, {"site-fleet", b.siteFleet}, {"throughput", b.throughput}, {"code", b.code},
+	}
 }
 
 // Run measures. The report is never nil; the error tells what could not be measured at all.

@@ -64,6 +64,14 @@ func jobs() []job {
 			}},
 		{name: "one changed peer among 1,000: messages", target: "constant", pkg: "./dataplane/plane", run: "TestOneChangeAmongAThousandPeers", test: true,
 			how: "counted at the netlink and UAPI sockets, in a network namespace", judge: oneChange},
+		{name: "a plan of a day ago", target: "≤ 1.00 s", pkg: "./agent/planlog", run: "BenchmarkOldest", count: "10x",
+			how: "the oldest plan of a full file: 100,000 plans of 200 peers, one a second, each with one change; what " +
+				"`skein plan --at` reads",
+			judge: func(m metrics) (string, bool) {
+				took := time.Duration(m["ns/op"])
+				return fmt.Sprintf("%s; the file has %.1f MiB, 16 at most are kept", ms(took), m["MiB"]),
+					took > 0 && took <= time.Second && m["MiB"] <= 32
+			}},
 		{name: "unchanged restart: netlink writes", target: "0", pkg: "./dataplane/plane", run: "TestRestartAdoptsAndWritesNothing", test: true,
 			how: "the data plane closed, opened and applied again with the same Spec; a whole agent's restart with kernel WireGuard is examples/kernel-restart.yaml in the kernel tier. With userspace WireGuard only nft outlives the process: link, peers, rules and routes are made again",
 			judge: func(m metrics) (string, bool) {

@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
@@ -51,16 +54,19 @@ func (b *bench) siteFleet(ctx context.Context) []Figure {
 	if err != nil {
 		return []Figure{notMeasured(name, target, err)}
 	}
-	agent, leader := got[0], got[1]
+	agent, witness, leader := got[0], got[1], got[2]
 	return []Figure{
 		{
 			Name: name + ", " + agent.driver + " WireGuard", Target: target, Got: agent.text(), Load: loadAverage(),
 			Verdict: verdict(agent.steady <= siteFleetMemory && agent.cpu <= siteFleetCPU && agent.bytes <= siteFleetRate),
-			How: fmt.Sprintf("an agent that leads nothing and is not to lead next, in a site of %d of which %d run, "+
-				"all of them real, with a server elsewhere. The other members are in the log; there are the records of those of "+
+			How: fmt.Sprintf("an agent that leads nothing, is not to lead next and is no leader's witness, in a site of %d of "+
+				"which %d run, all of them real, with a server elsewhere. The other members are in the log; there are the records of those of "+
 				"its own site, and of %d nodes of each other site, and none of these answers. RSS when it has settled; processor time and all bytes of its link, over %s",
 				siteFleetSize/siteFleetSites, siteFleetRun, siteFleetWide, b.opts.pick(siteFleetRest, siteFleetRest/3)),
 		},
+		{Name: "  the same, a witness", Got: witness.text(), Load: loadAverage(),
+			How: "likewise; one of the three that send echoes through a leader, which nobody answers here: five times as many " +
+				"as where they are answered"},
 		{Name: "  the same, a leader of that site", Got: leader.text(), Load: loadAverage(), How: "likewise"},
 	}
 }
@@ -138,7 +144,8 @@ func siteFleetSpeakers(members []fleetMember, site string) (out []fleetMember) {
 	return out
 }
 
-// measureSiteFleet tells what two agents cost at rest: one that only its own site knows of, and a leader.
+// measureSiteFleet tells what three agents cost at rest: one that only its own site knows of, a witness of a leader, and
+// a leader.
 func (b *bench) measureSiteFleet(ctx context.Context) (_ []atRest, err error) {
 	l, down, err := b.raise(ctx, siteFleetLab())
 	if err != nil {
@@ -157,33 +164,62 @@ func (b *bench) measureSiteFleet(ctx context.Context) (_ []atRest, err error) {
 	if err := b.pause(ctx, b.opts.pick(siteFleetCalm, siteFleetCalm/4)); err != nil {
 		return nil, err
 	}
-	ordinary, err := ordinaryNode(ctx, l)
+	ordinary, witness, err := simpleNodes(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	b.note("site-fleet: measuring %s", ordinary)
-	return b.measureRest(ctx, l, ordinary, siteFleetLeader)
+	b.note("site-fleet: measuring %s, and %s, a witness", ordinary, witness)
+	return b.measureRest(ctx, l, ordinary, witness, siteFleetLeader)
 }
 
-// ordinaryNode is one whose record its own site alone needs: it leads nothing and is not to lead next.
-func ordinaryNode(ctx context.Context, l *lab.Lab) (string, error) {
+// simpleNodes are two whose records their own site alone needs, since they lead nothing and are not to lead next: one
+// that watches no leader, and one that does.
+func simpleNodes(ctx context.Context, l *lab.Lab) (ordinary, witness string, err error) {
+	var running []sites.Node // of the site
+	var leaders []identity.ID
+	simple := map[string]identity.ID{}
 	for _, n := range l.Spec.Nodes {
-		if n.Site != siteFleetSite || n.Leader {
+		if n.Site != siteFleetSite {
 			continue
 		}
 		c, err := l.Client(n.Name)
 		if err != nil {
-			return "", err
+			return "", "", err
 		}
 		st, err := c.Status(ctx, &skeinv1.StatusRequest{})
 		if err != nil {
-			return "", fmt.Errorf("node %s: %w", n.Name, err)
+			return "", "", fmt.Errorf("node %s: %w", n.Name, err)
 		}
-		if st.GetGossip().GetWith() == "site" {
-			return n.Name, nil
+		id, err := identity.ParseID(st.GetNodeId())
+		if err != nil {
+			return "", "", fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		running = append(running, sites.Node{ID: id, Site: n.Site, Alive: true})
+		switch {
+		case n.Leader:
+			leaders = append(leaders, id)
+		case st.GetGossip().GetWith() == "site":
+			simple[n.Name] = id
 		}
 	}
-	return "", fmt.Errorf("everybody has the records of all nodes of site %s", siteFleetSite)
+	watches := map[identity.ID]bool{}
+	for _, leader := range leaders {
+		for _, id := range sites.Witnesses(running, leader) {
+			watches[id] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(simple)) {
+		if watches[simple[name]] {
+			witness = cmp.Or(witness, name)
+		} else {
+			ordinary = cmp.Or(ordinary, name)
+		}
+	}
+	if ordinary == "" || witness == "" {
+		return "", "", fmt.Errorf("of site %s no node is both ordinary and seen by its own site alone (%q), or no witness is (%q)",
+			siteFleetSite, ordinary, witness)
+	}
+	return ordinary, witness, nil
 }
 
 // feedSiteFleet stops all agents, gives the server the other members by its log, and starts all again. Each finds on

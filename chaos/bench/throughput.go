@@ -312,7 +312,7 @@ func configurePlain(i int, text string) error {
 // addressPlain sets the link up with the MTU of the agents' own. Its address is the loopback link's: agents fit their tunnel
 // into every link that has an address, and would make theirs smaller for this one.
 func addressPlain(i int) error {
-	ours, err := netlink.LinkByName(dataplane.LinkName)
+	ours, err := netlink.LinkByName(dataplane.DefaultNumbers().Link)
 	if err != nil {
 		return err
 	}

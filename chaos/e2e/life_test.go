@@ -71,7 +71,9 @@ func TestSecondAgent(t *testing.T) {
 	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --state-dir and --run-dir", s.upArgs()...)
 	s.fails(1, "run directory {run} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --run-dir",
 		s.upArgs("--init", "--state-dir", s.path("state2"))...)
-	s.fails(1, "the link skein0 belongs to another agent that runs on this host: stop that one, or set dataplane.link and the ports in the configuration",
+	s.fails(1, "another agent runs in this network namespace with some of the same numbers: process "+pid+", run directory \"{run}\". Both would have "+
+		"link skein0, link skeinhop0, link skeinplain0, nft table skein and 17 more. Stop that one (skein --run-dir {run} down), or give this one "+
+		"numbers of its own: dataplane.instance: 1 (docs/config.md, Numbers)",
 		s.upArgs("--init", "--state-dir", s.path("state2"), "--run-dir", s.path("run2"))...)
 	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --state-dir and --run-dir",
 		"server", "recover", "--yes")

@@ -15,8 +15,8 @@ import (
 func TestConfigFile(t *testing.T) {
 	s := newSite(t, "spare", "newcomer", nil)
 	for _, c := range []struct{ name, file, complaint string }{
-		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, plain, relay, stun, udpRelay, wireguard`},
-		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: cni, dataplane, …, stateDir, stunServers`},
+		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, plain, relay, relayOutside, stun, udpRelay, wireguard`},
+		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: advertise, cni, …, stateDir, stunServers`},
 		{"text for a number", "name: a\nports: {wireguard: many}\n", `{skein.yaml}:2: ports.wireguard: want a whole number, have "many"`},
 		{"number beyond the range", "ports: {wireguard: 70000}\n", `{skein.yaml}:1: ports.wireguard: want a whole number from 0 to 65535, have "70000"`},
 		{"text for a list", "name: a\n\nnodeAddresses: 192.168.7.0/24\n", `{skein.yaml}:3: nodeAddresses: want a list, have "192.168.7.0/24"`},
@@ -158,9 +158,9 @@ func TestUsage(t *testing.T) {
 		{[]string{"lab", "burn"}, `unknown command or argument "burn" for "skein lab"; see ` + "`skein lab --help`"},
 		{[]string{"status", "--colour"}, "unknown flag: --colour; see `skein status --help`"},
 		{[]string{"status", "-o", "xml"}, "-o xml: allowed: table, json"},
-		{[]string{"state", "--at", "yesterday"}, `invalid argument "yesterday" for "--at" flag: …; see ` + "`skein state --help`"},
-		{[]string{"diff", "1"}, "skein diff takes two indexes; see `skein diff --help`"},
-		{[]string{"diff", "a", "b"}, "a b: want two indexes, such as 10 20"},
+		{[]string{"state", "--at", "yesterday"}, `--at yesterday: want an index such as 17, a time such as 2026-01-02T15:04:05Z, "2026-01-02 15:04:05" or 15:04:05, or an age such as 5m`},
+		{[]string{"diff", "1"}, "skein diff takes two moments; see `skein diff --help`"},
+		{[]string{"diff", "a", "b"}, "\"a\" is no moment: want an index such as 17, a time such as 2026-01-02T15:04:05Z or 15:04:05, or an age such as 5m"},
 		{[]string{"node", "show"}, "skein node show takes one node's name or ID; see `skein node show --help`"},
 		{[]string{"node", "revoke", "a", "b"}, "skein node revoke takes one node's name or ID; see `skein node revoke --help`"},
 		{[]string{"token", "create", "--uses", "0"}, "--uses and --ttl must be above zero"},

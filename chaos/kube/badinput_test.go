@@ -39,7 +39,6 @@ const (
 // TestBadInput: an apiserver that answers badly, and objects that nobody should have made.
 func TestBadInput(t *testing.T) {
 	testenv.NeedRoot(t)
-	parallel(t)
 	b := &badInput{world: raise(t, "b")}
 	b.proxy = startProxy(t, b.cluster)
 	for _, host := range []string{"dc1", "home1", "cloud1"} {

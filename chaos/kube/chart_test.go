@@ -54,11 +54,9 @@ type charted struct {
 	archive string // of images
 }
 
-// TestChart: the chart on hosts that reach each other, by the commands of the document. Nothing runs beside Install, which
-// has a bound: go test lets the tests that called t.Parallel() wait until all others have ended or called it, too.
+// TestChart: the chart on hosts that reach each other, by the commands of the document.
 func TestChart(t *testing.T) {
 	testenv.NeedRoot(t)
-	takeTurn(t)
 	c := raiseCharted(t)
 	for _, one := range []struct {
 		name string
@@ -79,9 +77,6 @@ func TestChart(t *testing.T) {
 			one.run(c)
 		}) {
 			break // what follows stands on it
-		}
-		if one.name == "Install" {
-			t.Parallel()
 		}
 	}
 }
@@ -290,21 +285,11 @@ func (c charted) podOf(host string) (string, error) {
 
 func (c charted) within(d time.Duration, what string, check func() error) {
 	c.Helper()
-	began := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			c.Logf("%s: after %s", what, time.Since(began).Round(10*time.Millisecond))
-			return
-		}
-		if time.Since(began) > d {
-			c.Fatalf("%s: not within %s: %v\n%s", what, d, err, c.report())
-		}
-		select {
-		case <-c.Context().Done():
-		case <-time.After(100 * time.Millisecond):
-		}
+	took, err := poll(c.Context(), d, tryEvery, check)
+	if err != nil {
+		c.Fatalf("%s: %v\n%s", what, err, c.report())
 	}
+	c.Logf("%s: after %s", what, took.Round(10*time.Millisecond))
 }
 
 // dryRun has the apiserver check every manifest, rights and policies included.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -88,7 +87,7 @@ func Raise(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := raiseInotify(); err != nil {
+	if err := lab.RaiseInotify(); err != nil { // each program of Kubernetes' has some ten
 		return nil, err
 	}
 	c := &Cluster{Config: cfg}
@@ -118,20 +117,6 @@ func Raise(ctx context.Context, cfg Config) (*Cluster, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
-}
-
-// raiseInotify lets root have as many inotify instances as a few clusters take: each program of Kubernetes' has some ten,
-// and kernels give a user 128.
-func raiseInotify() error {
-	const file, want = "/proc/sys/fs/inotify/max_user_instances", 1024
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= want {
-		return nil
-	}
-	return os.WriteFile(file, []byte(strconv.Itoa(want)), 0)
 }
 
 func (c *Cluster) startEtcd() error {
@@ -175,6 +160,7 @@ func (c *Cluster) startControllers() error {
 		"--authorization-kubeconfig", c.file("controllers.kubeconfig"),
 		"--root-ca-file", c.file("ca.crt"), "--service-account-private-key-file", c.file("service-accounts.key"),
 		"--use-service-account-credentials", "--leader-elect=false", "--bind-address", "127.0.0.1",
+		"--horizontal-pod-autoscaler-sync-period", "2s",
 		"--cluster-signing-cert-file", c.file("ca.crt"), "--cluster-signing-key-file", c.file("ca.key"))...)
 }
 

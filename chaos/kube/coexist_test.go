@@ -41,7 +41,6 @@ nodes:
 // TestCoexist: CNI's reference plugins bridge and host-local give pods their addresses, kube-proxy works with iptables,
 // and skein carries what goes between hosts.
 func TestCoexist(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "x", Lab: coexistLab, OtherCNI: true, Proxy: "iptables", Pods: "10.244.0.0/16,fd00:244::/48"})
 	for _, one := range []struct {
@@ -90,21 +89,11 @@ func (f fleet) walk(heading string, more map[string]Host) {
 // await waits until check is content, and returns how long that took.
 func (f fleet) await(d time.Duration, what string, check func() error) time.Duration {
 	f.Helper()
-	began := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			return time.Since(began)
-		}
-		if time.Since(began) > d {
-			f.Fatalf("%s: not within %s: %v", what, d, err)
-		}
-		select {
-		case <-f.Context().Done():
-			f.Fatal(f.Context().Err())
-		case <-time.After(100 * time.Millisecond):
-		}
+	took, err := poll(f.Context(), d, tryEvery, check)
+	if err != nil {
+		f.Fatalf("%s: %v", what, err)
 	}
+	return took
 }
 
 // skeinOn runs a command of skein's on a node, and returns what it prints.

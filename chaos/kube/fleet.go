@@ -284,19 +284,14 @@ func (f *Fleet) GiveKubeconfig(ctx context.Context, w *Worker) error {
 
 // WaitNode waits until kubelet has registered a Node.
 func (c *Cluster) WaitNode(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, upWithin)
-	defer cancel()
-	for {
+	_, err := poll(ctx, upWithin, tryEvery, func() error {
 		_, err := c.Kubectl(ctx, nil, "get", "node", name)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("there is no Node %s after %s: %w", name, upWithin, err)
-		case <-time.After(200 * time.Millisecond):
-		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("Node %s: %w", name, err)
 	}
+	return nil
 }
 
 // SaveArtifacts keeps logs and states, and returns where.

@@ -20,7 +20,6 @@ type fleet struct {
 
 // TestFleet: kubelets, containerd, kube-proxy and CoreDNS on nodes behind NATs.
 func TestFleet(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{})
 	for _, one := range []struct {
@@ -41,6 +40,7 @@ func TestFleet(t *testing.T) {
 		{"PoolsOfPods", fleet.poolsOfPods},
 		{"EgressesOfPods", fleet.egressesOfPods},
 		{"EgressThatIsNot", fleet.egressThatIsNot},
+		{"EgressByLoad", fleet.egressByLoad},
 		{"Mixed", fleet.mixed},
 		{"EightyPods", fleet.eightyPods},
 		{"TablesSideBySide", fleet.tablesSideBySide},

@@ -16,7 +16,6 @@ var readyLab = strings.ReplaceAll(fleetLab, "config: {kubernetes:",
 
 // TestReady: real kubelets and containerd, which get their network when the agents say so.
 func TestReady(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "r", Lab: readyLab, OwnCNI: true})
 	for _, one := range []struct {

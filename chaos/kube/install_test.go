@@ -24,7 +24,6 @@ import (
 // k3s are not to be had here: in their place the test starts the programs that they start, as the files say that the
 // document has the reader write.
 func TestInstall(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	for _, one := range []layout{
 		{name: "Kubeadm", heading: "With kubeadm", binDir: binDir, confDir: confDir, kubeconfig: "/etc/kubernetes/admin.conf",
@@ -236,17 +235,8 @@ func (in *installed) answers(ctx context.Context, host string) error {
 }
 
 func (in *installed) within(ctx context.Context, d time.Duration, f func() error) error {
-	deadline := time.Now().Add(d)
-	for {
-		err := f()
-		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+	_, err := poll(ctx, d, tryEvery, f)
+	return err
 }
 
 // overlay are a host's overlay addresses, IPv4 first.

@@ -59,9 +59,9 @@ type world struct {
 	nodeOf  map[string]string // host → Node
 }
 
-// TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh.
+// TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh. An agent whose host has no time
+// collects garbage less often (cmd/skein/collect.go), and its memory with many Nodes has a bound.
 func TestKubernetes(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	w := raise(t, "k")
 	for _, one := range []struct {
@@ -212,20 +212,11 @@ func (w world) kubectl(stdin []byte, args ...string) string {
 // within waits until check holds, and tells how long that took.
 func (w world) within(d time.Duration, what string, check func() error) time.Duration {
 	w.Helper()
-	began := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			return time.Since(began)
-		}
-		if time.Since(began) > d || w.Context().Err() != nil {
-			w.Fatalf("%s: not within %s: %v", what, d, err)
-		}
-		select {
-		case <-w.Context().Done():
-		case <-time.After(20 * time.Millisecond):
-		}
+	took, err := poll(w.Context(), d, 20*time.Millisecond, check)
+	if err != nil {
+		w.Fatalf("%s: %v", what, err)
 	}
+	return took
 }
 
 // seen is a node's record as another host has it.

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -93,12 +92,13 @@ func (l *load) answers(ctx context.Context, more int, within time.Duration) erro
 		return l.answered
 	}
 	want := count() + more
-	return eventually(ctx, within, func() error {
+	_, err := poll(ctx, within, tryEvery, func() error {
 		if n := count(); n < want {
 			return fmt.Errorf("%s: %d requests were answered, want %d", l.name, n, want)
 		}
 		return nil
 	})
+	return err
 }
 
 func (l *load) end() {
@@ -143,22 +143,4 @@ func call(ctx context.Context, netns, method, url, body string) (string, error) 
 		err = fmt.Errorf("%s: %s", resp.Status, b)
 	}
 	return string(b), err
-}
-
-// eventually tries until check holds.
-func eventually(ctx context.Context, within time.Duration, check func() error) error {
-	began := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		if time.Since(began) > within || ctx.Err() != nil {
-			return errors.Join(fmt.Errorf("not within %s: %w", within, err), ctx.Err())
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }

@@ -3,13 +3,13 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 )
 
 // useReferencePlugins gives a node CNI's reference plugins bridge and host-local as its CNI, with the pod CIDR that the
@@ -43,19 +43,18 @@ func (f *Fleet) useReferencePlugins(ctx context.Context, w *Worker) error {
 
 // podCIDRs waits for the networks that the controller manager gives a Node.
 func (c *Cluster) podCIDRs(ctx context.Context, node string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, upWithin)
-	defer cancel()
-	for {
+	var cidrs []string
+	_, err := poll(ctx, upWithin, tryEvery, func() error {
 		out, err := c.Kubectl(ctx, nil, "get", "node", node, "-o", "jsonpath={.spec.podCIDRs[*]}")
-		if cidrs := strings.Fields(out); err == nil && len(cidrs) > 0 {
-			return cidrs, nil
+		if cidrs = strings.Fields(out); err == nil && len(cidrs) == 0 {
+			err = errors.New("it has none")
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("Node %s has no pod CIDR after %s: %w", node, upWithin, err)
-		case <-time.After(200 * time.Millisecond):
-		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("Node %s's pod CIDRs: %w", node, err)
 	}
+	return cidrs, nil
 }
 
 // Commands runs a script as an administrator would on a node: skein is the node's own, and kubectl the cluster's.

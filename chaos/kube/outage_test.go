@@ -50,7 +50,6 @@ type outage struct {
 // pods, agents, paths and a gateway fail and come back; after the return everything that is shown is true.
 func TestOutage(t *testing.T) {
 	testenv.NeedRoot(t)
-	parallel(t)
 	last := time.Minute
 	if text := os.Getenv("SKEIN_OUTAGE"); text != "" {
 		var err error
@@ -145,20 +144,11 @@ func server(node, ns, name string, annotations map[string]string) map[string]any
 // until waits until check holds, and tells how long that took.
 func (o *outage) until(d time.Duration, what string, check func() error) time.Duration {
 	o.Helper()
-	began := time.Now()
-	for {
-		err := check()
-		if err == nil {
-			return time.Since(began)
-		}
-		if time.Since(began) > d || o.Context().Err() != nil {
-			o.Fatalf("%s: not within %s: %v", what, d, err)
-		}
-		select {
-		case <-o.Context().Done():
-		case <-time.After(100 * time.Millisecond):
-		}
+	took, err := poll(o.Context(), d, tryEvery, check)
+	if err != nil {
+		o.Fatalf("%s: %v", what, err)
 	}
+	return took
 }
 
 // problems is what a node's agent has to complain about.

@@ -106,6 +106,7 @@ func (f fleet) eightyPods() {
 	p := pod("crowd", "cloud1", "pause")
 	with(p, "metadata", object{"labels": object{"app": "crowd"}})
 	with(p, "spec.containers.image", pauseImage)
+	with(p, "spec.terminationGracePeriodSeconds", 1) // without one a Pod is gone before kubelet has begun to end it
 	delete(p["spec"].(object)["containers"].([]object)[0], "args")
 	delete(p, "apiVersion")
 	delete(p, "kind")
@@ -132,5 +133,5 @@ func (f fleet) eightyPods() {
 		_, err := f.Cluster.Kubectl(f.Context(), nil, "wait", "--for=delete", "--timeout=30s", "pod", "-l", "app=crowd")
 		return err
 	})
-	f.addressesAgree(30 * time.Second)
+	f.addressesAgree(15 * time.Second)
 }

@@ -53,7 +53,6 @@ type quorum struct {
 // is cut, and then with two members left; an apiserver works on it.
 func TestEtcdInThreeNATs(t *testing.T) {
 	testenv.NeedRoot(t)
-	parallel(t)
 	q := raiseQuorum(t)
 	if err := q.paths("direct", 60*time.Second); err != nil {
 		t.Fatal(err)
@@ -84,7 +83,7 @@ func TestEtcdInThreeNATs(t *testing.T) {
 		t.Fatalf("%v\n%s", err, q.logs())
 	}
 	for _, m := range quorumMembers { // each of them reaches the quorum
-		if err := eventually(t.Context(), 10*time.Second, func() error { return q.put(t.Context(), m) }); err != nil {
+		if _, err := poll(t.Context(), 10*time.Second, tryEvery, func() error { return q.put(t.Context(), m) }); err != nil {
 			t.Errorf("a write at %s with all direct paths cut: %v\n%s", m, err, q.logs())
 		}
 	}
@@ -120,20 +119,21 @@ func (q *quorum) loseOne(c *Cluster) {
 	}
 	q.judge(writes, "one member killed")
 	q.start(victim)
-	if err := eventually(q.Context(), 20*time.Second, func() error { return q.put(q.Context(), victim) }); err != nil {
+	if _, err := poll(q.Context(), 20*time.Second, tryEvery, func() error { return q.put(q.Context(), victim) }); err != nil {
 		q.Errorf("%s, which was killed, does not come back: %v\n%s", victim, err, q.logs())
 	}
 }
 
 // create makes a ConfigMap by the apiserver, which may have made it though it did not say so.
 func (q *quorum) create(c *Cluster, name string) error {
-	return eventually(q.Context(), 20*time.Second, func() error {
+	_, err := poll(q.Context(), 20*time.Second, tryEvery, func() error {
 		out, err := c.Kubectl(q.Context(), nil, "create", "configmap", name, "--from-literal=a=b")
 		if err != nil && strings.Contains(out+err.Error(), "AlreadyExists") {
 			return nil
 		}
 		return err
 	})
+	return err
 }
 
 // writes begins to write at e1, and waits until that goes well.

@@ -30,6 +30,10 @@ nodes:
 // coilBlocks are the blocks that the stand-in of Coil has given.
 var coilBlocks = map[string]string{"cp1": "10.100.0.0/27", "home1": "10.100.0.32/27", "cloud1": "10.100.0.64/27"}
 
+// coilReserved is the block that Coil has reserved, as its converter from the first version does. Pods named old-… of
+// home1 have their addresses in it.
+const coilReserved = "10.100.0.96/27"
+
 // coilPlugin leaves in the kernel what Coil v2 does: a pair of links, one address, the gateway 169.254.1.1 at the host's
 // end, the alias, a route in table 116 with protocol 30, and the rule 2000. BLOCK is the start of the node's block.
 const coilPlugin = `#!/bin/sh
@@ -41,7 +45,10 @@ CHECK) exit ;;
 esac
 n=$(cat /run/coil-next 2>/dev/null || echo 0)
 echo $((n + 1)) >/run/coil-next
-address=PREFIX.$((FIRST + n))
+case ${CNI_ARGS:-} in
+*K8S_POD_NAME=old-*) address=PREFIX.$((FIRST + 64 + n)) ;; # on home1: in the block that Coil has reserved
+*) address=PREFIX.$((FIRST + n)) ;;
+esac
 short=$(echo "$CNI_CONTAINERID" | cut -c1-8)
 ns=$(basename "$CNI_NETNS") # containerd has them where iproute2 looks
 ip link add "veth$short" type veth peer name "$CNI_IFNAME" netns "$ns"
@@ -114,13 +121,19 @@ index: %d
 ipv4: %s
 `, i, node, i, coilBlocks[node])
 	}
+	fmt.Fprintf(&out, `---
+apiVersion: coil.cybozu.com/v2
+kind: AddressBlock
+metadata: {name: default-3, labels: {coil.cybozu.com/pool: default, coil.cybozu.com/reserved: "true"}}
+index: 3
+ipv4: %s
+`, coilReserved)
 	return out.String()
 }
 
 // TestTakeOver: pods that run under Coil go on under skein without a restart. Coil's own programs are not to be had here:
 // a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
 func TestTakeOver(t *testing.T) {
-	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})
 	f.kubectl([]byte(coilObjects()), "apply", "-f", "-")
@@ -130,6 +143,8 @@ func TestTakeOver(t *testing.T) {
 	f.kubectl([]byte(coilPrograms), "apply", "-f", "-")
 	f.runPod("web-home", "home1")
 	f.runPod("web-cloud", "cloud1")
+	f.kubectl([]byte(fmt.Sprintf(oldDeployment, ToolsImage)), "apply", "-f", "-")
+	f.kubectl(nil, "rollout", "status", "deployment/old", "--timeout=60s")
 	before := map[string]string{"web-home": f.container("web-home"), "web-cloud": f.container("web-cloud")}
 	home, cloud := f.podAddresses("web-home")[0], f.podAddresses("web-cloud")[0]
 	if !netip.MustParsePrefix(coilBlocks["home1"]).Contains(home) {
@@ -177,6 +192,7 @@ func TestTakeOver(t *testing.T) {
 		_, err := f.fromPod("web-new", cloud, 8080, "hostname")
 		return err
 	})
+	f.replaceOld()
 	f.kubectl(nil, "delete", "pod", "web-home", "--wait=true")
 	f.await(90*time.Second, "the ended pod's address is let go of", func() error {
 		if list := f.skeinOn("home1", "ip", "list"); strings.Contains(list, home.String()+" ") {
@@ -187,6 +203,57 @@ func TestTakeOver(t *testing.T) {
 	f.kubectl(nil, "delete", "crd", "addresspools.coil.cybozu.com", "addressblocks.coil.cybozu.com", "egresses.coil.cybozu.com")
 	if _, err := f.fromPod("web-new", cloud, 8080, "hostname"); err != nil {
 		t.Errorf("after Coil's definitions are gone: %v", err)
+	}
+}
+
+// oldDeployment has a pod with an address of the block that Coil has reserved.
+const oldDeployment = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: old}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: old}}
+  template:
+    metadata: {labels: {app: old}}
+    spec:
+      nodeName: home1
+      tolerations: [{operator: Exists}]
+      automountServiceAccountToken: false
+      terminationGracePeriodSeconds: 0
+      containers:
+        - {name: web, image: %s, imagePullPolicy: Never, args: [netexec, --http-port=8080, --udp-port=-1]}
+`
+
+// replaceOld: the pod in the block that Coil had reserved is replaced by one that skein starts, and the block released.
+func (f fleet) replaceOld() {
+	f.Helper()
+	address := func() netip.Addr {
+		f.Helper()
+		a, err := netip.ParseAddr(f.kubectl(nil, "get", "pod", "-l", "app=old", "-o", "jsonpath={.items[*].status.podIP}"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		return a
+	}
+	reserved := netip.MustParsePrefix(coilReserved)
+	if a := address(); !reserved.Contains(a) {
+		f.Fatalf("the stand-in of Coil gave %s", a)
+	}
+	file := filepath.Join(f.Config.Dir, "admin.kubeconfig")
+	if err := f.Cluster.KubeconfigFor(file, "administrator", "system:masters"); err != nil {
+		f.Fatal(err)
+	}
+	replace := []string{"import", "coil", "--replace", "--kubeconfig", file}
+	f.Log(f.skeinOn("cp1", replace...))
+	if a := address(); reserved.Contains(a) {
+		f.Errorf("the next pod has %s, of the reserved block", a)
+	}
+	if list := f.skeinOn("cp1", "block", "list", "--reserved"); strings.Contains(list, coilReserved) {
+		f.Errorf("the block is reserved still:\n%s", list)
+	}
+	if again := f.skeinOn("cp1", replace...); !strings.Contains(again, "nothing to replace") {
+		f.Errorf("a second time:\n%s", again)
 	}
 }
 

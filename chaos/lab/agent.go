@@ -62,7 +62,7 @@ type agentRecord struct {
 }
 
 func newAgent(l *Lab, n Node) *agent {
-	a := &agent{node: n, ns: fabric.HostNS(l.Spec.Name, n.Name), dir: filepath.Join(l.Dir, "nodes", n.Name)}
+	a := &agent{node: n, ns: fabric.HostNS(l.Spec.Name, n.host()), dir: filepath.Join(l.Dir, "nodes", n.Name)}
 	a.rec.Condition = Never
 	a.client = skeinv1connect.NewAgentServiceClient(unixClient(a.socket()), "http://skein")
 	return a

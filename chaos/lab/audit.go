@@ -14,11 +14,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-const (
-	podTable    = dataplane.PodTable
-	exportTable = dataplane.ExportTable
-	tunnel      = dataplane.LinkName // of every host in a lab
+// Of every host in a lab whose addresses are audited.
+var (
+	podTable    = dataplane.DefaultNumbers().PodTable()
+	exportTable = dataplane.DefaultNumbers().ExportTable()
+	tunnel      = dataplane.DefaultNumbers().Link
+)
 
+const (
 	restingState = "resting" // Holder.state of an address that was given back
 	mostFindings = 12        // that an error lists
 )

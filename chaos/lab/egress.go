@@ -80,6 +80,7 @@ func (r *reader) egress(name string, v value) {
 		field{"pool", func(v value) { e.Pool = r.name(v, v.text("the name of a pool")) }},
 		field{"lease", func(v value) { e.LeaseMillis = uint32(min(v.duration(), time.Hour) / time.Millisecond) }},
 		field{"probes", func(v value) { e.Probes = v.texts("icmp:ADDRESS or tcp:ADDRESS:PORT") }},
+		field{"spread", func(v value) { e.Spread = v.text("client or flow") }},
 		field{"fouSourcePortAuto", func(v value) { e.FouSourcePortAuto = v.boolean() }},
 	)
 	if len(e.Destinations) == 0 && len(r.d.errs) == before {

@@ -75,14 +75,14 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "egresses: {a/nat: {}}\n", `f.yaml:9: egresses.a/nat: the key "destinations" is missing: where does it lead?`},
 		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: \"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
 			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is no address`},
-		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1), `f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels and config`},
+		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1), `f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh`},
 		{hosted + "steps:\n  - {kill: target}\n", `f.yaml:10: steps[1].kill: target is a host without an agent (role: host)`},
 		{hosted + "steps:\n  - {expect: {from: a, to: target, path: direct}}\n", `f.yaml:10: steps[1].expect: there is no path to or from a host without an agent: leave path out`},
 		{hosted + "steps:\n  - {pods: {node: target, start: [p]}}\n", `f.yaml:10: steps[1].pods.node: target is a host without an agent (role: host)`},
 		{hosted + "steps:\n  - {serve: {port: 80}}\n", `f.yaml:10: steps[1].serve: the key "node" is missing: where should the server be?`},
 		{hosted + "steps:\n  - {fetch: {from: a}}\n", `f.yaml:10: steps[1].fetch: needs both from and to: nodes, or pods as NODE/POD`},
 		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: c}}\n", `f.yaml:10: steps[1].fetch.source: "c" is neither an address nor a node; nodes: a, b, target`},
-		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: b, fails: true}}\n", `f.yaml:10: steps[1].fetch: fails: true gets no answer: leave source out`},
+		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: b, fails: true}}\n", `f.yaml:10: steps[1].fetch: fails: true gets no answer: leave source and sources out`},
 		{hosted + "steps:\n  - {flow: {from: a, to: target, lost: 0}}\n", `f.yaml:10: steps[1].flow: either starts flows, with from and to, or ends them and says how many numbers may be lost: {lost: 0}, or for how long none may come back: {longest: 1s}`},
 		{hosted + "steps:\n  - {pods: {node: a, start: [p], egress: nat}}\n", `f.yaml:10: steps[1].pods.egress: "nat" names no egress; allowed: namespace/name`},
 	} {
@@ -270,5 +270,29 @@ func TestDownUnbindsGateways(t *testing.T) {
 	}
 	if _, err := os.Stat(l.Dir); err == nil {
 		t.Error("the lab's directory is left")
+	}
+}
+
+func TestFewSources(t *testing.T) {
+	addrs := func(all ...string) (out []netip.Addr) {
+		for _, a := range all {
+			out = append(out, netip.MustParseAddr(a))
+		}
+		return out
+	}
+	for _, c := range []struct {
+		seen  []netip.Addr
+		least int
+		says  string
+	}{
+		{addrs("192.0.2.1", "192.0.2.1"), 0, ""},
+		{addrs("192.0.2.1", "192.0.2.2", "192.0.2.1"), 2, ""},
+		{addrs("192.0.2.1", "192.0.2.1", "2001:db8::1", "2001:db8::2"), 2, "all come from 192.0.2.1; at least 2 addresses"},
+		{addrs("192.0.2.1", "192.0.2.2", "2001:db8::1"), 2, "all come from 2001:db8::1"},
+	} {
+		err := fewSources(c.seen, c.least)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, %d: %v, want %q", c.seen, c.least, err, c.says)
+		}
 	}
 }

@@ -91,6 +91,11 @@ func raise(ctx context.Context, spec *Spec, opts Options) (*Lab, error) {
 			return nil, fmt.Errorf("find the skein program: %w", err)
 		}
 	}
+	if len(spec.Nodes) >= manyNodes {
+		if err := RaiseInotify(); err != nil {
+			return nil, err
+		}
+	}
 	l := newLab(spec, plan, opts)
 	if err := l.free(); err != nil {
 		return nil, err
@@ -247,9 +252,22 @@ func (l *Lab) progress(format string, args ...any) {
 	}
 }
 
-// join creates the cluster on the initialiser and lets all others join at once.
+// join makes one mesh after the other.
 func (l *Lab) join(ctx context.Context) error {
-	first, err := l.agent(l.Spec.Initialiser().Name)
+	for _, mesh := range l.Spec.meshes() {
+		if err := l.joinMesh(ctx, mesh); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joinMesh creates a cluster on its initialiser and lets all others of the mesh join at once.
+func (l *Lab) joinMesh(ctx context.Context, mesh string) error {
+	if l.Spec.initialiser(mesh).Late { // somebody makes this mesh in a step, or nobody
+		return nil
+	}
+	first, err := l.agent(l.Spec.initialiser(mesh).Name)
 	if err != nil {
 		return err
 	}
@@ -261,12 +279,14 @@ func (l *Lab) join(ctx context.Context) error {
 		return err
 	}
 	l.progress("cluster created by %s in %s", first.node.Name, round(time.Since(start)))
-	if err := l.makeSettings(ctx, first); err != nil {
-		return err
+	if mesh == "" {
+		if err := l.makeSettings(ctx, first); err != nil {
+			return err
+		}
 	}
 	var others, now []*agent
 	for _, a := range l.agents {
-		if a == first {
+		if a == first || a.node.Mesh != mesh {
 			continue
 		}
 		others = append(others, a)
@@ -283,8 +303,10 @@ func (l *Lab) join(ctx context.Context) error {
 		}
 		l.progress("%d nodes joined in %s", len(now), round(time.Since(start)))
 	}
-	err = l.makePools(ctx, first)
-	if err == nil {
+	if mesh == "" {
+		err = l.makePools(ctx, first)
+	}
+	if err == nil && mesh == "" {
 		err = l.makeEgresses(ctx, first)
 	}
 	return errors.Join(err, l.save())
@@ -372,7 +394,13 @@ func (l *Lab) makeTokens(ctx context.Context, first *agent, others []*agent) err
 }
 
 // tokenFile holds the token by which nodes with this one's role join.
-func (l *Lab) tokenFile(n Node) string { return filepath.Join(l.Dir, "token-"+string(n.role())) }
+func (l *Lab) tokenFile(n Node) string {
+	name := "token-" + string(n.role())
+	if n.Mesh != "" {
+		name += "-" + n.Mesh
+	}
+	return filepath.Join(l.Dir, name)
+}
 
 // launch starts an agent and notes its process on disk at once, for a later `skein lab down`.
 func (l *Lab) launch(a *agent, extra ...string) error {
@@ -486,7 +514,7 @@ func (l *Lab) Node(name string) (Info, error) {
 		return Info{}, err
 	}
 	rec := a.record()
-	host, _ := l.Network().Host(name)
+	host, _ := l.Network().Host(a.node.host())
 	info := Info{Name: name, Site: host.Site, Host: host, Namespace: a.ns, Dir: a.dir, Log: a.logFile(),
 		Condition: rec.Condition, PID: rec.Process.PID, Alive: rec.Process.alive(), Joined: rec.Joined}
 	if rec.IPv4.IsValid() {

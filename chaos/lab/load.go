@@ -288,14 +288,36 @@ func (r *reader) node(name string, v value) {
 		field{"init", func(v value) { n.Init = v.boolean() }},
 		field{"labels", func(v value) { n.Labels = v.words("labels") }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
+		field{"beside", func(v value) { n.Beside = r.beside(v) }},
+		field{"mesh", func(v value) { n.Mesh = r.name(v, v.text("a name")) }},
 	)
-	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Late || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
-		v.fail("role: host has no agent: leave out server, admin, leader, late, relay, init, labels and config")
+	if n.Beside != "" {
+		host, _ := r.s.Node(n.Beside)
+		if n.Site != "" && n.Site != host.Site {
+			v.fail("is at %s and beside %s, which is at %s: leave site out", n.Site, n.Beside, host.Site)
+		}
+		if n.Role == RoleHost {
+			v.fail("role: host has no agent, and so cannot be beside one: leave beside out")
+		}
+		n.Site = host.Site
+	}
+	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Late || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil || n.Mesh != "") {
+		v.fail("role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh")
 	}
 	if n.Site == "" && len(r.d.errs) == before {
 		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))
 	}
 	r.s.Nodes = append(r.s.Nodes, n)
+}
+
+// beside reads the name of a node above that has a network namespace of its own.
+func (r *reader) beside(v value) string {
+	s := v.text("the name of a node above")
+	if n, ok := r.s.Node(s); s != "" && (!ok || n.Beside != "") {
+		v.fail("%q is no node above that has a network namespace of its own; allowed: %s", s, strings.Join(r.s.placeNames(), ", "))
+		return ""
+	}
+	return s
 }
 
 func (r *reader) siteNames() []string {
@@ -306,7 +328,7 @@ func (r *reader) siteNames() []string {
 	return names
 }
 
-// checkNodes looks at the nodes together, and settles who creates the cluster.
+// checkNodes looks at the nodes together, and settles who creates the cluster of each mesh.
 func (r *reader) checkNodes(root value) {
 	if len(r.s.Nodes) > fabric.MaxHosts {
 		root.fail("%d nodes; allowed: up to %d", len(r.s.Nodes), fabric.MaxHosts)
@@ -314,9 +336,18 @@ func (r *reader) checkNodes(root value) {
 	if len(r.s.Sites) > fabric.MaxSites {
 		root.fail("%d sites; allowed: up to %d", len(r.s.Sites), fabric.MaxSites)
 	}
+	for _, mesh := range r.s.meshes() {
+		r.checkMesh(root, mesh)
+	}
+}
+
+func (r *reader) checkMesh(root value, mesh string) {
 	var asked []string
 	server := -1
 	for i, n := range r.s.Nodes {
+		if n.Mesh != mesh {
+			continue
+		}
 		if n.Init {
 			asked = append(asked, n.Name)
 			if !n.Server {
@@ -328,6 +359,9 @@ func (r *reader) checkNodes(root value) {
 		}
 	}
 	switch {
+	case server < 0 && mesh != "":
+		root.fail("no node of mesh %s is a server: add server: true to one of them", mesh)
+		return
 	case server < 0:
 		root.fail("no node is a server: add server: true to at least one of %s", strings.Join(r.s.NodeNames(), ", "))
 		return
@@ -337,7 +371,10 @@ func (r *reader) checkNodes(root value) {
 	case len(asked) == 0:
 		r.s.Nodes[server].Init = true
 	}
-	first := r.s.Initialiser()
+	first := r.s.initialiser(mesh)
+	if first.Late && mesh != "" {
+		return // none of it starts with the lab, or somebody makes it in a step
+	}
 	if first.Late {
 		r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster and so cannot be late: leave late out, or give another server init: true")
 	}
@@ -353,7 +390,7 @@ func (r *reader) checkReachable(first Node) {
 	at := r.s.Sites[i]
 	for _, n := range r.s.Nodes {
 		i := slices.IndexFunc(r.s.Sites, func(s fabric.SiteSpec) bool { return s.Name == n.Site })
-		if i < 0 || n.Site == first.Site || n.Role == RoleHost {
+		if i < 0 || n.Site == first.Site || n.Role == RoleHost || n.Mesh != first.Mesh {
 			continue
 		}
 		from, common := r.s.Sites[i], ""

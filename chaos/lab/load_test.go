@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,12 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"duplicate node", base + "  b: {site: dc}\n", `f.yaml:8: no valid YAML: mapping key "b" already defined at [7:3]`},
 		{"bad name", strings.Replace(base, "name: x", "name: X_y", 1), `f.yaml:1: name: "X_y" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
 		{"broken YAML", "name: [x\n", `f.yaml:1: no valid YAML: sequence end token ']' not found`},
+		{"beside nobody", base + "  c: {beside: d, config: {dataplane: {instance: 1}}}\n", `f.yaml:8: nodes.c.beside: "d" is no node above that has a network namespace of its own; allowed: a, b`},
+		{"beside one that is beside", base + "  c: {beside: a}\n  d: {beside: c}\n", `f.yaml:9: nodes.d.beside: "c" is no node above that has a network namespace of its own; allowed: a, b`},
+		{"beside, and elsewhere", base + "  c: {beside: a, site: home}\n", `f.yaml:8: nodes.c: is at home and beside a, which is at dc: leave site out`},
+		{"beside, without an agent", base + "  c: {beside: a, role: host}\n", `f.yaml:8: nodes.c: role: host has no agent, and so cannot be beside one: leave beside out`},
+		{"a mesh without a server", base + "  c: {beside: a, mesh: second}\n", `f.yaml:1: no node of mesh second is a server: add server: true to one of them`},
+		{"a fault where there is no network", base + "  c: {beside: b}\nsteps: [{partition: [[a], [c]]}]\n", `f.yaml:9: steps[1]: c has no network of its own: name b, which it is beside`},
 		{"empty", "", `f.yaml: is empty; a lab has name, sites, nodes and steps (docs/lab.md)`},
 		{"a pool without subnets", base + "pools: {web: {blockSizeBits: 3}}\n", `f.yaml:8: pools.web: the key "subnets" is missing: a pool has at least one`},
 		{"a pool's unknown key", base + "pools: {web: {subnets: [10.1.0.0/24], blocksize: 3}}\n", `f.yaml:8: pools.web: unknown key "blocksize"; allowed: subnets, blockSizeBits, cooldown, sticky, maxBlocksPerNode, namespaces, allowed, quotas`},
@@ -319,4 +326,25 @@ func FuzzParse(f *testing.F) {
 			t.Error("accepted without an initialiser")
 		}
 	})
+}
+
+// Nodes beside others are in their namespaces, and each mesh has its own creator.
+func TestNodesBesideOthers(t *testing.T) {
+	s, err := Parse("f.yaml", []byte(base+"  a2: {beside: a, mesh: second, server: true}\n  b2: {beside: b, mesh: second}\nsteps: [{partition: [[a]]}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := s.Plan()
+	if err != nil || len(plan.Hosts) != 2 {
+		t.Fatalf("%d hosts, %v; want those of a and b alone", len(plan.Hosts), err)
+	}
+	if got := s.Initialiser().Name + " " + s.initialiser("second").Name; got != "a a2" {
+		t.Errorf("the meshes' creators are %s", got)
+	}
+	if n, _ := s.Node("b2"); n.Site != "home" || n.host() != "b" {
+		t.Errorf("b2 is at %s in the namespace of %s", n.Site, n.host())
+	}
+	if want := (Partition{[][]string{{"a"}, {"b"}}}); !reflect.DeepEqual(s.Steps[0].Action, want) {
+		t.Errorf("a is cut off from %v, want %v", s.Steps[0].Action, want)
+	}
 }

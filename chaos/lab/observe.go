@@ -78,7 +78,7 @@ func eventuallyWith(ctx context.Context, within, hold, rest time.Duration, check
 // finalError is one that time does not mend.
 type finalError struct{ error }
 
-// WaitConverged waits until the agents of the nodes (none named: all) that should be running have
+// WaitConverged waits until the agents of the nodes (none named: all) that should be running have, mesh by mesh,
 // applied the same index with the same state hash and hold the same records, and those of them that are servers vote.
 func (l *Lab) WaitConverged(ctx context.Context, within time.Duration, nodes ...string) error {
 	if len(nodes) == 0 {
@@ -95,7 +95,18 @@ func (l *Lab) WaitConverged(ctx context.Context, within time.Duration, nodes ...
 				up = append(up, a)
 			}
 		}
-		return converged(ctx, up)
+		for _, mesh := range l.Spec.meshes() {
+			var of []*agent
+			for _, a := range up {
+				if a.node.Mesh == mesh {
+					of = append(of, a)
+				}
+			}
+			if err := converged(ctx, of); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -135,24 +135,41 @@ const (
 func (l *Lab) Fetch(ctx context.Context, within time.Duration, f Fetch) error {
 	return eventually(ctx, within, 0, func(ctx context.Context) error {
 		var errs []error
+		var all []netip.Addr
 		for _, from := range f.From {
 			for _, to := range f.To {
-				if err := l.fetch(ctx, f, from, to); err != nil {
+				seen, err := l.fetch(ctx, f, from, to)
+				if err != nil {
 					errs = append(errs, pairError{from, to, err})
 				}
+				all = append(all, seen...)
 			}
 		}
-		return errors.Join(errs...)
+		return errors.Join(append(errs, fewSources(all, f.Sources))...)
 	})
 }
 
-func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) error {
+// fewSources complains when clients were seen under fewer different addresses of a family than they are to be.
+func fewSources(seen []netip.Addr, least int) error {
+	var errs []error
+	for _, ipv6 := range []bool{false, true} {
+		some := slices.DeleteFunc(slices.Clone(seen), func(a netip.Addr) bool { return a.Is6() != ipv6 })
+		slices.SortFunc(some, netip.Addr.Compare)
+		if some = slices.Compact(some); len(some) > 0 && len(some) < least {
+			errs = append(errs, fmt.Errorf("all come from %s; at least %d addresses are expected", list(some), least))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fetch returns as whom the client was seen.
+func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) (all []netip.Addr, err error) {
 	targets, err := l.addresses(to, f.Family)
 	if err == nil && f.Family == "" {
 		targets, err = l.common(from, targets)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var told []string
 	for _, target := range targets {
@@ -160,25 +177,25 @@ func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) error {
 		seen, err := l.try(ctx, f, from, at)
 		switch {
 		case f.Fails && err == nil:
-			return fmt.Errorf("%s was to get no answer from %s, and got one as %s", from, at, seen.Address)
+			return all, fmt.Errorf("%s was to get no answer from %s, and got one as %s", from, at, seen.Address)
 		case f.Fails:
 			continue
 		case err != nil:
-			return fmt.Errorf("from %s: %w", from, err)
+			return all, fmt.Errorf("from %s: %w", from, err)
 		}
 		want, err := l.expectedSources(ctx, f, to)
 		if err != nil {
-			return err
+			return all, err
 		}
 		if len(want) > 0 && !slices.Contains(want, seen.Address) {
-			return fmt.Errorf("%s saw %s come from %s, not from %s", to, from, seen.Address, list(want))
+			return all, fmt.Errorf("%s saw %s come from %s, not from %s", to, from, seen.Address, list(want))
 		}
-		told = append(told, seen.Address.String())
+		all, told = append(all, seen.Address), append(told, seen.Address.String())
 	}
 	if len(told) > 0 {
 		l.progress("%s saw %s come from %s", to, from, strings.Join(told, " and "))
 	}
-	return nil
+	return all, nil
 }
 
 func (l *Lab) try(ctx context.Context, f Fetch, from string, at netip.AddrPort) (Seen, error) {
@@ -271,13 +288,14 @@ func (r *reader) fetch(v value) Action {
 		field{"port", func(v value) { f.Port = v.integer(1, 65535) }},
 		field{"family", func(v value) { f.Family = v.oneOf("ipv4", "ipv6") }},
 		field{"source", func(v value) { r.source(v, &f) }},
+		field{"sources", func(v value) { f.Sources = v.integer(1, 1000) }},
 		field{"fails", func(v value) { f.Fails = v.boolean() }},
 	)
 	switch {
 	case len(f.From) == 0 || len(f.To) == 0:
 		v.fail("needs both from and to: nodes, or pods as NODE/POD")
-	case f.Fails && (len(f.Source) > 0 || f.OwnerOf != Ref{}):
-		v.fail("fails: true gets no answer: leave source out")
+	case f.Fails && (len(f.Source) > 0 || f.Sources > 0 || f.OwnerOf != Ref{}):
+		v.fail("fails: true gets no answer: leave source and sources out")
 	}
 	return f
 }

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -36,9 +37,14 @@ type Node struct {
 	Role   string            // relay: it relays and does nothing else; host: it has no agent; "" or agent: all of it
 	Labels map[string]string // of the agent
 	Late   bool              // it does not start with the lab, but when a step starts it
-	Init   bool              // this one creates the cluster; exactly one node of a Spec has it
+	Init   bool              // this one creates the cluster; exactly one node of a mesh has it
 	Config map[string]any    // goes over what the lab writes into the agent's config file
+	Beside string            // the node in whose network namespace its agent runs, as another one there; "": it has one of its own
+	Mesh   string            // the mesh that its agent is in; "" is the lab's own
 }
+
+// host is the node whose network namespace it is.
+func (n Node) host() string { return cmp.Or(n.Beside, n.Name) }
 
 // role is what the node's token gives it.
 func (n Node) role() events.Role {
@@ -127,6 +133,7 @@ type (
 		Family   string   // ipv4, ipv6, or "" for all that both ends have
 		Source   []string // as whom the server shall see the client: addresses, or names of nodes; none: whoever
 		OwnerOf  Ref      // likewise: as one of the owners of this egress's slots, or their source addresses
+		Sources  int      // under so many different addresses of each family, at least, all clients together are seen
 		Fails    bool     // it gets no answer
 	}
 	// Flow starts streams, or new connections one after the other, to a served port, that go on during the next steps; without
@@ -229,14 +236,27 @@ func union(lists ...[]string) []string {
 	return all
 }
 
-// Initialiser is the node that creates the cluster.
-func (s *Spec) Initialiser() Node {
+// Initialiser is the node that creates the cluster of the lab's own mesh.
+func (s *Spec) Initialiser() Node { return s.initialiser("") }
+
+func (s *Spec) initialiser(mesh string) Node {
 	for _, n := range s.Nodes {
-		if n.Init {
+		if n.Init && n.Mesh == mesh {
 			return n
 		}
 	}
 	return Node{}
+}
+
+// meshes are the names of all meshes, the lab's own first.
+func (s *Spec) meshes() []string {
+	out := []string{""}
+	for _, n := range s.Nodes {
+		if !slices.Contains(out, n.Mesh) {
+			out = append(out, n.Mesh)
+		}
+	}
+	return out
 }
 
 // Node finds a node by name.
@@ -258,6 +278,9 @@ func (s *Spec) NodeNames() []string { return s.names(func(n Node) bool { return 
 // HostNames lists all nodes, also those without an agent.
 func (s *Spec) HostNames() []string { return s.names(func(Node) bool { return true }) }
 
+// placeNames lists the nodes that have a place in the network of their own.
+func (s *Spec) placeNames() []string { return s.names(func(n Node) bool { return n.Beside == "" }) }
+
 func (s *Spec) names(which func(Node) bool) []string {
 	names := make([]string, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
@@ -272,7 +295,9 @@ func (s *Spec) names(which func(Node) bool) []string {
 func (s *Spec) Plan() (fabric.Plan, error) {
 	var hosts []fabric.HostSpec
 	for _, n := range s.Nodes {
-		hosts = append(hosts, fabric.HostSpec{Name: n.Name, Site: n.Site})
+		if n.Beside == "" {
+			hosts = append(hosts, fabric.HostSpec{Name: n.Name, Site: n.Site})
+		}
 	}
 	return fabric.NewPlan(s.Name, s.Sites, hosts)
 }

@@ -74,7 +74,7 @@ func (l *Lab) Status(ctx context.Context) Status {
 func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
 	rec := a.record()
 	now := l.Network()
-	host, _ := now.Host(a.node.Name)
+	host, _ := now.Host(a.node.host())
 	site, _ := now.Site(host.Site)
 	n := NodeStatus{Name: a.node.Name, Site: site.Name, NAT: string(site.NAT), Address: host.Address().String(), PID: rec.Process.PID,
 		Condition: rec.Condition, Alive: rec.Process.alive(), Server: a.node.Server, Log: a.logFile(), Paths: map[string]string{}}

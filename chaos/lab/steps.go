@@ -56,8 +56,21 @@ func (r *reader) step(_ int, v value) {
 		v.fail("a step does one thing, this one has %s: make a step of each", strings.Join(kinds, " and "))
 		return
 	}
+	r.checkPlaces(v, step.Action)
 	r.settle(v, &step, within, waitNodes)
 	r.s.Steps = append(r.s.Steps, step)
+}
+
+// checkPlaces refuses faults of the network at nodes that have none of their own.
+func (r *reader) checkPlaces(v value, a Action) {
+	switch a.(type) {
+	case Partition, Block, Zombie, Move:
+		for _, name := range a.nodes() {
+			if n, _ := r.s.Node(name); n.Beside != "" {
+				v.fail("%s has no network of its own: name %s, which it is beside", name, n.Beside)
+			}
+		}
+	}
 }
 
 // settle fills in within, and refuses it and nodes where they mean nothing.
@@ -302,7 +315,7 @@ func (r *reader) partition(v value) Action {
 	})
 	if len(p.Groups) == 1 { // one group: cut off from all others
 		var rest []string
-		for _, n := range r.s.HostNames() {
+		for _, n := range r.s.placeNames() {
 			if !seen[n] {
 				rest = append(rest, n)
 			}

@@ -121,7 +121,8 @@ func (l *Lab) setNotForwarded(nodes []string, change func(map[NotForwarded]bool)
 		if err != nil {
 			return err
 		}
-		links := []string{dataplane.LinkName, dataplane.HopLink}
+		numbers := dataplane.DefaultNumbers()
+		links := []string{numbers.Link, numbers.HopLink}
 		if err := fabric.SetForwardDrops(l.Spec.Name, n, links, forwardDrops(n, want, own)); err != nil {
 			return err
 		}

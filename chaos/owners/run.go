@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -469,8 +470,28 @@ func (r *run) well(ctx context.Context, after time.Time) error {
 	return nil
 }
 
+// logPatience is for servers to answer: a client's own archive may begin later than what is asked for.
+const logPatience = 20 * time.Second
+
 // readLog reads what was decided about slots since it was read last.
 func (r *run) readLog(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, logPatience)
+	defer cancel()
+	for {
+		err := r.readMore(ctx)
+		if connect.CodeOf(err) != connect.CodeUnavailable || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// readMore reads what is there of it.
+func (r *run) readMore(ctx context.Context) error {
 	c, err := r.lab.Client(r.alive())
 	if err != nil {
 		return err

@@ -9,10 +9,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,10 +18,10 @@ import (
 
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
-	"github.com/skeinmesh/skein/internal/testenv"
+	"github.com/skeinmesh/skein/chaos/lab/labtest"
 )
 
-const labFile = `
+const labFile = `name: plain
 sites:
   hq:     {nat: none}
   dc1:    {nat: none}
@@ -65,31 +63,7 @@ type scene struct {
 }
 
 func newScene(t *testing.T) *scene {
-	testenv.NeedRoot(t)
-	dir, err := os.MkdirTemp("", "skp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	binary := filepath.Join(dir, "skein")
-	build := exec.Command("go", "build", "-o", binary, "github.com/skeinmesh/skein/cmd/skein")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build skein: %v\n%s", err, out)
-	}
-	file := filepath.Join(dir, "plain.yaml")
-	if err := os.WriteFile(file, []byte("name: plain"+strconv.Itoa(os.Getpid())+"\n"+labFile), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	spec, err := lab.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary,
-		Artifacts: os.Getenv("SKEIN_ARTIFACTS")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, dir := labtest.Up(t, "plain", labFile)
 	s := &scene{t: t, Lab: l, dir: dir}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -99,11 +73,8 @@ func newScene(t *testing.T) *scene {
 				t.Logf("%s: …%s", n, b[max(0, len(b)-4000):])
 			}
 		}
-		if err := l.Down(context.Background()); err != nil {
-			t.Error(err)
-		}
 	})
-	for _, n := range spec.HostNames() {
+	for _, n := range l.Spec.HostNames() {
 		s.answer(n)
 	}
 	return s

@@ -58,6 +58,7 @@ const (
 	SiteRecords Guard = "a site's nodes alone exchange its records"
 	Away        Guard = "those that lead a site say who of it is away"
 	Chosen      Guard = "where the log has chosen a site's leaders, no other leads it"
+	NextKeys    Guard = "who names a next WireGuard key has it"
 	PlainOwn    Guard = "a plain peer's packets carry its own source"
 	PlainPort   Guard = "plain peers do not reach the control net"
 	Fair        Guard = "what one caller may take is bounded"

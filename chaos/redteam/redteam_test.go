@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -19,9 +18,9 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/lab/labtest"
 	"github.com/skeinmesh/skein/internal/golden"
 	"github.com/skeinmesh/skein/internal/marks"
-	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 // The catalogue covers every place and every guard, and no two attempts have the same name.
@@ -339,22 +338,15 @@ var tryAll = flag.Bool("all", false, "try the whole catalogue, not the short for
 
 // The short form of `make redteam`: all that takes no time.
 func TestNobodyGains(t *testing.T) {
-	testenv.NeedRoot(t)
-	bin := filepath.Join(t.TempDir(), "skein")
-	cmd := exec.Command("go", "build", "-o", bin, "github.com/skeinmesh/skein/cmd/skein")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	dir, err := os.MkdirTemp("", "rt") // a unix socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir, bin := labtest.Program(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
+	progress := func(string) {} // the error names what gained: hundreds of lines before it would hide it
+	if testing.Verbose() {
+		progress = func(s string) { t.Log(s) }
+	}
 	r, err := Run(ctx, Options{Lab: lab.Options{Dir: dir, Binary: bin}, Name: "rt" + strconv.Itoa(os.Getpid()),
-		Short: !*tryAll, Artifacts: os.Getenv("SKEIN_TEST_ARTIFACTS"), Progress: func(s string) { t.Log(s) }})
+		Short: !*tryAll, Artifacts: os.Getenv("SKEIN_TEST_ARTIFACTS"), Progress: progress})
 	if err != nil {
 		t.Error(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -22,7 +23,7 @@ import (
 const (
 	frameHello, framePing, framePong, frameData, frameGone = 0x01, 0x02, 0x03, 0x10, 0x11
 	frameOffer, frameConnect, frameAccept, frameReply      = 0x20, 0x21, 0x22, 0x23
-	frameReserve, frameFailed                              = 0x30, 0x31
+	frameReserve, frameFailed, frameGiveUp                 = 0x30, 0x31, 0x32
 	framePair, frameState, frameDenied                     = 0x90, 0x91, 0x92
 	frameForward, frameForwarded, frameFar                 = 0xa0, 0xa1, 0xa2
 
@@ -174,6 +175,10 @@ func relays() []Attempt {
 			Try: func(ctx context.Context, f *Field) (Seen, error) {
 				return f.signalAsRelay(ctx, f.id(other))
 			}, Judge: bounded("probes at an address that only a forged signal names")},
+		{Name: "name as its next WireGuard key one that it does not have", From: Member, Guard: NextKeys,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.nameKey(ctx)
+			}, Judge: given},
 		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster,
 			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 				p, err := f.newcomer(stranger)
@@ -231,6 +236,57 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 		_, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, signal))
 		return err
 	})
+}
+
+// nameKey tells the victim of a next WireGuard key whose private half the attacker does not have, as that of a member
+// that is about to change to it, and sees whether WireGuard takes it there. The proof is one by the attacker's own key.
+func (f *Field) nameKey(ctx context.Context) (seen Seen, err error) {
+	hostile, err := f.puppet.session(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer hostile.Close()
+	theirs, err := identity.NewWireGuardKey()
+	if err != nil {
+		return seen, err
+	}
+	key, err := theirs.Public()
+	if err != nil {
+		return seen, err
+	}
+	cluster, err := identity.ParseClusterID(f.members.GetCluster().GetId())
+	if err != nil {
+		return seen, err
+	}
+	proof, err := identity.PairKey(f.puppet.wg, identity.WireGuardKey(f.member(victim).GetWireguardKey()), cluster,
+		"next key of "+f.puppet.id())
+	if err != nil {
+		return seen, err
+	}
+	signal, err := marshal(&skeinv1.Signal{From: f.puppet.id(), Body: &skeinv1.Signal_Rekey_{Rekey: &skeinv1.Signal_Rekey{
+		Phase: skeinv1.Signal_Rekey_PREPARE, Key: key[:], Proof: proof[:]}}})
+	if err != nil {
+		return seen, err
+	}
+	code, err := f.puppet.code(f.puppet.key.ID(), f.member(victim), channelSignal, signal)
+	if err != nil {
+		return seen, err
+	}
+	for range 3 {
+		_, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, slices.Concat(code, signal)))
+		if err != nil {
+			return seen, err
+		}
+	}
+	pause(ctx, 2*arrival)
+	plan, err := f.api(victim).Plan(ctx, &skeinv1.PlanRequest{})
+	if err != nil {
+		return seen, err
+	}
+	if strings.Contains(plan.GetText(), "(next key)") {
+		seen.Given = []string{"WireGuard at the victim has a key that is another's"}
+	}
+	return seen, nil
 }
 
 // forgeSignal has a signal sent to the victim that asks in another node's name for probes to a port of the bystander,
@@ -487,7 +543,15 @@ func (f *Field) readyPair(ctx context.Context, host string) (p *pair, err error)
 	return p, nil
 }
 
+// close has the relay end the pair. One that it keeps for the next attempt would be ready at once, with a mapping to
+// sockets that are closed.
 func (p *pair) close() {
+	_, err := p.puppet.session.Write(frame(frameGiveUp, p.puppet.pair))
+	for ended := false; err == nil && !ended; {
+		var state []byte
+		_, state, err = p.puppet.session.next(patience, frameState)
+		ended = err == nil && state[len(state)-1] == 0
+	}
 	for _, e := range []pairEnd{p.puppet, p.prey} {
 		if e.socket != nil {
 			e.socket.Close()

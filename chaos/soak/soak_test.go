@@ -2,14 +2,10 @@ package soak
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/lab/labtest"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -22,35 +18,10 @@ func TestSoak(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), opts.For+4*time.Minute)
 	defer cancel()
-	base, err := os.MkdirTemp("", "sks") // unix sockets allow only short paths
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(base) })
-	binary := filepath.Join(base, "skein")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/skeinmesh/skein/cmd/skein")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build skein: %v\n%s", err, out)
-	}
-	spec, err := lab.Parse("soak.yaml", Mesh)
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec.Name = fmt.Sprintf("soak%d", os.Getpid()) // beside a lab that somebody keeps, and another run
-	l, err := lab.Up(ctx, spec, lab.Options{Dir: base, Binary: binary})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Down(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	l, _ := labtest.Up(t, "soak", string(Mesh))
 	report, err := Run(ctx, l, opts)
 	if err != nil {
-		dir, _ := l.SaveArtifacts(context.WithoutCancel(ctx), filepath.Join(os.TempDir(), "lab-failures"))
-		t.Fatalf("%v\nlogs and states are in %s", err, dir)
+		t.Fatal(err)
 	}
 	t.Logf("%+v", report)
 	if report.Resources.Readings < 2 || len(report.Resources.Rest) == 0 {

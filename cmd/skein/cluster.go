@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -94,7 +95,8 @@ func newNodeCmd(g *globals) *cobra.Command {
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
-	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), newNodeSetCmd(g), revoke)
+	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), newNodeSetCmd(g),
+		newNodeRotateKeyCmd(g), revoke)
 }
 
 func printNode(w io.Writer, n *skeinv1.NodeView) {
@@ -136,8 +138,8 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	if r.GetRelay() != nil {
 		line("relay", "%s", strings.Join(r.GetRelay().GetAddresses(), " "))
 	}
-	for _, k := range r.GetCandidates() {
-		line("candidate", "%s (%s, from %s)", k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+	for _, k := range candidate.Sorted(r.GetCandidates()) {
+		line("candidate", "%s (%s %d, from %s)", k.GetAddress(), candidateText(k.GetType()), candidate.Priority(k), dash(k.GetSource()))
 	}
 }
 
@@ -174,65 +176,14 @@ func newEventsCmd(g *globals) *cobra.Command {
 	return c
 }
 
-func newStateCmd(g *globals) *cobra.Command {
-	var at uint64
-	c := &cobra.Command{
-		Use: "state", Short: "The agreed state, now or at an index", Example: "  skein state\n  skein state --at 17 -o json", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := g.client().State(c.Context(), &skeinv1.StateRequest{At: at})
-			return g.show(c, r, err, func(w io.Writer) { printState(w, r) })
-		},
-	}
-	c.Flags().Uint64Var(&at, "at", 0, "the index to show (default: the newest)")
-	return c
-}
-
-func newDiffCmd(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use: "diff A B", Short: "What changed between two indexes", Example: "  skein diff 10 20", Args: exactly(2, "two indexes"),
-		RunE: func(c *cobra.Command, args []string) error {
-			var from, to uint64
-			if _, err := fmt.Sscan(args[0]+" "+args[1], &from, &to); err != nil {
-				return usageError{fmt.Errorf("%s %s: want two indexes, such as 10 20", args[0], args[1])}
-			}
-			r, err := g.client().Diff(c.Context(), &skeinv1.DiffRequest{From: from, To: to})
-			return g.show(c, r, err, func(w io.Writer) { printLines(w, r.GetLines(), "nothing changed") })
-		},
-	}
-}
-
-func newPlanCmd(g *globals) *cobra.Command {
-	var node string
-	var at uint64
-	var diff bool
-	c := &cobra.Command{
-		Use: "plan", Short: "What the kernel should hold, and what would change", Example: "  skein plan\n  skein plan --diff\n  skein plan --node home1 --at 17", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := g.client().Plan(c.Context(), &skeinv1.PlanRequest{Node: node, At: at, Diff: diff})
-			return g.show(c, r, err, func(w io.Writer) {
-				if !diff {
-					for l := range strings.Lines(r.GetText()) {
-						fmt.Fprintln(w, wrap(strings.TrimSuffix(l, "\n"), 4))
-					}
-					return
-				}
-				printLines(w, r.GetChanges(), "nothing to change: the kernel holds what it should")
-			})
-		},
-	}
-	c.Flags().StringVar(&node, "node", "", "plan for another node, as far as this one can tell")
-	c.Flags().Uint64Var(&at, "at", 0, "with the agreed state of this index")
-	c.Flags().BoolVar(&diff, "diff", false, "only what differs between the plan and the kernel")
-	return c
-}
-
 func newSettingsCmd(g *globals) *cobra.Command {
-	var direct, keepalive uint32
+	var direct, handshake, keepalive uint32
 	var route bool
 	var birthday string
-	var podRanges []string
+	var podRanges, stunServers []string
+	var stun string
 	var topology string
-	var leaders uint32
+	var leaders, fouPort uint32
 	var siteTopologies []string
 	c := &cobra.Command{
 		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48\n  skein settings --topology site --site-topology dc=full", Args: noArgs,
@@ -241,10 +192,10 @@ func newSettingsCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: slices.DeleteFunc(podRanges, func(s string) bool { return s == "" }),
-				Topology: topology, LeadersPerSite: leaders, SiteTopology: siteTopology}}
-			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges",
-				"topology": "topology", "leaders-per-site": "leaders_per_site", "site-topology": "site_topology"} {
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{HandshakeTimeoutSeconds: handshake, DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: nonEmpty(podRanges), StunServers: nonEmpty(stunServers), Stun: stun,
+				Topology: topology, LeadersPerSite: leaders, SiteTopology: siteTopology, FouPort: fouPort}}
+			for flag, field := range map[string]string{"handshake-timeout": "handshake_timeout_seconds", "direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges", "stun-server": "stun_servers", "stun": "stun",
+				"topology": "topology", "leaders-per-site": "leaders_per_site", "site-topology": "site_topology", "fou-port": "fou_port"} {
 				if c.Flags().Changed(flag) {
 					r.Fields = append(r.Fields, field)
 				}
@@ -258,9 +209,11 @@ func newSettingsCmd(g *globals) *cobra.Command {
 					value := m.Get(f).String()
 					switch {
 					case f.IsList():
-						value = strings.Join(s.GetSettings().GetPodRanges(), ",") // the only list
+						value = textsOf(m.Get(f).List())
 					case f.IsMap():
 						value = labelsText(s.GetSettings().GetSiteTopology()) // the only map
+					case f.Message() != nil:
+						value = portChangeText(s.GetSettings().GetFouPortChange()) // the only message
 					}
 					t.add(string(f.Name()), value)
 				}
@@ -269,14 +222,40 @@ func newSettingsCmd(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")
+	c.Flags().Uint32Var(&handshake, "handshake-timeout", 0, "seconds without an answer to WireGuard, after which a direct path is left although pings pass")
 	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
 	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
 	c.Flags().StringSliceVar(&podRanges, "pod-ranges", nil, "where another CNI has its pods: Nodes' pod CIDRs in these ranges are led through the mesh; \"\": none")
+	c.Flags().StringSliceVar(&stunServers, "stun-server", nil, "STUN servers that nodes ask, host:port; \"\": the mesh's own public nodes")
+	c.Flags().StringVar(&stun, "stun", "", "whether nodes ask STUN servers and answer STUN: enabled or disabled")
 	c.Flags().StringVar(&topology, "topology", "", "who peers with whom: full (everybody), or site (the own site, and leaders with leaders)")
 	c.Flags().Uint32Var(&leaders, "leaders-per-site", 0, "how many nodes of a site lead it at once")
 	c.Flags().StringSliceVar(&siteTopologies, "site-topology", nil, "sites with a topology of their own, such as dc=full,home=site; all of them, \"\": none")
+	c.Flags().Uint32Var(&fouPort, "fou-port", 0, "UDP port of egresses' tunnels; their flows go on while it changes")
 	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled or disabled")
 	return c
+}
+
+// portChangeText is the last change of the tunnels' port as people read it.
+func portChangeText(c *skeinv1.FouPortChange) string {
+	if c == nil {
+		return ""
+	}
+	return fmt.Sprintf("from %d, %s", c.GetFormer(), time.Unix(0, c.GetSince()).Format(time.DateTime))
+}
+
+// nonEmpty leaves out empty texts: a flag's "" is an empty list.
+func nonEmpty(in []string) []string {
+	return slices.DeleteFunc(in, func(s string) bool { return s == "" })
+}
+
+// textsOf is a list of texts as people read it.
+func textsOf(l protoreflect.List) string {
+	var out []string
+	for i := range l.Len() {
+		out = append(out, l.Get(i).String())
+	}
+	return strings.Join(out, ",")
 }
 
 // readSiteTopology reads SITE=TOPOLOGY; the default site's name is empty.

@@ -32,7 +32,7 @@ var profileKinds = []struct {
 const maxProfileSeconds = 60
 
 func newDebugCmd(g *globals) *cobra.Command {
-	return group("debug", "Look inside the running agent", newPprofCmd(g))
+	return group("debug", "Look inside the agent: profiles, and a bundle for maintainers", newPprofCmd(g), newBundleCmd(g))
 }
 
 // profileOrder is what `skein debug pprof` was told.

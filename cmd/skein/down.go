@@ -109,6 +109,7 @@ func (g *globals) down(cmd *cobra.Command, purge, wait bool) error {
 
 // agentProcess is the process behind the agent's socket.
 type agentProcess struct {
+	pid  int    // 0: unknown, or of another PID namespace
 	fd   int    // its pidfd; -1: unknown
 	unit string // the systemd unit whose main process it is; empty: none, or unknown
 }
@@ -129,6 +130,7 @@ func findAgent(socket string) agentProcess {
 	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil || peer.Pid <= 0 {
 		return p
 	}
+	p.pid = int(peer.Pid)
 	if p.fd, err = unix.PidfdOpen(int(peer.Pid), unix.PIDFD_NONBLOCK); err != nil {
 		p.fd = -1
 	}

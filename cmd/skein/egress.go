@@ -217,8 +217,8 @@ type egressRules struct {
 	destinations, labels, addresses, probes []string
 	replicas                                uint32
 	auto                                    bool
-	lease                                   time.Duration
-	pool                                    string
+	lease, drain                            time.Duration
+	pool, spread                            string
 }
 
 func (r *egressRules) flags(f *pflag.FlagSet) {
@@ -228,6 +228,8 @@ func (r *egressRules) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&r.addresses, "address", nil, "V4, V6 or V4,V6: source address of a slot; once for each slot, or never: the gateway node's own")
 	f.BoolVar(&r.auto, "fou-source-port-auto", false, "let the tunnels' source port follow from the flow, for routers that spread by ports")
 	f.DurationVar(&r.lease, "lease", 0, "how long a gateway goes on without the leader (0: 1.2s)")
+	f.DurationVar(&r.drain, "drain", 0, "how long slots go on at most for the flows by them, when there are fewer replicas (0: 10m)")
+	f.StringVar(&r.spread, "spread", "client", "what is spread over the slots: client, each with all its flows, or flow, each by itself")
 	f.StringSliceVar(&r.probes, "probe", nil, "icmp:ADDRESS or tcp:ADDRESS:PORT behind it, by which its gateways are judged; may be repeated")
 }
 
@@ -258,6 +260,13 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 		return nil, nil, usageError{fmt.Errorf("--lease %s: want whole milliseconds, such as 1.2s", r.lease)}
 	}
 	e.LeaseMillis = uint32(r.lease / time.Millisecond)
+	if r.drain < 0 || r.drain%time.Millisecond != 0 || r.drain/time.Millisecond > math.MaxUint32 {
+		return nil, nil, usageError{fmt.Errorf("--drain %s: want whole milliseconds, such as 10m", r.drain)}
+	}
+	e.DrainMillis = uint32(r.drain / time.Millisecond)
+	if f.Changed("spread") {
+		e.Spread = r.spread
+	}
 	for _, text := range present(r.probes) {
 		if err := checkProbe(text); err != nil {
 			return nil, nil, err
@@ -266,7 +275,7 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 	}
 	for _, k := range []struct{ flag, field string }{
 		{"destination", "destinations"}, {"gateway-label", "gateways"}, {"replicas", "replicas"}, {"address", "addresses"},
-		{"fou-source-port-auto", "fou_source_port_auto"}, {"lease", "lease_millis"}, {"probe", "probes"},
+		{"fou-source-port-auto", "fou_source_port_auto"}, {"lease", "lease_millis"}, {"drain", "drain_millis"}, {"spread", "spread"}, {"probe", "probes"},
 	} {
 		if f.Changed(k.flag) {
 			fields = append(fields, k.field)

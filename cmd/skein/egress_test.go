@@ -109,6 +109,7 @@ func TestEgressesAreChanged(t *testing.T) {
 			"--pool public --fou-source-port-auto --lease 2.5s --probe icmp:192.168.10.1 --probe tcp:[2001:db8::1]:443", &skeinv1.CreateEgressRequest{Egress: &skeinv1.Egress{Namespace: "internet", Name: "nat", Pool: "public",
 			Destinations: []string{"192.168.10.0/24", "10.9.0.0/16"}, Gateways: map[string]string{"egress": "yes", "zone": "a"}, Replicas: 2, FouSourcePortAuto: true, LeaseMillis: 2500,
 			Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7", Ipv6: "2001:db8::7"}, {Ipv4: "192.0.2.8"}}, Probes: []string{"icmp:192.168.10.1", "tcp:[2001:db8::1]:443"}}}},
+		{"update nat --spread flow --drain 30m", change(&skeinv1.Egress{Replicas: 1, Gateways: none, Spread: "flow", DrainMillis: 1_800_000}, "drain_millis", "spread")},
 		{"update nat --replicas 3", change(&skeinv1.Egress{Replicas: 3, Gateways: none}, "replicas")},
 		{"update nat --address  --probe  --lease 0", change(&skeinv1.Egress{Replicas: 1, Gateways: none}, "addresses", "lease_millis", "probes")},
 		{"update nat --destination 192.0.2.0/24 --fou-source-port-auto=false --gateway-label egress=yes", change(&skeinv1.Egress{Replicas: 1, Destinations: []string{"192.0.2.0/24"}, Gateways: yes},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -11,17 +12,19 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
 )
 
 // mostClients is how many clients of a node a table shows: -o json has the rest.
 const mostClients = 40
 
 func newExplainEgressCmd(g *globals) *cobra.Command {
-	var client string
+	var client, at string
 	c := &cobra.Command{
-		Use: "egress [NAMESPACE/]NAME", Short: "Why an egress is as it is: gateways, slots, leases, clients",
-		Example: "  skein explain egress nat\n  skein explain egress internet/nat --client web/nginx-1\n  skein explain egress nat --client 10.64.0.5",
-		Args:    exactly(1, oneEgress),
+		Use: "egress [NAMESPACE/]NAME", Short: "Why an egress is as it is, or was: gateways, slots, leases, clients",
+		Example: "  skein explain egress nat\n  skein explain egress internet/nat --client web/nginx-1\n" +
+			"  skein explain egress nat --client 10.64.0.5\n  skein explain egress nat --at 10m",
+		Args: exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := findEgress(args[0])
 			if err != nil {
@@ -32,10 +35,15 @@ func newExplainEgressCmd(g *globals) *cobra.Command {
 					return usageError{fmt.Errorf("--client %s: want a pod as NAMESPACE/POD, or an IP address", client)}
 				}
 			}
-			r, err := g.client().ExplainEgress(c.Context(), &skeinv1.ExplainEgressRequest{Namespace: namespace, Name: name, Client: client})
-			return g.show(c, r, err, func(w io.Writer) { printLines(w, r.GetLines(), "") })
+			r := &skeinv1.ExplainEgressRequest{Namespace: namespace, Name: name, Client: client}
+			if r.At, r.AtTime, err = parseAt(at, time.Now()); err != nil {
+				return err
+			}
+			answer, err := g.client().ExplainEgress(c.Context(), r)
+			return g.show(c, answer, err, func(w io.Writer) { printLines(w, answer.GetLines(), "") })
 		},
 	}
+	c.Flags().StringVar(&at, "at", "", atHelp)
 	c.Flags().StringVar(&client, "client", "", "also tell of this client: NAMESPACE/POD or an address")
 	return c
 }
@@ -73,6 +81,8 @@ func egressState(v *skeinv1.EgressSummary) string {
 		return "waits"
 	case slices.ContainsFunc(v.GetSlots(), func(s *skeinv1.SlotView) bool { return !s.GetAlive() }):
 		return "owner away"
+	case v.GetEgress().GetDraining() > 0:
+		return "draining"
 	}
 	return "ready"
 }
@@ -109,12 +119,16 @@ func printEgress(w io.Writer, r *skeinv1.ShowEgressResponse, names *strings.Repl
 	}
 	line("gateways", "nodes with %s: %s", labelsText(e.GetGateways()), eligible)
 	line("source", "%s", sourcesText(e))
-	port := fmt.Sprintf("source port %d", dataplane.FoUPort)
+	at := cmp.Or(r.GetFouPort(), dataplane.FoUPort) // an older agent says none
+	port := fmt.Sprintf("source port %d", at)
 	if e.GetFouSourcePortAuto() {
 		port = "source port by flow"
 	}
-	line("tunnels", "FoU, UDP %d, %s; endpoints from pool %s", dataplane.FoUPort, port, e.GetPool())
+	line("tunnels", "FoU, UDP %d, %s; endpoints from pool %s", at, port, e.GetPool())
 	line("lease", "%s", leaseText(e))
+	if e.GetSpread() != "" {
+		line("spread", "%s", e.GetSpread())
+	}
 	if len(e.GetProbes()) > 0 {
 		line("probes", "%s", strings.Join(e.GetProbes(), ", "))
 	}
@@ -153,7 +167,11 @@ func printSlots(w io.Writer, r *skeinv1.ShowEgressResponse) {
 				endpoint = p.GetIpv6()
 			}
 		}
-		t.add(fmt.Sprint(s.GetNumber()), dash(v.GetOwner()), dash(v.GetSite()), fmt.Sprint(s.GetEpoch()), since(s.GetSince()), forwards, clients, out, in, endpoint, dash(s.GetReason()))
+		why := s.GetReason()
+		if until, draining := events.DrainedAt(e); draining && s.GetNumber() >= events.Replicas(e) {
+			why = fmt.Sprintf("drains until %s at the latest", until.Format(time.TimeOnly))
+		}
+		t.add(fmt.Sprint(s.GetNumber()), dash(v.GetOwner()), dash(v.GetSite()), fmt.Sprint(s.GetEpoch()), since(s.GetSince()), forwards, clients, out, in, endpoint, dash(why))
 	}
 	t.print(w)
 }

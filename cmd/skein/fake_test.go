@@ -32,6 +32,7 @@ type fakeAgent struct {
 	drains []*skeinv1.DrainNodeResponse // the last one is for all that follow
 	pools  []*skeinv1.PoolsResponse     // the same
 	usages []*skeinv1.UsageResponse     // the same
+	events []*skeinv1.Event
 }
 
 func newFakeAgent(t *testing.T) *fakeAgent {
@@ -76,6 +77,10 @@ func (f *fakeAgent) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.Node
 	return &skeinv1.NodesResponse{Nodes: []*skeinv1.NodeView{
 		{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1"}}, {Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1"}},
 	}}, nil
+}
+
+func (f *fakeAgent) Peers(_ context.Context, r *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
+	return answerTo[*skeinv1.PeersResponse](f, r)
 }
 
 func (f *fakeAgent) Graph(_ context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {

@@ -24,20 +24,45 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 	var dry bool
 	var nodes []string
 	var gateways map[string]string
+	var host takeoverOptions
+	var old replaceOptions
 	c := &cobra.Command{
-		Use: "coil FILE", Short: "Take over Coil's pools, blocks and egresses",
+		Use: "coil FILE", Short: "Take over Coil's pools, blocks and egresses, and with --takeover this host's pods",
 		Long: "Take over pools, blocks and egresses of Coil v2 as kubectl prints them, or as Coil's converter from v1 wrote them;\n" +
 			"FILE may be - for standard input. Blocks of a node stay that node's, reserved ones stay reserved, so that\n" +
 			"running pods keep their addresses. All of it is taken over, or nothing; a second time nothing changes.\n" +
 			"With namespaces in the file, Coil's annotations decide which of them a pool serves. Egresses come after them,\n" +
-			"if --gateways names the hosts that take the place of Coil's egress pods. Notes say what has no counterpart.",
+			"if --gateways names the hosts that take the place of Coil's egress pods. Notes say what has no counterpart.\n\n" +
+			"--takeover puts skein into the place of Coil on this host, once Coil is stopped: running pods go on, new ones\n" +
+			"start through skein, and Coil's network configuration, rules and routes go away. It needs blocks that were\n" +
+			"imported, now or before, and root. What fails on the way is taken back, and --undo takes all of it back.\n\n" +
+			"--replace replaces, through the apiserver, the pods that have addresses of blocks that Coil had reserved, as it\n" +
+			"has those of its first version, and releases each block behind its last pod. One pod at a time is evicted, as its\n" +
+			"PodDisruptionBudget allows, and the next one when another pod of its controller is ready. A pod without a\n" +
+			"controller would not come back: it is refused, unless --bare is given, which evicts it for good. The command can\n" +
+			"be ended at any moment, and given again. It needs the verbs list and watch of pods, and create of pods/eviction.",
 		Example: "  kubectl get addresspools,addressblocks,namespaces,egresses.coil.cybozu.com -A -o yaml > coil.yaml\n" +
-			"  skein import coil coil.yaml --gateways egress=yes --dry-run\n  skein import coil coil.yaml --gateways egress=yes",
-		Args: exactly(1, "one file, or - for standard input"),
+			"  skein import coil coil.yaml --gateways egress=yes --dry-run\n" +
+			"  skein import coil coil.yaml --gateways egress=yes\n" +
+			"  skein import coil --takeover --dry-run\n  skein import coil --takeover\n" +
+			"  skein import coil --replace --kubeconfig admin.conf --dry-run",
+		Args: between(0, 1, "one file, or - for standard input"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := old.check(c, args); err != nil {
+				return err
+			}
+			if old.replace {
+				return g.replaceOld(c, old, dry)
+			}
+			if err := host.check(args, dry); err != nil {
+				return err
+			}
 			renamed, err := parseRenames(nodes)
 			if err != nil {
 				return err
+			}
+			if len(args) == 0 {
+				return g.takeOver(c, host, nil, dry)
 			}
 			in, err := readCoil(args[0], c.InOrStdin())
 			if err != nil {
@@ -52,9 +77,14 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 			}
 			in.Pools.DryRun = dry
 			r, err := g.importCoil(c, in, dry)
-			return g.show(c, r, err, func(w io.Writer) { printImport(w, r, dry) })
+			if err := g.show(c, r, err, func(w io.Writer) { printImport(w, r, dry) }); err != nil || !host.takeover {
+				return err
+			}
+			return g.takeOver(c, host, in, dry)
 		},
 	}
+	host.flags(c)
+	old.flags(c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
 	c.Flags().StringToStringVar(&gateways, "gateways", nil, "KEY=VALUE,…: members with these labels are the gateways of the egresses")
 	c.Flags().StringArrayVar(&nodes, "node", nil, "COIL=SKEIN: the member SKEIN is the node that Coil calls COIL; may be repeated")
@@ -107,7 +137,7 @@ func (g *globals) importCoil(c *cobra.Command, in *coil.Import, dry bool) (*skei
 // sameEgress compares what an import says of an egress.
 func sameEgress(a, b *skeinv1.Egress) bool {
 	destinations, err := events.Destinations(b.GetDestinations())
-	return err == nil && slices.Equal(a.GetDestinations(), destinations) && a.GetReplicas() == b.GetReplicas() &&
+	return err == nil && slices.Equal(a.GetDestinations(), destinations) && events.Replicas(a) == events.Replicas(b) &&
 		a.GetFouSourcePortAuto() == b.GetFouSourcePortAuto() && maps.Equal(a.GetGateways(), b.GetGateways())
 }
 

@@ -97,8 +97,8 @@ func newRoot() *cobra.Command {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
 	root.AddCommand(
-		newUpCmd(g), newDownCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newGraphCmd(g), newNetcheckCmd(g),
-		newRelayCmd(g), newTopCmd(g), newDebugCmd(g),
+		newUpCmd(g), newDownCmd(g), newReloadCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newGraphCmd(g), newNetcheckCmd(g),
+		newRelayCmd(g), newTopCmd(g), newDoctorCmd(g), newDebugCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
 		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newClusterCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g), newImportCmd(g), newEgressCmd(g),
 		newPeerCmd(g), newSiteCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),

@@ -50,8 +50,8 @@ func printNetcheck(w io.Writer, r *skeinv1.NetcheckResponse) {
 	}
 	t.print(w)
 	t = table{head: []string{"CANDIDATE", "TYPE", "PRIORITY", "SOURCE"}}
-	for _, k := range r.GetCandidates() {
-		t.add(k.GetAddress(), candidateText(k.GetType()), fmt.Sprint(k.GetPriority()), k.GetSource())
+	for _, k := range candidate.Sorted(r.GetCandidates()) {
+		t.add(k.GetAddress(), candidateText(k.GetType()), fmt.Sprint(candidate.Priority(k)), k.GetSource())
 	}
 	t.print(w)
 	t = table{head: []string{"RELAY", "ADDRESS", "STATE", "RTT", "ERROR"}}

@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // nodeFields are what `skein node set` sets, as its flags and as the API calls them.
@@ -68,11 +68,13 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 				r.Settings.ForceEndpoint = orNothing(endpoint)
 			}
 			if set("internal-ip") {
-				ip, err := plainIP(orNothing(internal))
+				ip, err := addr.Internal(internal)
 				if err != nil {
-					return usageError{err}
+					return usageError{fmt.Errorf("--internal-ip: %w", err)}
 				}
-				r.Settings.InternalIp = ip
+				if ip.IsValid() {
+					r.Settings.InternalIp = ip.String()
+				}
 			}
 			if set("persistent-keepalive") {
 				r.Settings.PersistentKeepalive = keepalive
@@ -109,7 +111,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	f.BoolVar(&noLeader, "no-leader", false, "it leads its site only where nobody else can")
 	f.StringVar(&endpoint, "force-endpoint", "",
 		"host:port at which others reach its WireGuard; \"\" or -: none is set")
-	f.StringVar(&internal, "internal-ip", "", "its address inside its site; \"\" or -: none is set")
+	f.StringVar(&internal, "internal-ip", "", "its address inside its site, the only private one that is offered then; \"\" or -: none is set")
 	f.Uint32Var(&keepalive, "persistent-keepalive", 0, "seconds between its keepalives to every peer; 0: none is set")
 	f.StringSliceVar(&unset, "unset", nil,
 		"take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")
@@ -165,24 +167,6 @@ func orNothing(s string) string {
 		return ""
 	}
 	return s
-}
-
-// plainIP is an address, also when it is written as a prefix around one, as Kilo does.
-func plainIP(s string) (string, error) {
-	if s == "" {
-		return "", nil
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		var p netip.Prefix
-		if p, err = netip.ParsePrefix(s); err == nil {
-			a = p.Addr()
-		}
-	}
-	if err != nil {
-		return "", fmt.Errorf("--internal-ip %q: want an IP address such as 10.0.0.7", s)
-	}
-	return a.Unmap().String(), nil
 }
 
 // settingsText says what is set of a node.

@@ -57,7 +57,7 @@ func TestNodeSet(t *testing.T) {
 		"--leader --no-leader":      "exclude each other",
 		"--unset color":             `--unset "color": want one or more of`,
 		"--site home --no-site":     "site is to be set and taken back at once",
-		"--internal-ip 10.0.0.256":  "want an IP address such as 10.0.0.7",
+		"--internal-ip 10.0.0.256":  "is no IP address: want one of the host",
 		"--persistent-keepalive -1": "invalid argument",
 	} {
 		if _, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(args)...)...); err == nil ||

@@ -38,3 +38,23 @@ func TestRotateGossipKey(t *testing.T) {
 		t.Errorf("status says\n%s", b.String())
 	}
 }
+
+func (f *fakeAgent) RotateNodeKey(_ context.Context, r *skeinv1.RotateNodeKeyRequest) (*skeinv1.RotateNodeKeyResponse,
+	error) {
+	return answerTo[*skeinv1.RotateNodeKeyResponse](f, r)
+}
+
+func TestRotateNodeKey(t *testing.T) {
+	f := newFakeAgent(t)
+	f.lay(&skeinv1.RotateNodeKeyRequest{}, &skeinv1.RotateNodeKeyResponse{
+		WireguardKey: []byte("0123456789abcdef0123456789abcdef"), Index: 41, Ready: 3, Late: []string{"home1", "home2"},
+		TookNanos: 12_345_678})
+	out, _, err := f.skein(t, "node", "rotate-key")
+	if want := "WireGuard key MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=, as of event 41\npeers that were ready: 3; " +
+		"agreed 12ms after the change\nnot ready, and cut off for some seconds: home1, home2\n"; err != nil || out != want {
+		t.Errorf("it says %q (%v), want %q", out, err, want)
+	}
+	if _, _, err := f.skein(t, "node", "rotate-key", "home1"); err == nil {
+		t.Error("it changes another host's key")
+	}
+}

@@ -191,7 +191,7 @@ func printNotAsked(w io.Writer, sites []string) {
 }
 
 func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
-	t := table{head: []string{"SITE", "NAME", "ID", "IPV4", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
+	t := table{head: []string{"SITE", "NAME", "ID", "IPV4", "NAT", "ROLE", "PATH", "MODE", "ALIVE", "RECORD"}}
 	led := slices.ContainsFunc(nodes, func(n *skeinv1.NodeView) bool { return n.GetSiteLeads() != "" })
 	if led {
 		t.head = append(t.head, "LEADER")
@@ -206,7 +206,7 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
 		row := []string{dash(siteOf(n)), n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(),
-			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record}
+			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), dash(n.GetRecord().GetTransportMode()), yesNo(n.GetAlive()), record}
 		if led {
 			row = append(row, siteLeads(n))
 		}
@@ -263,16 +263,26 @@ func role(n *skeinv1.NodeView) string {
 }
 
 func newPeersCmd(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use: "peers", Short: "How each peer is reached", Example: "  skein peers\n  skein peers -o json", Args: noArgs,
+	var node, at string
+	c := &cobra.Command{
+		Use: "peers", Short: "How each peer is reached", Args: noArgs,
+		Example: "  skein peers\n  skein peers --node home1\n  skein peers --at 5m\n  skein peers -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := g.client().Peers(c.Context(), &skeinv1.PeersRequest{})
+			q := &skeinv1.PeersRequest{Node: node}
+			var err error
+			if q.At, q.AtTime, err = parseAt(at, time.Now()); err != nil {
+				return err
+			}
+			r, err := g.client().Peers(c.Context(), q)
 			return g.show(c, r, err, func(w io.Writer) {
 				printPeers(w, r.GetPeers())
 				printNotAsked(w, r.GetNotAsked())
 			})
 		},
 	}
+	c.Flags().StringVar(&node, "node", "", "ask this member, by name or ID, how it reaches its peers; for admins and servers")
+	c.Flags().StringVar(&at, "at", "", atHelp)
+	return c
 }
 
 func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
@@ -369,8 +379,8 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		who    string
 		record *skeinv1.Record
 	}{{"here", r.GetSelf()}, {"there", r.GetRecord()}} {
-		for _, k := range end.record.GetCandidates() {
-			line("candidate", "%s %s (%s, from %s)", end.who, k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+		for _, k := range candidate.Sorted(end.record.GetCandidates()) {
+			line("candidate", "%s %s (%s %d, from %s)", end.who, k.GetAddress(), candidateText(k.GetType()), candidate.Priority(k), dash(k.GetSource()))
 		}
 	}
 	for _, s := range r.GetWouldChange() {

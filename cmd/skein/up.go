@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -46,17 +48,7 @@ func (g *globals) load() (config.Config, error) {
 	return c, nil
 }
 
-func logger(c config.Log) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
-		level = slog.LevelInfo
-	}
-	o := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
-}
+func logger(c config.Log) *slog.Logger { return slog.New(handler(os.Stderr, c)) }
 
 // tellSystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
 func tellSystemd(log *slog.Logger) {
@@ -68,7 +60,7 @@ func tellSystemd(log *slog.Logger) {
 // parts are the concerns that the configuration asks for beside the mesh.
 func parts(c config.Config, log *slog.Logger) (all []part.Part) {
 	if k := c.Kubernetes; k.Kubeconfig != "" {
-		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, RevokeAfter: time.Duration(k.RevokeAfterSeconds) * time.Second, Dir: c.StateDir, TokenOf: tokenOf, Log: log.With("component", "kubernetes")}))
+		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, Dir: c.StateDir, TokenOf: tokenOf, Log: log.With("component", "kubernetes")}))
 	}
 	return all
 }
@@ -116,12 +108,17 @@ func newUpCmd(g *globals) *cobra.Command {
 			if os.Getenv("GOGC") == "" {
 				go tuneGC(cmd.Context(), late)
 			}
-			log := logger(c.Log)
+			logs := newLogSwitch(os.Stderr, c.Log)
+			log := slog.New(logs)
+			reread := make(chan os.Signal, 1)
+			signal.Notify(reread, syscall.SIGHUP)
+			defer signal.Stop(reread)
 			if err := slack.Set(timerSlack); err != nil {
 				log.Debug("this process wakes more often than it must: start it with a timer slack of "+timerSlack.String(), "err", err)
 			}
 			o := agent.Options{
-				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
+				Config: c, Load: g.load, File: g.config, Reread: reread, OnConfig: func(c config.Config) { logs.set(c.Log) },
+				Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
 				Procs: procs.New(), Lag: late, Parts: parts(c, log), OnReady: func() { tellSystemd(log) },
 			}
 			if joinKubernetes != "" {

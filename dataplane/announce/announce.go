@@ -277,6 +277,9 @@ func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
 	}
 	a.mu.Unlock()
 	for _, j := range jobs {
+		if !a.valid(j.addr) { // the right has ended while others were announced; it may still have repeats
+			continue
+		}
 		if err := j.send(); err != nil {
 			a.o.Log.Warn("an address could not be announced", "address", j.addr, "link", j.p.name, "err", err)
 		}

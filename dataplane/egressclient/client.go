@@ -17,9 +17,10 @@ import (
 
 // Options are what a Client needs to know.
 type Options struct {
-	NetNS  string // path of the network namespace; empty: the calling thread's
-	Driver string // of tunnels: auto | kernel | userspace
-	Log    *slog.Logger
+	NetNS   string            // path of the network namespace; empty: the calling thread's
+	Numbers dataplane.Numbers // what is ours there; the zero value: the default ones, as in every namespace but a host's own
+	Driver  string            // of tunnels: auto | kernel | userspace
+	Log     *slog.Logger
 }
 
 // ErrClosed says that the Client was closed.
@@ -51,14 +52,15 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	o.Numbers = o.Numbers.Filled()
 	ns, err := netns.GetFromPath(cmp.Or(o.NetNS, "/proc/thread-self/ns/net"))
 	if err != nil {
 		return nil, fmt.Errorf("opening the network namespace %s: %w", o.NetNS, err)
 	}
-	c := &Client{opts: o, ns: ns, filter: filter{ns}, dirty: make(chan struct{}, 1)}
+	c := &Client{opts: o, ns: ns, filter: filter{ns, o.Numbers.ClientNftTable}, dirty: make(chan struct{}, 1)}
 	// The driver is opened later, perhaps on a thread that is elsewhere, or when the path is gone.
 	c.openDriver = func() (fou.Driver, error) { return driver(fmt.Sprintf("/proc/self/fd/%d", int(ns))) }
-	k, err := openKernel(ns)
+	k, err := openKernel(ns, o.Numbers)
 	if err != nil {
 		ns.Close()
 		return nil, fmt.Errorf("entering the network namespace %s: %w", o.NetNS, err)
@@ -112,7 +114,9 @@ func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err 
 	if c.closed {
 		return 0, nil, ErrClosed
 	}
+	s = numbered(s, c.opts.Numbers)
 	s.Tunnels, s.Routes, s.Inside = slices.Clone(s.Tunnels), slices.Clone(s.Routes), slices.Clone(s.Inside)
+	s.Flows = slices.Clone(s.Flows)
 	c.spec = &s
 	writes, notes, err = c.reconcile()
 	if err != nil {
@@ -135,7 +139,7 @@ func (c *Client) Remove() error {
 		return err
 	}
 	_, err = c.write(After(State{}, actual))
-	if _, _, derr := c.devices(fou.Spec{}); derr != nil {
+	if _, _, derr := c.devices(fou.Spec{}, false); derr != nil {
 		return errors.Join(err, derr) // whoever is not let in now stays out
 	}
 	have, ferr := c.filter.read()
@@ -147,6 +151,7 @@ func (c *Client) Remove() error {
 
 // Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall be.
 func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
+	s = numbered(s, c.opts.Numbers)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -166,10 +171,24 @@ func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	for _, o := range After(want, v.actual) {
 		out = append(out, o.String())
 	}
-	if f := wantFilter(s); !f.equal(v.filter.Filter) || !v.filter.whole && !f.empty() {
-		out = append(out, fmt.Sprintf("let into tunnels (nft table inet %s): %s", filterTable, f))
+	if f := wantFilter(s); !f.equal(v.filter.Filter) || !f.empty() && !(v.filter.whole && v.filter.hasRules(f)) {
+		out = append(out, fmt.Sprintf("let into tunnels (nft table inet %s): %s", c.filter.table, f))
 	}
 	return out, nil
+}
+
+// numbered is a spec with the numbers of the agent. In a host's own namespace flows have no marks where those would be
+// among the bits that these numbers have for themselves: flows then move with their client.
+func numbered(s dataplane.ClientSpec, n dataplane.Numbers) dataplane.ClientSpec {
+	s.Numbers = n
+	if s.Host && n.Filled().MarkMask&dataplane.FlowMask != 0 {
+		s.Flows = nil
+		s.Tunnels = slices.Clone(s.Tunnels)
+		for i := range s.Tunnels {
+			s.Tunnels[i].Slot = -1
+		}
+	}
+	return s
 }
 
 // State is what the kernel has of ours in the namespace.
@@ -209,6 +228,12 @@ func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
 			return v, err
 		}
 	}
+	c.k.flows = nil
+	for _, f := range s.Flows {
+		if f.Slot >= 0 && f.Slot < dataplane.ClientFlowSlots {
+			c.k.flows = append(c.k.flows, f.Slot)
+		}
+	}
 	if v.actual, err = c.k.read(); err != nil {
 		return v, err
 	}
@@ -240,13 +265,13 @@ func (c *Client) reconcile() (writes int, notes []string, err error) {
 		return 0, nil, errors.Join(err, c.refuse(s))
 	}
 	// Nobody but the ends of tunnels sends to their port, from before the port is open; what ends goes last.
-	let, err := c.filter.write(wantFilter(s).with(v.filter.Filter), &v.filter)
+	let, err := c.filter.let(wantFilter(s).with(v.filter.Filter), &v.filter)
 	if err != nil {
 		return let, nil, errors.Join(err, c.refuse(s))
 	}
 	want, notes := Want(s, v.own, func(netip.Addr) bool { return true })
 	first, err := c.write(Before(want, v.actual, func(name string) bool { return c.shakes(name, v) }))
-	made, dnotes, derr := c.devices(v.devices)
+	made, dnotes, derr := c.devices(v.devices, len(s.Flows) > 0)
 	writes, notes = let+first+made, slices.Concat(notes, v.notes, dnotes)
 	if writes > 0 || derr != nil {
 		var rerr error
@@ -258,9 +283,17 @@ func (c *Client) reconcile() (writes int, notes []string, err error) {
 		}
 	}
 	want, _ = Want(s, v.own, func(remote netip.Addr) bool { return v.links[dataplane.FoULink(remote)].up })
-	last, lerr := c.write(After(want, v.actual))
+	flows, rest := early(After(want, v.actual))
+	ways, werr := c.write(flows)
+	// A flow is recalled from before new ones are led elsewhere, and until they are led where it goes.
+	both := wantFilter(s).with(v.filter.Filter)
+	both.Flows = append(both.Flows, v.actual.flows()...)
+	slices.Sort(both.Flows)
+	both.Flows = slices.Compact(both.Flows)
+	recalled, rerr := c.filter.write(both, &v.filter)
+	last, lerr := c.write(rest)
 	kept, ferr := c.filter.write(wantFilter(s), &v.filter)
-	return writes + last + kept, notes, errors.Join(err, derr, lerr, ferr)
+	return writes + ways + recalled + last + kept, notes, errors.Join(err, derr, werr, rerr, lerr, ferr)
 }
 
 // refuse makes all destinations unreachable where not even reading went well; whatever of it can be done.
@@ -287,8 +320,8 @@ func (c *Client) shakes(name string, v view) bool {
 	return *l.tunnel != v.devices.Tunnels[i]
 }
 
-// devices has the driver make the tunnels.
-func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
+// devices has the driver make the tunnels. several says that flows to one destination may go by several of them.
+func (c *Client) devices(d fou.Spec, several bool) (writes int, notes []string, err error) {
 	if c.driver == nil {
 		if left, err := c.k.hasTunnels(); len(d.Tunnels) == 0 && (err != nil || !left) {
 			return 0, nil, err // nothing to make, and nothing to take away
@@ -302,11 +335,22 @@ func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
 	if err != nil {
 		return writes, nil, fmt.Errorf("making tunnels: %w", err)
 	}
-	if d.IPv4 {
-		n, err := c.letIn(dataplane.FoUAny4, d.Tunnels[0].Local)
+	if !d.IPv4 {
+		return writes, notes, nil
+	}
+	n, err := c.letIn(dataplane.FoUAny4, d.Tunnels[0].Local)
+	writes += n
+	if err != nil {
+		notes = append(notes, fmt.Sprintf("%v: answers from another address than the tunnel's are dropped", err))
+	}
+	for _, t := range d.Tunnels {
+		if !several || t.Remote.Is6() {
+			continue
+		}
+		n, err := c.letIn(dataplane.FoULink(t.Remote), t.Local)
 		writes += n
 		if err != nil {
-			notes = append(notes, fmt.Sprintf("%v: answers from another address than the tunnel's are dropped", err))
+			notes = append(notes, fmt.Sprintf("%v: answers to flows that began by another slot may be dropped", err))
 		}
 	}
 	return writes, notes, nil

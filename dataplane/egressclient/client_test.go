@@ -28,10 +28,10 @@ type pairs struct {
 	have   map[string]fou.Tunnel
 }
 
-func (d *pairs) Name() string                  { return "userspace" }
-func (d *pairs) Link(remote netip.Addr) string { return dataplane.FoULink(remote) }
-func (d *pairs) Stats() (fou.Stats, error)     { return fou.Stats{}, nil }
-func (d *pairs) Close() error                  { return nil }
+func (d *pairs) Name() string                     { return "userspace" }
+func (d *pairs) Link(_, remote netip.Addr) string { return dataplane.FoULink(remote) }
+func (d *pairs) Stats() (fou.Stats, error)        { return fou.Stats{}, nil }
+func (d *pairs) Close() error                     { return nil }
 
 func (d *pairs) Reconcile(s fou.Spec) (writes int, err error) {
 	if d.fail != nil {
@@ -39,7 +39,7 @@ func (d *pairs) Reconcile(s fou.Spec) (writes int, err error) {
 	}
 	want := map[string]fou.Tunnel{}
 	for _, t := range s.Tunnels {
-		want[d.Link(t.Remote)] = t
+		want[d.Link(t.Local, t.Remote)] = t
 	}
 	d.ns.Do(func() {
 		links, lerr := netlink.LinkList()

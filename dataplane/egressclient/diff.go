@@ -80,6 +80,20 @@ func After(want, actual State) []Op {
 	return ops
 }
 
+// early splits steps: those that make the ways of flows by other slots come first. Such flows are led there only when
+// the filter recalls them, and new flows are led elsewhere only after that.
+func early(ops []Op) (flows, rest []Op) {
+	for _, o := range ops {
+		switch {
+		case o.Verb == AddRule && flowTable(o.Rule.Table), (o.Verb == AddRoute || o.Verb == ReplaceRoute) && flowTable(o.Route.Table):
+			flows = append(flows, o)
+		default:
+			rest = append(rest, o)
+		}
+	}
+	return flows, rest
+}
+
 // place is what it takes to have a route.
 func place(r Route, actual State) []Op {
 	if slices.Contains(actual.Routes, r) {

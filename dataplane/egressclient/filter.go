@@ -18,21 +18,30 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
+// The table "inet skein_client" of a client's network namespace. Its rules about flows are in flows.go.
+//
 // Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
-// the ends of the client's egresses may, by the link that leads to them: the table "inet skein_client" drops the rest
-// before sockets and devices see it.
+// the ends of the client's egresses may, by the link that leads to them: it drops the rest before sockets and devices see
+// it.
 const (
-	filterTable = "skein_client"
 	filterChain = "skein_fou"
 	setEnds4    = "skein_ends_ipv4"
 	setEnds6    = "skein_ends_ipv6"
 	setLinks    = "skein_links"
+	setPorts    = "skein_ports" // of tunnels
 )
 
-// Filter is who may send to the tunnels' port. The zero value is no table at all.
+// filterSets are the sets of the table.
+var filterSets = []string{setEnds4, setEnds6, setLinks, setPorts}
+
+// Filter is who may send to the tunnels' port, and which flows stay with their slot. The zero value is no table at all.
 type Filter struct {
 	Ends  []netip.Addr // sorted
 	Links []string     // sorted
+	Ports []uint16     // of tunnels, sorted
+	Ways  []Way        // sorted
+	Flows []int        // slots whose flows are recalled, sorted
+	Host  bool         // a host's own namespace, which passes on what is others'
 }
 
 // wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still
@@ -42,27 +51,43 @@ func wantFilter(s dataplane.ClientSpec) Filter {
 		return Filter{}
 	}
 	f := Filter{Ends: slices.Clone(s.Ends), Links: append(slices.Clone(s.Links), s.Uplink)}
+	f.Host, f.Ports = s.Host, slices.Sorted(slices.Values(s.Ports.Taken()))
 	for _, t := range s.Tunnels {
 		f.Ends = append(f.Ends, t.Remote)
+		if t.Slot >= 0 && t.Slot < dataplane.ClientFlowSlots {
+			f.Ways = append(f.Ways, Way{dataplane.FoULink(t.Remote), t.Slot, t.Spread})
+		}
 	}
+	slices.SortFunc(f.Ways, compareWays)
+	f.Ways = slices.CompactFunc(f.Ways, Way.equal)
+	for _, one := range s.Flows {
+		if one.Slot >= 0 && one.Slot < dataplane.ClientFlowSlots {
+			f.Flows = append(f.Flows, one.Slot)
+		}
+	}
+	slices.Sort(f.Flows)
+	f.Flows = slices.Compact(f.Flows)
 	f.Ends = distinct(f.Ends, nil)
 	slices.Sort(f.Links)
 	f.Links = slices.Compact(f.Links)
 	return f
 }
 
-// with is a filter that lets in what either does.
+// with is a filter that lets in what either does, and treats flows as f does.
 func (f Filter) with(o Filter) Filter {
-	out := Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: slices.Concat(f.Links, o.Links)}
+	out := Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: slices.Concat(f.Links, o.Links),
+		Ports: slices.Concat(f.Ports, o.Ports), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
 	slices.Sort(out.Links)
-	out.Links = slices.Compact(out.Links)
+	slices.Sort(out.Ports)
+	out.Links, out.Ports = slices.Compact(out.Links), slices.Compact(out.Ports)
 	return out
 }
 
 func (f Filter) empty() bool { return len(f.Ends) == 0 }
 
+// equal compares who is let in.
 func (f Filter) equal(o Filter) bool {
-	return slices.Equal(f.Ends, o.Ends) && slices.Equal(f.Links, o.Links)
+	return slices.Equal(f.Ends, o.Ends) && slices.Equal(f.Links, o.Links) && slices.Equal(f.Ports, o.Ports)
 }
 
 // String is the filter in a plan's words.
@@ -75,7 +100,8 @@ func (f Filter) String() string {
 
 // filter writes and reads the table of one network namespace. It holds no socket: there are as many clients as pods.
 type filter struct {
-	ns netns.NsHandle
+	ns    netns.NsHandle
+	table string // its name, family inet
 }
 
 // listen hears of changes of nftables in the namespace.
@@ -91,17 +117,27 @@ func (f filter) listen() (*netlink.Conn, error) {
 	return c, nil
 }
 
-// ofFilter says whether a notification is about the filter's table.
-func ofFilter(m netlink.Message) bool {
+// is says whether a notification is about the filter's table.
+func (f filter) is(m netlink.Message) bool {
 	family, table, ok := nft.ForeignTable(m.Data)
-	return ok && family == unix.NFPROTO_INET && table == filterTable
+	return ok && family == unix.NFPROTO_INET && table == f.table
 }
 
 // filterState is what the kernel has of the filter.
 type filterState struct {
 	Filter
 	there bool
-	whole bool // as this package makes it
+	whole bool                        // as this package makes it, whatever rules it has
+	rules map[string][]*nftables.Rule // by chain; nil: those of ruled, which this process has written
+	ruled Filter
+}
+
+// hasRules tells whether the rules are those of a filter.
+func (s *filterState) hasRules(f Filter) bool {
+	if s.rules == nil {
+		return slices.EqualFunc(s.ruled.Ways, f.Ways, Way.equal) && slices.Equal(s.ruled.Flows, f.Flows) && s.ruled.Host == f.Host
+	}
+	return !slices.ContainsFunc(f.chains(), func(c chain) bool { return !sameRules(s.rules[c.name], c.rules) })
 }
 
 // How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction
@@ -131,17 +167,17 @@ func (f filter) read() (have filterState, err error) {
 		return have, err
 	}
 	fail := func(err error) (filterState, error) {
-		return filterState{}, fmt.Errorf("reading the nft table inet %s: %w", filterTable, err)
+		return filterState{}, fmt.Errorf("reading the nft table inet %s: %w", f.table, err)
 	}
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return fail(err)
 	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == filterTable })
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == f.table })
 	if i < 0 {
 		return have, nil
 	}
-	t, chain := ourTable()
+	t := f.ours()
 	whole := tables[i].Flags == 0
 	sets, err := c.GetSets(t)
 	if err != nil {
@@ -157,48 +193,56 @@ func (f filter) read() (have filterState, err error) {
 			return fail(err)
 		}
 		for _, e := range es {
-			if s.Name == setLinks {
-				have.Links = append(have.Links, string(bytes.TrimRight(e.Key, "\x00")))
-			} else if a, ok := netip.AddrFromSlice(e.Key); ok {
-				have.Ends = append(have.Ends, a)
-			}
+			have.note(s.Name, e.Key)
 		}
 	}
-	whole = whole && seen[setEnds4] && seen[setEnds6] && seen[setLinks]
-	if whole {
-		k, err := c.ListChain(t, chain.Name)
-		whole = err == nil && k.Hooknum != nil && *k.Hooknum == *chain.Hooknum && k.Priority != nil &&
-			*k.Priority == *chain.Priority
-	}
-	if whole {
-		rules, err := c.GetRules(t, chain)
-		if err != nil {
+	whole = whole && !slices.ContainsFunc(filterSets, func(name string) bool { return !seen[name] })
+	out := filterState{Filter: have.with(Filter{}), there: true, whole: whole, rules: map[string][]*nftables.Rule{}}
+	for _, want := range (Filter{}).chains() {
+		if !out.whole {
+			break
+		}
+		k, err := c.ListChain(t, want.name)
+		out.whole = err == nil && want.is(k)
+		if !out.whole {
+			break
+		}
+		if out.rules[want.name], err = c.GetRules(t, k); err != nil {
 			return fail(err)
 		}
-		whole = sameRules(rules, filterRules())
 	}
-	return filterState{have.with(Filter{}), true, whole}, nil
+	return out, nil
+}
+
+// let lets in what it shall, and leaves rules as they are where there are some.
+func (f filter) let(want Filter, have *filterState) (writes int, err error) {
+	return f.make(want, have, true)
 }
 
 // write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before
 // and after.
 func (f filter) write(want Filter, have *filterState) (writes int, err error) {
-	if want.empty() && !have.there || have.whole && have.equal(want) {
+	return f.make(want, have, false)
+}
+
+func (f filter) make(want Filter, have *filterState, leaveRules bool) (writes int, err error) {
+	rules := leaveRules || have.whole && have.hasRules(want)
+	if want.empty() && !have.there || have.whole && have.equal(want) && rules {
 		return 0, nil
 	}
 	c, err := f.dial()
 	if err != nil {
 		return 0, err
 	}
-	t, chain := ourTable()
+	t := f.ours()
 	switch {
 	case want.empty():
 		c.DelTable(t)
-	case !have.whole:
+	case !have.whole || !rules: // in one transaction: nothing passes in between
 		c.AddTable(t) // so that there is one to delete
 		c.DelTable(t)
 		c.AddTable(t)
-		for _, name := range []string{setEnds4, setEnds6, setLinks} {
+		for _, name := range filterSets {
 			set := ourSet(t, name)
 			if err := c.AddSet(set, nil); err != nil {
 				return 0, err
@@ -207,12 +251,15 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 				return 0, err
 			}
 		}
-		c.AddChain(chain)
-		for _, exprs := range filterRules() {
-			c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
+		for _, k := range want.chains() {
+			chain := c.AddChain(k.chain(t))
+			for _, exprs := range k.rules {
+				c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
+			}
 		}
+		have.rules, have.ruled = nil, want
 	default:
-		for _, name := range []string{setEnds4, setEnds6, setLinks} {
+		for _, name := range filterSets {
 			if err := change(c, ourSet(t, name), have.elements(name), want.elements(name)); err != nil {
 				return 0, err
 			}
@@ -220,9 +267,9 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 	}
 	if err := c.Flush(); err != nil {
 		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w",
-			filterTable, err)
+			f.table, err)
 	}
-	*have = filterState{want, !want.empty(), !want.empty()}
+	have.Filter, have.there, have.whole = want, !want.empty(), !want.empty()
 	return 1, nil
 }
 
@@ -252,13 +299,33 @@ func inParts(do func(*nftables.Set, []nftables.SetElement) error, set *nftables.
 	return nil
 }
 
+// note takes an element that the kernel has in one of the sets.
+func (f *Filter) note(set string, key []byte) {
+	switch {
+	case set == setLinks:
+		f.Links = append(f.Links, string(bytes.TrimRight(key, "\x00")))
+	case set == setPorts && len(key) >= 2:
+		f.Ports = append(f.Ports, binary.BigEndian.Uint16(key))
+	default:
+		if a, ok := netip.AddrFromSlice(key); ok {
+			f.Ends = append(f.Ends, a)
+		}
+	}
+}
+
 // elements are those of one of the sets.
 func (f Filter) elements(set string) (out []nftables.SetElement) {
-	if set == setLinks {
+	switch set {
+	case setLinks:
 		for _, l := range f.Links {
 			key := make([]byte, unix.IFNAMSIZ)
 			copy(key, l)
 			out = append(out, nftables.SetElement{Key: key})
+		}
+		return out
+	case setPorts:
+		for _, p := range f.Ports {
+			out = append(out, nftables.SetElement{Key: binary.BigEndian.AppendUint16(nil, p)})
 		}
 		return out
 	}
@@ -270,10 +337,32 @@ func (f Filter) elements(set string) (out []nftables.SetElement) {
 	return out
 }
 
-func ourTable() (*nftables.Table, *nftables.Chain) {
-	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: filterTable}
-	return t, &nftables.Chain{Name: filterChain, Table: t, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw}
+func (f filter) ours() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: f.table}
+}
+
+// chain is one chain with its rules.
+type chain struct {
+	name     string
+	kind     nftables.ChainType
+	hook     *nftables.ChainHook
+	priority nftables.ChainPriority
+	rules    [][]expr.Any
+}
+
+func (c chain) chain(t *nftables.Table) *nftables.Chain {
+	return &nftables.Chain{Name: c.name, Table: t, Type: c.kind, Hooknum: c.hook, Priority: &c.priority}
+}
+
+// is tells whether a chain of the kernel's is at the same place.
+func (c chain) is(k *nftables.Chain) bool {
+	return k.Type == c.kind && k.Hooknum != nil && *k.Hooknum == *c.hook && k.Priority != nil && *k.Priority == c.priority
+}
+
+// chains are all chains of the table.
+func (f Filter) chains() []chain {
+	in := chain{filterChain, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw, filterRules()}
+	return append([]chain{in}, f.flowChains()...)
 }
 
 // ourSet is one of the sets, or nil. The IDs are given here, or the library counts in a global.
@@ -285,19 +374,25 @@ func ourSet(t *nftables.Table, name string) *nftables.Set {
 		return &nftables.Set{Table: t, Name: name, ID: 2, KeyType: nftables.TypeIP6Addr}
 	case setLinks:
 		return &nftables.Set{Table: t, Name: name, ID: 3, KeyType: nftables.TypeIFName}
+	case setPorts:
+		return &nftables.Set{Table: t, Name: name, ID: 4, KeyType: nftables.TypeInetService}
 	}
 	return nil
 }
 
-// filterRules let the ends in by the links, and nobody else to the tunnels' port.
-func filterRules() [][]expr.Any {
-	const reg = 1
-	port := []expr.Any{
+// toFoU matches what is sent to the tunnels' ports.
+func toFoU() []expr.Any {
+	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, dataplane.FoUPort)},
+		&expr.Lookup{SourceRegister: reg, SetName: setPorts},
 	}
+}
+
+// filterRules let the ends in by the links, and nobody else to the tunnels' port.
+func filterRules() [][]expr.Any {
+	port := toFoU()
 	end := func(proto byte, offset, length uint32, set string) []expr.Any {
 		return slices.Concat(port, []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
@@ -323,6 +418,10 @@ func sameRules(have []*nftables.Rule, want [][]expr.Any) bool {
 			if _, counts := x.(*expr.Counter); counts {
 				_, both := y.(*expr.Counter)
 				return both
+			}
+			if set, ok := y.(*expr.Ct); ok && set.SourceRegister { // the library does not read the register of one that sets
+				have, both := x.(*expr.Ct)
+				return both && have.Key == set.Key && (have.Register == 0 || have.Register == set.Register)
 			}
 			a, errA := expr.Marshal(unix.NFPROTO_INET, x)
 			b, errB := expr.Marshal(unix.NFPROTO_INET, y)

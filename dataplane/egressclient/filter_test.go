@@ -171,12 +171,12 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 		return s
 	}
 	d.during = func() {
-		if s := state(); !s.whole || !s.equal(want) {
+		if s := state(); !s.whole || !s.equal(want) || !s.hasRules(want) {
 			t.Errorf("while tunnels are made: %v", s)
 		}
 	}
 	apply(t, c, dual())
-	if s := state(); !s.whole || !s.equal(want) {
+	if s := state(); !s.whole || !s.equal(want) || !s.hasRules(want) {
 		t.Fatalf("the filter lets in %s", s)
 	}
 	d.during = nil
@@ -184,7 +184,8 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
 	defer func() { cancel(); <-done }()
-	table, chain := ourTable()
+	table := c.filter.ours()
+	chain := (Filter{}).chains()[0].chain(table)
 	for name, do := range map[string]func(*nlcount.Nft){
 		"table deleted": func(k *nlcount.Nft) { k.DelTable(table) },
 		"rules flushed": func(k *nlcount.Nft) { k.FlushChain(chain) },
@@ -201,7 +202,7 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 			t.Fatalf("%s: not done", name)
 		}
 		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if s := state(); s.whole && s.equal(want) {
+			if s := state(); s.whole && s.equal(want) && s.hasRules(want) {
 				break
 			}
 			if time.Now().After(deadline) {

@@ -19,14 +19,17 @@ import (
 
 // kernel talks to one network namespace.
 type kernel struct {
+	n      dataplane.Numbers
 	h      *netlink.Handle
 	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
 	// What was read last, as the kernel has it, for deleting.
 	rawRules  map[Rule]netlink.Rule
 	rawRoutes map[Route]netlink.Route
+	// flows are slots whose tables are read though no rule leads there: a run that was broken off may have left routes.
+	flows []int
 }
 
-func openKernel(ns netns.NsHandle) (*kernel, error) {
+func openKernel(ns netns.NsHandle, n dataplane.Numbers) (*kernel, error) {
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
@@ -37,7 +40,7 @@ func openKernel(ns netns.NsHandle) (*kernel, error) {
 		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
 	}
 	_ = routes.SetStrictCheck(true) // the kernel then sends only the table asked for; old ones have it not
-	return &kernel{h: h, routes: routes}, nil
+	return &kernel{n: n, h: h, routes: routes}, nil
 }
 
 func (k *kernel) close() {
@@ -162,13 +165,13 @@ func (k *kernel) read() (State, error) {
 			return State{}, fmt.Errorf("reading %s rules: %w", f, err)
 		}
 		for _, rule := range rules {
-			if rule.Protocol == dataplane.RouteProtocol && ours(rule.Priority, rule.Table) && rule.Family == f.af() {
+			if rule.Protocol == dataplane.RouteProtocol && ours(rule.Priority, rule.Table, k.n) && rule.Family == f.af() {
 				r := fromRule(f, rule)
 				k.rawRules[r] = rule
 				s.Rules = append(s.Rules, r)
 			}
 		}
-		for _, table := range []int{dataplane.ClientNarrowTable, dataplane.ClientWideTable} {
+		for _, table := range k.tables(s.Rules) {
 			routes, err := k.list(f, table)
 			if err != nil {
 				return State{}, err
@@ -184,6 +187,21 @@ func (k *kernel) read() (State, error) {
 	}
 	s.sort()
 	return s, nil
+}
+
+// tables are those to read: the two of every client, and those of flows by other slots, which rules lead to.
+func (k *kernel) tables(rules []Rule) []int {
+	out := []int{k.n.ClientNarrowTable(), k.n.ClientWideTable()}
+	for _, r := range rules {
+		if flowTable(r.Table) {
+			out = append(out, r.Table)
+		}
+	}
+	for _, slot := range k.flows {
+		out = append(out, dataplane.ClientFlowNarrowTable+slot, dataplane.ClientFlowWideTable+slot)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {

@@ -32,12 +32,12 @@ func familyOf(a netip.Addr) Family {
 
 // Priorities of rules that dataplane has no name for: those of a host's own namespace, and of inside networks.
 const (
-	hostPodsRule   = 1795 // to 1798: only in a host's own namespace
+	hostPodsRule   = 1795 // to 1798: only in a host's own namespace; Numbers.FirstRule
 	hostMeshRule   = 1796
 	hostMarkRule   = 1797
 	hostOwnRule    = 1798
 	insideRule     = 2003 // and the next, one for each network
-	lastInsideRule = dataplane.ClientWideRule - 1
+	lastInsideRule = dataplane.ClientFlowWideRule - 1
 )
 
 // Rule is a policy rule, as it is or shall be. Other is whatever else a rule of ours in the kernel selects by: never wanted.
@@ -97,6 +97,7 @@ const (
 	insideAway       // a rule for each inside network that this namespace has no address in
 	insideOpen       // a rule for each inside network that no rule for private destinations covers
 	onlyOnAHost      // once, in a host's own namespace
+	flowSlot         // a rule for each slot that flows go by which new ones do not take
 )
 
 func (e each) host() bool { return e == ownAddress || e == insideAway || e == onlyOnAHost }
@@ -116,19 +117,21 @@ var (
 	private6   = []netip.Prefix{netip.MustParsePrefix("fc00::/7")}
 )
 
-// rows is the table, in order of priority.
+// rows is the table, in order of priority, with the default numbers; see moved.
 var rows = makeRows()
 
 func makeRows() []row {
 	const main = unix.RT_TABLE_MAIN
+	n := dataplane.DefaultNumbers()
 	out := []row{
-		{0, onlyOnAHost, Rule{Priority: hostPodsRule, Table: dataplane.PodTable}, "this host's pods and other hosts' blocks are led as ever"},
-		{0, onlyOnAHost, Rule{Priority: hostMeshRule, Mark: dataplane.MarkRoute, Mask: dataplane.MarkMask, Table: dataplane.RouteTable}, "what the mesh carries goes through its own tunnel"},
-		{0, onlyOnAHost, Rule{Priority: hostMarkRule, Mark: dataplane.MarkWG, Mask: dataplane.MarkMask, Table: main}, "what WireGuard and the agent send goes straight out"},
+		{0, onlyOnAHost, Rule{Priority: hostPodsRule, Table: n.PodTable()}, "this host's pods and other hosts' blocks are led as ever"},
+		{0, onlyOnAHost, Rule{Priority: hostMeshRule, Mark: n.MarkRoute, Mask: n.MarkMask, Table: n.RouteTable}, "what the mesh carries goes through its own tunnel"},
+		{0, onlyOnAHost, Rule{Priority: hostMarkRule, Mark: n.MarkWG, Mask: n.MarkMask, Table: main}, "what WireGuard and the agent send goes straight out"},
 		{0, ownAddress, Rule{Priority: hostOwnRule, Table: main}, "answers to connections from outside leave as they came"},
 		{0, insideAway, Rule{Priority: hostOwnRule, Table: main}, "so that reverse path filters find the way of what this host passes on to pods where it was"},
 		{IPv4, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal4, Table: main}, "neighbours on the link, the namespace's gateway among them"},
 		{IPv6, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal6, Table: main}, "neighbours on the link, the namespace's gateway among them"},
+		{0, flowSlot, Rule{Priority: dataplane.ClientFlowNarrowRule, Table: dataplane.ClientFlowNarrowTable}, "the next rule's destinations, of flows that began by another slot"},
 		{0, once, Rule{Priority: dataplane.ClientNarrowRule, Table: dataplane.ClientNarrowTable}, "private destinations that an egress leads to, before the private ranges themselves"},
 	}
 	for i, p := range private4 {
@@ -139,7 +142,33 @@ func makeRows() []row {
 	}
 	return append(out,
 		row{0, insideOpen, Rule{Priority: insideRule, Table: main}, "networks of the mesh outside the private ranges"},
+		row{0, flowSlot, Rule{Priority: dataplane.ClientFlowWideRule, Table: dataplane.ClientFlowWideTable}, "the next rule's destinations, of flows that began by another slot"},
 		row{0, once, Rule{Priority: dataplane.ClientWideRule, Table: dataplane.ClientWideTable}, "all other destinations of egresses"})
+}
+
+// moved is a rule of the table with other numbers than the default ones.
+func moved(r Rule, to dataplane.Numbers) Rule {
+	from := dataplane.DefaultNumbers()
+	r.Priority += to.FirstRule - from.FirstRule
+	r.Table = movedTable(r.Table, to)
+	switch r.Mark {
+	case from.MarkRoute:
+		r.Mark, r.Mask = to.MarkRoute, to.MarkMask
+	case from.MarkWG:
+		r.Mark, r.Mask = to.MarkWG, to.MarkMask
+	}
+	return r
+}
+
+func movedTable(table int, to dataplane.Numbers) int {
+	from := dataplane.DefaultNumbers()
+	switch table {
+	case unix.RT_TABLE_MAIN:
+		return table
+	case from.RouteTable:
+		return to.RouteTable
+	}
+	return table + to.FirstTable - from.FirstTable
 }
 
 // RuleInfo is a rule for people.
@@ -151,7 +180,8 @@ type RuleInfo struct {
 	Host     bool // only in a host's own namespace; there all rules have iif lo besides
 }
 
-// Rules is every rule that a namespace may get, in the order in which the kernel asks them, IPv4 first.
+// Rules is every rule that a namespace may get, with the default numbers, in the order in which the kernel asks them,
+// IPv4 first.
 func Rules() []RuleInfo {
 	var out []RuleInfo
 	for _, f := range []Family{IPv4, IPv6} {
@@ -167,6 +197,8 @@ func Rules() []RuleInfo {
 				text = strings.Replace(text, "from all", "from NETWORK", 1)
 			case insideOpen:
 				text = strings.Replace(text, "from all", "from all to NETWORK", 1)
+			case flowSlot:
+				text = fmt.Sprintf("from all fwmark SLOT/%#x lookup %d + slot", dataplane.FlowMask, r.rule.Table)
 			}
 			out = append(out, RuleInfo{Priority: r.rule.Priority, Family: f, Text: text, Why: r.why, Host: r.each.host()})
 		}
@@ -176,10 +208,12 @@ func Rules() []RuleInfo {
 
 // ground is what rules depend on besides the table.
 type ground struct {
-	host   bool
-	own    []netip.Addr   // the host's addresses outside the mesh
-	self   []netip.Addr   // the client's own
-	inside []netip.Prefix // the mesh's networks
+	numbers dataplane.Numbers
+	host    bool
+	own     []netip.Addr   // the host's addresses outside the mesh
+	self    []netip.Addr   // the client's own
+	inside  []netip.Prefix // the mesh's networks
+	flows   []int          // slots that flows go by which new ones do not take
 }
 
 // rulesOf makes the rules of one family.
@@ -189,7 +223,7 @@ func rulesOf(f Family, g ground) []Rule {
 		if r.family != 0 && r.family != f || r.each.host() && !g.host {
 			continue
 		}
-		rule := r.rule
+		rule := moved(r.rule, g.numbers)
 		rule.Family, rule.Local = f, g.host // what a host passes on for others is none of its own egresses' business
 		switch r.each {
 		case ownAddress:
@@ -211,8 +245,13 @@ func rulesOf(f Family, g ground) []Rule {
 				if familyOf(p.Addr()) == f && !private(p) {
 					rule.To = p
 					out = append(out, rule)
-					rule.Priority = min(rule.Priority+1, lastInsideRule)
+					rule.Priority = min(rule.Priority+1, lastInsideRule+g.numbers.FirstRule-hostPodsRule)
 				}
+			}
+		case flowSlot:
+			for _, slot := range g.flows {
+				rule.Mark, rule.Mask, rule.Table = dataplane.FlowMark(slot), dataplane.FlowMask, r.rule.Table+slot
+				out = append(out, rule)
 			}
 		default:
 			out = append(out, rule)
@@ -230,7 +269,12 @@ func covers(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// ours says whether a rule with our protocol is one of this package's; table 116's at 2000 is package route's.
-func ours(priority, table int) bool {
-	return priority >= hostPodsRule && priority <= dataplane.ClientWideRule && !(priority == dataplane.PodRulePriority && table == dataplane.PodTable)
+// ours says whether a rule with our protocol is one of this package's. In a host's own namespace others of skein's lie
+// among them: those that lead to pods, to gateways and to nodes of other sites.
+func ours(priority, table int, n dataplane.Numbers) bool {
+	if priority < n.FirstRule || priority > n.LastRule() {
+		return false
+	}
+	return table == unix.RT_TABLE_MAIN || table == n.ClientNarrowTable() || table == n.ClientWideTable() || flowTable(table) ||
+		priority < n.FirstRule+dataplane.ClientLinkLocalRule-hostPodsRule
 }

@@ -23,7 +23,7 @@ const (
 	Throw                   // goes on with the next rule
 )
 
-// Route is a route of ours in table 117 or 118. Other is set for one that is none of ours' kinds: never wanted.
+// Route is a route of ours in table 117 or 118, or in one of those that flows by other slots have. Other is set for one that is none of ours' kinds: never wanted.
 type Route struct {
 	Table int
 	Dst   netip.Prefix
@@ -74,7 +74,7 @@ func (s State) Lines() []string {
 				out = append(out, fmt.Sprintf("%s rule %s", f, r))
 			}
 		}
-		for _, table := range []int{dataplane.ClientNarrowTable, dataplane.ClientWideTable} {
+		for _, table := range s.tables() {
 			for _, r := range s.Routes {
 				if r.Table == table && familyOf(r.Dst.Addr()) == f {
 					out = append(out, fmt.Sprintf("%s table %d %s", f, table, r))
@@ -85,11 +85,41 @@ func (s State) Lines() []string {
 	return out
 }
 
+// tables are those of the routes, in order.
+func (s State) tables() (out []int) {
+	for _, r := range s.Routes {
+		out = append(out, r.Table)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// flows are the slots that rules lead flows by.
+func (s State) flows() (out []int) {
+	for _, r := range s.Rules {
+		if slot, ok := dataplane.FlowSlot(r.Mark); ok && r.Mask == dataplane.FlowMask && flowTable(r.Table) {
+			out = append(out, slot)
+		}
+	}
+	return out
+}
+
+// flowTable tells whether a table is one of flows that began by another slot than new ones take.
+func flowTable(n int) bool {
+	for _, first := range []int{dataplane.ClientFlowNarrowTable, dataplane.ClientFlowWideTable} {
+		if n >= first && n < first+dataplane.ClientFlowSlots {
+			return true
+		}
+	}
+	return false
+}
+
 // Want is the state for a client. own are the host's addresses outside the mesh, which only a host's namespace needs; ready
 // tells whether the device of a tunnel stands. Notes say what of the spec cannot be.
 func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr) bool) (State, []string) {
 	var out State
 	var notes []string
+	n := s.Numbers.Filled()
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	names := map[string]netip.Addr{}
 	has := map[netip.Addr]bool{}
@@ -101,36 +131,18 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 		names[dataplane.FoULink(t.Remote)] = t.Remote
 		has[t.Remote] = self(s, t.Remote).IsValid()
 	}
-	taken := map[netip.Prefix]bool{}
-	for _, r := range s.Routes {
-		dst := r.Destination.Masked()
-		if taken[dst] {
+	leads := func(remote netip.Addr) bool { return has[remote] && ready(remote) }
+	out.Routes = routes(s, s.Routes, n.ClientNarrowTable(), n.ClientWideTable(), leads, note)
+	g := ground{numbers: n, host: s.Host, own: own, inside: s.Inside}
+	for _, f := range s.Flows {
+		if f.Slot < 0 || f.Slot >= dataplane.ClientFlowSlots {
+			note("flows by slot %d go on by the client's own slot: want a number below %d", f.Slot, dataplane.ClientFlowSlots)
 			continue
 		}
-		if in, inside := within(dst, s.Inside); inside {
-			note("destination %s lies in %s, which is the mesh's own: no egress can lead there", dst, in)
-			continue
-		}
-		taken[dst] = true
-		route := Route{Table: tableOf(dst), Dst: dst, Link: dataplane.FoULink(r.Remote)}
-		if s.Host {
-			route.Src = self(s, r.Remote)
-		}
-		if familyOf(dst.Addr()) != familyOf(r.Remote) || !has[r.Remote] || !ready(r.Remote) {
-			route = Route{Table: route.Table, Dst: dst, Kind: Unreachable}
-		}
-		out.Routes = append(out.Routes, route)
-		if route.Table != dataplane.ClientNarrowTable {
-			continue
-		}
-		for _, p := range s.Inside {
-			throw := Route{Table: route.Table, Dst: p, Kind: Throw}
-			if familyOf(p.Addr()) == familyOf(dst.Addr()) && covers(dst, p) && !slices.Contains(out.Routes, throw) {
-				out.Routes = append(out.Routes, throw)
-			}
-		}
+		g.flows = append(g.flows, f.Slot)
+		out.Routes = append(out.Routes, routes(s, f.Routes, dataplane.ClientFlowNarrowTable+f.Slot,
+			dataplane.ClientFlowWideTable+f.Slot, leads, func(string, ...any) {})...)
 	}
-	g := ground{host: s.Host, own: own, inside: s.Inside}
 	for _, a := range []netip.Addr{s.Addr4, s.Addr6} {
 		if a.IsValid() {
 			g.self = append(g.self, a)
@@ -145,9 +157,47 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 	return out, notes
 }
 
+// routes are those of a narrow and a wide table; leads tells whether a tunnel stands.
+func routes(s dataplane.ClientSpec, list []dataplane.ClientRoute, narrow, wide int, leads func(netip.Addr) bool,
+	note func(string, ...any)) (out []Route) {
+	taken := map[netip.Prefix]bool{}
+	for _, r := range list {
+		dst := r.Destination.Masked()
+		if taken[dst] {
+			continue
+		}
+		if in, inside := within(dst, s.Inside); inside {
+			note("destination %s lies in %s, which is the mesh's own: no egress can lead there", dst, in)
+			continue
+		}
+		taken[dst] = true
+		route := Route{Table: wide, Dst: dst, Link: dataplane.FoULink(r.Remote)}
+		if private(dst) { // the rules for private networks would catch it
+			route.Table = narrow
+		}
+		if s.Host {
+			route.Src = self(s, r.Remote)
+		}
+		if familyOf(dst.Addr()) != familyOf(r.Remote) || !leads(r.Remote) {
+			route = Route{Table: route.Table, Dst: dst, Kind: Unreachable}
+		}
+		out = append(out, route)
+		if route.Table != narrow {
+			continue
+		}
+		for _, p := range s.Inside {
+			throw := Route{Table: route.Table, Dst: p, Kind: Throw}
+			if familyOf(p.Addr()) == familyOf(dst.Addr()) && covers(dst, p) && !slices.Contains(out, throw) {
+				out = append(out, throw)
+			}
+		}
+	}
+	return out
+}
+
 func (s *State) sort() {
 	slices.SortStableFunc(s.Rules, func(a, b Rule) int {
-		return cmp.Or(int(a.Family)-int(b.Family), a.Priority-b.Priority)
+		return cmp.Or(int(a.Family)-int(b.Family), a.Priority-b.Priority, cmp.Compare(a.Mark, b.Mark))
 	})
 	slices.SortStableFunc(s.Routes, func(a, b Route) int {
 		return cmp.Or(a.Table-b.Table, a.Dst.Addr().Compare(b.Dst.Addr()), a.Dst.Bits()-b.Dst.Bits(), int(a.Kind)-int(b.Kind))
@@ -170,18 +220,11 @@ func within(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
 	return of[i], true
 }
 
-// tableOf is the table of a destination: 117 for what the rules for private networks would catch.
-func tableOf(dst netip.Prefix) int {
-	if private(dst) {
-		return dataplane.ClientNarrowTable
-	}
-	return dataplane.ClientWideTable
-}
-
 // Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes. Notes say which cannot be.
 func Devices(s dataplane.ClientSpec, mtu int) (out fou.Spec, notes []string) {
 	const least6 = 1280 // RFC 8200
 	seen := map[string]bool{}
+	out.Ports = s.Ports
 	for _, t := range s.Tunnels {
 		local := self(s, t.Remote)
 		if name := dataplane.FoULink(t.Remote); !local.IsValid() || seen[name] {

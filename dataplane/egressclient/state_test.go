@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/golden"
 )
@@ -114,12 +116,18 @@ func TestRules(t *testing.T) {
 		known := slices.ContainsFunc(Rules(), func(r RuleInfo) bool {
 			return r.Family == have.Family && r.Priority == have.Priority && strings.HasSuffix(r.Text, "lookup "+tableName(have.Table))
 		})
-		if !known || !ours(have.Priority, have.Table) {
+		if !known || !ours(have.Priority, have.Table, dataplane.DefaultNumbers()) {
 			t.Errorf("%s is written, and not in the list", have)
 		}
 	}
-	if ours(dataplane.PodRulePriority, dataplane.PodTable) || ours(dataplane.RulePriority, dataplane.RouteTable) {
-		t.Error("a rule of package route is taken for one of these")
+	for i := range dataplane.MaxInstance + 1 {
+		n := dataplane.NumbersOf(i)
+		for _, other := range [][2]int{{n.PodRule(), n.PodTable()}, {n.RulePriority, n.RouteTable}, {n.EgressRule(), n.EgressTable()},
+			{n.HopRule(), n.HopTable()}, {n.HopLastRule(), n.HopLastTable()}} {
+			if ours(other[0], other[1], n) {
+				t.Errorf("instance %d: rule %d to table %d is taken for one of these", i, other[0], other[1])
+			}
+		}
 	}
 }
 
@@ -203,5 +211,30 @@ func TestDevices(t *testing.T) {
 	}
 	if d, _ := Devices(dataplane.ClientSpec{}, 1420); d.Any || d.IPv4 || d.IPv6 {
 		t.Errorf("without tunnels: %+v", d)
+	}
+}
+
+// With other numbers a host's rules and tables are the same, elsewhere, and none is taken for another instance's.
+func TestHostsRulesMoveWithTheNumbers(t *testing.T) {
+	first, _ := Want(hostScene(), []netip.Addr{addr("198.51.100.7")}, all)
+	s, n, former := hostScene(), dataplane.NumbersOf(1), dataplane.DefaultNumbers()
+	s.Numbers = n
+	second, _ := Want(s, []netip.Addr{addr("198.51.100.7")}, all)
+	if len(second.Rules) != len(first.Rules) || len(second.Routes) != len(first.Routes) {
+		t.Fatalf("%d rules and %d routes, want %d and %d", len(second.Rules), len(second.Routes), len(first.Rules), len(first.Routes))
+	}
+	for i, r := range second.Rules {
+		if r.Priority-n.FirstRule != first.Rules[i].Priority-former.FirstRule || !ours(r.Priority, r.Table, n) ||
+			!n.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) {
+			t.Errorf("%s instead of %s is not of these numbers", r, first.Rules[i])
+		}
+		if ours(r.Priority, r.Table, former) || r.Mask != 0 && r.Mask != n.MarkMask {
+			t.Errorf("%s has something of the default numbers", r)
+		}
+	}
+	for i, r := range second.Routes {
+		if r.Table-n.FirstTable != first.Routes[i].Table-former.FirstTable {
+			t.Errorf("%s is in table %d instead of %d", r, r.Table, first.Routes[i].Table)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func tunnels(t *testing.T, driver string) (*testns.NS, *far) {
 	}
 	for _, args := range []string{
 		"route add 10.20.30.40 dev eth0", "-6 route add fd10::40 dev eth0",
-		"route add 10.20.30.40 dev " + d.Link(addr("10.20.30.40")) + " table 118", "-6 route add fd10::40 dev " + d.Link(addr("fd10::40")) + " table 118",
+		"route add 10.20.30.40 dev " + d.Link(addr("10.68.124.145"), addr("10.20.30.40")) + " table 118", "-6 route add fd10::40 dev " + d.Link(addr("fd10::2:1"), addr("fd10::40")) + " table 118",
 		"rule add pref 90 from 8.8.8.8 lookup 118", "rule add pref 91 from 192.168.10.1 lookup 118", "-6 rule add pref 90 from 2001:db8::8 lookup 118",
 		"rule del pref 0", "rule add pref 100 lookup local", "-6 rule del pref 0", "-6 rule add pref 100 lookup local",
 		"rule add pref 10 iif eth0 to 8.8.8.8 prohibit", "rule add pref 11 iif eth0 to 192.168.10.1 prohibit", "-6 rule add pref 10 iif eth0 to 2001:db8::8 prohibit",
@@ -210,6 +210,7 @@ func answerFromElsewhere(t *testing.T, all, fresh string) {
 		if _, err := f.driver.Reconcile(fou.Spec{IPv4: true, Any: true, Gateway: true, Tunnels: []fou.Tunnel{{Local: addr(local), Remote: addr("10.20.30.40"), MTU: 1392}}}); err != nil {
 			t.Fatal(err)
 		}
+		ip(t, f.ns, "route replace 10.20.30.40 dev "+f.driver.Link(addr(local), addr("10.20.30.40"))+" table 118")
 	}
 	from("10.68.12.49")
 	s := scene()

@@ -13,7 +13,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -70,10 +69,10 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 	_ = conn.SetReadBuffer(buffer)
 	var listeners sync.WaitGroup
 	listeners.Go(func() {
-		c.listen(conn, concerns)
+		c.listen(conn, c.concerns)
 	})
 	listeners.Go(func() {
-		c.listen(tables, func(m netlink.Message, _ string, _ bool) bool { return ofFilter(m) })
+		c.listen(tables, func(m netlink.Message, _ string, _ bool) bool { return c.filter.is(m) })
 	})
 	defer func() {
 		_, _ = conn.Close(), tables.Close()
@@ -175,7 +174,8 @@ func (c *Client) watched() (uplink string, host bool) {
 
 // concerns says whether a notification may be about something of ours. Our own writes are not told apart: a look that finds
 // nothing is cheap.
-func concerns(m netlink.Message, uplink string, host bool) bool {
+func (c *Client) concerns(m netlink.Message, uplink string, host bool) bool {
+	n := c.opts.Numbers
 	const head = 12 // of struct rtmsg and struct fib_rule_hdr
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -191,14 +191,14 @@ func concerns(m netlink.Message, uplink string, host bool) bool {
 			return false
 		}
 		table := number(attribute(m.Data[head:], unix.RTA_TABLE))
-		return table == dataplane.ClientNarrowTable || table == dataplane.ClientWideTable
+		return table == n.ClientNarrowTable() || table == n.ClientWideTable() || flowTable(table)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		if len(m.Data) < head {
 			return false
 		}
 		const fraPriority = 6
 		p := number(attribute(m.Data[head:], fraPriority))
-		return p >= hostPodsRule && p <= dataplane.ClientWideRule
+		return p >= n.FirstRule && p <= n.LastRule()
 	}
 	return false
 }

@@ -20,10 +20,7 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-const (
-	nftTable = "skein_egress" // family inet
-	nftChain = "postrouting"
-)
+const nftChain = "postrouting" // in Numbers.EgressNftTable, family inet
 
 // Spec is what a host wants as a gateway. The zero Spec is that of a host which is none.
 type Spec struct {
@@ -40,12 +37,13 @@ func (s Spec) gateway() bool { return len(s.Routes) > 0 }
 
 // Reconciler keeps a host so.
 type Reconciler struct {
+	n      dataplane.Numbers
 	h      *netlink.Handle
 	routes *netlink.Handle // for listing, with strict checks: the kernel itself then sends only the table asked for
 }
 
-// New opens sockets in the calling thread's network namespace.
-func New() (*Reconciler, error) {
+// New opens sockets in the calling thread's network namespace; zero Numbers are the default ones.
+func New(n dataplane.Numbers) (*Reconciler, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
@@ -56,7 +54,7 @@ func New() (*Reconciler, error) {
 		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
 	}
 	_ = routes.SetStrictCheck(true) // old kernels have it not
-	return &Reconciler{h: h, routes: routes}, nil
+	return &Reconciler{n: n.Filled(), h: h, routes: routes}, nil
 }
 
 // Close closes the sockets; everything stays.
@@ -65,7 +63,7 @@ func (r *Reconciler) Close() {
 	r.routes.Close()
 }
 
-// route is a way in EgressTable.
+// route is a way in the table of gateways.
 type route struct {
 	addr netip.Addr
 	link int // index
@@ -141,34 +139,34 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 	}
 	add, gone := diff(want, actual)
 	for _, a := range add {
-		if e := nlcount.One(r.h).RouteReplace(a.kernel()); e != nil && err == nil {
-			err = fmt.Errorf("add the way to %s (table %d): %w", a.addr, dataplane.EgressTable, e)
+		if e := nlcount.One(r.h).RouteReplace(a.kernel(r.n.EgressTable())); e != nil && err == nil {
+			err = fmt.Errorf("add the way to %s (table %d): %w", a.addr, r.n.EgressTable(), e)
 			continue
 		}
 		writes++
 	}
-	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: dataplane.EgressRule, Table: dataplane.EgressTable}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
+	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: r.n.EgressRule(), Table: r.n.EgressTable()}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
 	if e != nil && !errors.Is(e, unix.EAFNOSUPPORT) {
 		return writes, errors.Join(err, fmt.Errorf("read policy rules: %w", e))
 	}
 	switch {
 	case len(want) > 0 && len(rules) == 0:
-		if e := nlcount.One(r.h).RuleAdd(rule(f)); e != nil && !errors.Is(e, unix.EEXIST) {
-			err = errors.Join(err, fmt.Errorf("add the rule to table %d: %w", dataplane.EgressTable, e))
+		if e := nlcount.One(r.h).RuleAdd(rule(f, r.n)); e != nil && !errors.Is(e, unix.EEXIST) {
+			err = errors.Join(err, fmt.Errorf("add the rule to table %d: %w", r.n.EgressTable(), e))
 		} else {
 			writes++
 		}
 	case len(want) == 0:
 		for range rules {
-			if e := nlcount.One(r.h).RuleDel(rule(f)); e != nil {
-				return writes, errors.Join(err, fmt.Errorf("remove the rule to table %d: %w", dataplane.EgressTable, e))
+			if e := nlcount.One(r.h).RuleDel(rule(f, r.n)); e != nil {
+				return writes, errors.Join(err, fmt.Errorf("remove the rule to table %d: %w", r.n.EgressTable(), e))
 			}
 			writes++
 		}
 	}
 	for _, g := range gone {
-		if e := nlcount.One(r.h).RouteDel(g.kernel()); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remove the way to %s (table %d): %w", g.addr, dataplane.EgressTable, e))
+		if e := nlcount.One(r.h).RouteDel(g.kernel(r.n.EgressTable())); e != nil && !errors.Is(e, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("remove the way to %s (table %d): %w", g.addr, r.n.EgressTable(), e))
 			continue
 		}
 		writes++
@@ -178,12 +176,12 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 
 // read lists the ways in our table; what others have put there is not ours.
 func (r *Reconciler) read(f int) ([]route, error) {
-	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: dataplane.EgressTable}, netlink.RT_FILTER_TABLE)
+	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: r.n.EgressTable()}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read table %d: %w", dataplane.EgressTable, err)
+		return nil, fmt.Errorf("read table %d: %w", r.n.EgressTable(), err)
 	}
 	var out []route
 	for _, k := range all {
@@ -197,19 +195,19 @@ func (r *Reconciler) read(f int) ([]route, error) {
 	return out, nil
 }
 
-func (w route) kernel() *netlink.Route {
+func (w route) kernel(table int) *netlink.Route {
 	family, bits := unix.AF_INET6, w.addr.BitLen()
 	scope := netlink.SCOPE_UNIVERSE
 	if w.addr.Is4() {
 		family, scope = unix.AF_INET, netlink.SCOPE_LINK
 	}
 	return &netlink.Route{Family: family, Dst: &net.IPNet{IP: w.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)}, LinkIndex: w.link,
-		Table: dataplane.EgressTable, Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
+		Table: table, Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
 }
 
-func rule(f int) *netlink.Rule {
+func rule(f int, n dataplane.Numbers) *netlink.Rule {
 	k := netlink.NewRule()
-	k.Family, k.Priority, k.Table, k.Protocol = f, dataplane.EgressRule, dataplane.EgressTable, dataplane.RouteProtocol
+	k.Family, k.Priority, k.Table, k.Protocol = f, n.EgressRule(), n.EgressTable(), dataplane.RouteProtocol
 	return k
 }
 
@@ -234,7 +232,7 @@ func forward(link string) (int, error) {
 }
 
 // masqueradeRules are the two rules of our chain.
-func masqueradeRules(tunnel string) [][]expr.Any {
+func masqueradeRules(tunnel string, n dataplane.Numbers) [][]expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, tunnel)
 	of := func(proto byte, p netip.Prefix, offset uint32) []expr.Any {
@@ -252,8 +250,8 @@ func masqueradeRules(tunnel string) [][]expr.Any {
 		}
 	}
 	return [][]expr.Any{
-		of(unix.NFPROTO_IPV4, dataplane.EgressLocal4, 12),
-		of(unix.NFPROTO_IPV6, dataplane.EgressLocal6, 8),
+		of(unix.NFPROTO_IPV4, n.EgressLocal4, 12),
+		of(unix.NFPROTO_IPV6, n.EgressLocal6, 8),
 	}
 }
 
@@ -263,8 +261,8 @@ func (r *Reconciler) masquerade(tunnel string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("open nftables: %w", err)
 	}
-	want := masqueradeRules(tunnel)
-	t, chain := table()
+	want := masqueradeRules(tunnel, r.n)
+	t, chain := table(r.n)
 	if rules, err := c.GetRules(t, chain); err == nil && same(rules, want) {
 		return 0, nil
 	}
@@ -276,7 +274,7 @@ func (r *Reconciler) masquerade(tunnel string) (int, error) {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
 	}
 	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("make the nft table inet %s: %w", nftTable, err)
+		return 0, fmt.Errorf("make the nft table inet %s: %w", t.Name, err)
 	}
 	return 1, nil
 }
@@ -286,20 +284,20 @@ func (r *Reconciler) unmasquerade() (int, error) {
 	if err != nil {
 		return 0, nil // no nftables, no table
 	}
-	t, _ := table()
+	t, _ := table(r.n)
 	all, err := c.ListTablesOfFamily(t.Family)
 	if err != nil || !slices.ContainsFunc(all, func(o *nftables.Table) bool { return o.Name == t.Name }) {
 		return 0, nil
 	}
 	c.DelTable(t)
 	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("remove the nft table inet %s: %w", nftTable, err)
+		return 0, fmt.Errorf("remove the nft table inet %s: %w", t.Name, err)
 	}
 	return 1, nil
 }
 
-func table() (*nftables.Table, *nftables.Chain) {
-	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: nftTable}
+func table(n dataplane.Numbers) (*nftables.Table, *nftables.Chain) {
+	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: n.EgressNftTable}
 	return t, &nftables.Chain{Name: nftChain, Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
 }
 
@@ -324,8 +322,8 @@ func same(have []*nftables.Rule, want [][]expr.Any) bool {
 }
 
 // Purge removes everything of ours.
-func Purge() error {
-	r, err := New()
+func Purge(n dataplane.Numbers) error {
+	r, err := New(n)
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func TestAGatewayHost(t *testing.T) {
 	reconcile := func(s Spec, most int) {
 		t.Helper()
 		host.Must("reconcile", func() error {
-			r, err := New()
+			r, err := New(dataplane.Numbers{})
 			if err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func TestAGatewayHost(t *testing.T) {
 		t.Errorf("table 115 was not mended: %s", out)
 	}
 
-	host.Must("purge", Purge)
+	host.Must("purge", func() error { return Purge(dataplane.Numbers{}) })
 	if out := ip(host, "route", "show", "table", "all"); strings.Contains(out, "table 115") {
 		t.Errorf("left behind: %s", out)
 	}

@@ -39,13 +39,23 @@ type linkState struct {
 	endAddrs        []netip.Addr
 	main            []netlink.Route // of the uplink, in the main table
 	rules           map[int]bool    // by family
-	clients         map[netip.Addr]int
-	strays          []netlink.Route // of ours in the clients' table that lead to no single address
+	slots           map[slotRule]bool
+	clients         map[clientWay]int
+	strays          []netlink.Route // of ours in the clients' tables that lead to no single address
 	devices         map[string]int  // index by name
 }
 
-func openLinks(file, egress string, ns *os.File) (*links, error) {
-	l := &links{file: file, egress: egress, ns: ns, name: HostLink(egress)}
+// clientWay is where the route to a client is.
+type clientWay struct {
+	table int
+	addr  netip.Addr
+}
+
+// slotRule is the rule that leads answers by a slot to the slot's table.
+type slotRule struct{ family, slot int }
+
+func openLinks(file, owner, egress string, ns *os.File) (*links, error) {
+	l := &links{file: file, egress: egress, ns: ns, name: HostLink(owner, egress)}
 	var err error
 	if l.host, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return nil, fmt.Errorf("opening the host's network namespace: %w", err)
@@ -116,7 +126,7 @@ func (l *links) makePair(mtu int) error {
 
 // read reads everything.
 func (l *links) read(mtu int) (*linkState, error) {
-	s := &linkState{rules: map[int]bool{}, clients: map[netip.Addr]int{}, devices: map[string]int{}}
+	s := &linkState{rules: map[int]bool{}, slots: map[slotRule]bool{}, clients: map[clientWay]int{}, devices: map[string]int{}}
 	var err error
 	if s.uplink, s.end, err = l.ensurePair(mtu); err != nil {
 		return nil, err
@@ -143,16 +153,24 @@ func (l *links) read(mtu int) (*linkState, error) {
 		if err != nil {
 			return fail("rules", err)
 		}
+		for _, r := range rules {
+			if slot := r.Table - dataplane.GatewaySlotTable; sameSlotRule(r, slot) {
+				s.slots[slotRule{f, slot}] = true
+			}
+		}
 		s.rules[f] = slices.ContainsFunc(rules, func(r netlink.Rule) bool {
 			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable && r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
 		})
-		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fail("routes to clients", err)
 		}
 		for _, r := range routes {
+			if !clientTable(r.Table) {
+				continue
+			}
 			if a, ok := single(r); ok && r.LinkIndex != 0 && r.Gw == nil {
-				s.clients[a] = r.LinkIndex
+				s.clients[clientWay{r.Table, a}] = r.LinkIndex
 			} else {
 				s.strays = append(s.strays, r)
 			}
@@ -160,6 +178,38 @@ func (l *links) read(mtu int) (*linkState, error) {
 	}
 	return s, nil
 }
+
+// clientTable tells whether a table is one with routes to clients.
+func clientTable(n int) bool {
+	return n == dataplane.GatewayTable || n >= dataplane.GatewaySlotTable && n <= dataplane.GatewaySlotTable+maxAlso
+}
+
+// ruleOf is a slot's rule.
+func ruleOf(s slotRule) *netlink.Rule {
+	r, mask := netlink.NewRule(), ^uint32(0)
+	r.Family, r.Priority, r.IifName, r.Protocol = s.family, dataplane.GatewaySlotRule, Uplink, dataplane.RouteProtocol
+	r.Mark, r.Mask, r.Table = Mark(s.slot), &mask, dataplane.GatewaySlotTable+s.slot
+	return r
+}
+
+func sameSlotRule(r netlink.Rule, slot int) bool {
+	return slot >= 0 && slot <= maxAlso && r.Priority == dataplane.GatewaySlotRule && r.IifName == Uplink && r.Mark == Mark(slot) &&
+		(r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && !r.Invert
+}
+
+// slotRules are the rules that a plan wants.
+func (p plan) slotRules() map[slotRule]bool {
+	out := map[slotRule]bool{}
+	for _, c := range p.clients {
+		if c.also {
+			out[slotRule{pick(c.addr, unix.AF_INET, unix.AF_INET6), c.slot}] = true
+		}
+	}
+	return out
+}
+
+// remade forgets which index a device has, since tunnels were made or removed.
+func (l *links) remade() { l.cache.devices = map[string]int{} }
 
 func single(r netlink.Route) (netip.Addr, bool) {
 	if r.Dst == nil {
@@ -386,36 +436,41 @@ func anywhere(family int) *net.IPNet {
 	return &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
 }
 
-func clientRoute(a netip.Addr, index int) *netlink.Route {
-	f := unix.AF_INET
-	if a.Is6() {
-		f = unix.AF_INET6
-	}
-	return &netlink.Route{Family: f, Dst: hostNet(a), LinkIndex: index, Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
+func clientRoute(w clientWay, index int) *netlink.Route {
+	f := pick(w.addr, unix.AF_INET, unix.AF_INET6)
+	return &netlink.Route{Family: f, Dst: hostNet(w.addr), LinkIndex: index, Table: w.table, Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
-// unroute takes away the routes of clients that are gone, before their devices go.
-func (l *links) unroute(p plan) error {
+// unroute takes away the routes of clients that are gone, before their devices go; and late, when all others have theirs, those
+// that clients have no more. Flows by a slot that becomes its client's own are led by its table until the client's leads there.
+func (l *links) unroute(p plan, late bool) error {
 	if !p.complete {
 		return nil
 	}
-	wanted := map[netip.Addr]bool{}
+	wanted := map[clientWay]bool{}
 	for _, c := range p.clients {
-		wanted[c.addr] = true
+		wanted[clientWay{c.table(), c.addr}] = true
+	}
+	known := map[netip.Addr]bool{}
+	for _, c := range p.clients {
+		known[c.addr] = true
 	}
 	s := l.cache
 	var errs []error
-	gone := func(r *netlink.Route) {
-		err := nlcount.One(l.in).RouteDel(r)
-		if errors.Is(err, unix.ESRCH) {
-			err = nil
+	for r := range s.slots {
+		if late && !p.slotRules()[r] {
+			errs = append(errs, l.doing("removing the rule of a slot's flows", ignore(nlcount.One(l.in).RuleDel(ruleOf(r)), unix.ENOENT)))
+			delete(s.slots, r)
 		}
+	}
+	gone := func(r *netlink.Route) {
+		err := ignore(nlcount.One(l.in).RouteDel(r), unix.ESRCH)
 		errs = append(errs, l.doing("removing the route to "+r.Dst.String(), err))
 	}
-	for a, index := range s.clients {
-		if !wanted[a] {
-			gone(clientRoute(a, index))
-			delete(s.clients, a)
+	for w, index := range s.clients {
+		if !wanted[w] && (late || !known[w.addr]) {
+			gone(clientRoute(w, index))
+			delete(s.clients, w)
 		}
 	}
 	for _, r := range s.strays {
@@ -429,14 +484,29 @@ func (l *links) unroute(p plan) error {
 	return errors.Join(errs...)
 }
 
-// route leads each client's packets into its tunnel.
-func (l *links) route(p plan, link func(netip.Addr) string) error {
+func ignore(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+// route leads each client's packets into its tunnel. The ways of flows by other slots come first: until they stand those
+// flows are led by the client's own.
+func (l *links) route(p plan, link func(local, remote netip.Addr) string) error {
 	s := l.cache
 	var errs []error
-	for _, c := range p.clients {
-		name := link(c.addr)
+	clients := slices.Clone(p.clients)
+	slices.SortStableFunc(clients, func(a, b client) int { return compareBools(b.also, a.also) })
+	rules := p.slotRules()
+	led := len(rules) == 0
+	for _, c := range clients {
+		if !c.also && !led {
+			errs, led = append(errs, l.slotRules(rules)...), true
+		}
+		name, at := link(c.end, c.addr), clientWay{c.table(), c.addr}
 		index, known := s.devices[name]
-		have, routed := s.clients[c.addr]
+		have, routed := s.clients[at]
 		if known && routed && have == index {
 			continue
 		}
@@ -452,14 +522,26 @@ func (l *links) route(p plan, link func(netip.Addr) string) error {
 				continue
 			}
 		}
-		err := nlcount.One(l.in).RouteReplace(clientRoute(c.addr, index))
+		err := nlcount.One(l.in).RouteReplace(clientRoute(at, index))
 		if c.addr.Is6() && routed && err == nil { // IPv6 replaces only a route through the same link
-			_ = nlcount.One(l.in).RouteDel(clientRoute(c.addr, have))
+			_ = nlcount.One(l.in).RouteDel(clientRoute(at, have))
 		}
 		if errs = append(errs, l.doing("adding the route to "+c.addr.String(), err)); err == nil {
-			s.clients[c.addr] = index
+			s.clients[at] = index
 		}
 	}
 	l.depend(s)
 	return errors.Join(errs...)
+}
+
+// slotRules adds the rules that are missing.
+func (l *links) slotRules(want map[slotRule]bool) (errs []error) {
+	for r := range want {
+		if !l.cache.slots[r] {
+			err := ignore(nlcount.One(l.in).RuleAdd(ruleOf(r)), unix.EEXIST)
+			errs = append(errs, l.doing("adding the rule of a slot's flows", err))
+			l.cache.slots[r] = err == nil
+		}
+	}
+	return errs
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
@@ -16,13 +15,13 @@ const (
 	Uplink = "eth0"   // leads to the host
 	Probe  = "probe0" // the health probe's device, where there is one
 
-	tableName = dataplane.NftTable
+	tableName = "skein" // in a namespace of its own: nobody else has one
 
 	// SetTickets are the tickets that live, each with its own time to run out.
 	SetTickets = "skein_tickets"
 	// MapGranted is slot to ticket.
 	MapGranted = "skein_granted"
-	// MapSlot4 and MapSlot6 are a client's address to its slot.
+	// MapSlot4 and MapSlot6 are a client's address to the slot that its new flows take.
 	MapSlot4, MapSlot6 = "skein_slot4", "skein_slot6"
 	// MapSource4 and MapSource6 are a slot to the address that its clients' packets leave with.
 	MapSource4, MapSource6 = "skein_source4", "skein_source6"
@@ -30,11 +29,13 @@ const (
 	MapAddress4, MapAddress6 = "skein_address4", "skein_address6"
 	// MapEndpoint4 and MapEndpoint6 are a tunnel endpoint of ours to its slot.
 	MapEndpoint4, MapEndpoint6 = "skein_endpoint4", "skein_endpoint6"
-	// SetTunnels4 and SetTunnels6 are devices with the only source address that may come out of each.
-	SetTunnels4, SetTunnels6 = "skein_tunnels4", "skein_tunnels6"
+	// MapWay4 and MapWay6 are a tunnel's device and a client's address, the only ones that may come out of it, to the slot.
+	MapWay4, MapWay6 = "skein_way4", "skein_way6"
 	// SetTo4 and SetTo6 are where packets may go, SetInside4 and SetInside6 where they may not.
 	SetTo4, SetTo6         = "skein_to4", "skein_to6"
 	SetInside4, SetInside6 = "skein_inside4", "skein_inside6"
+	// SetPorts are the ports of tunnels.
+	SetPorts = "skein_ports"
 	// SetHeld are slots on hold.
 	SetHeld = "skein_held"
 	// SetSent and SetReceived count by slot.
@@ -63,12 +64,13 @@ const (
 	maxProbed     = probeNobody - 2 // the last slot with a probe of its own
 	maxSlot       = 65534
 	nobody        = maxSlot + 1 // the slot that probes without one have: it is never granted
+	maxAlso       = 63          // the last slot that a client may have flows by besides its own: tables have numbers
 	markSlots     = 0x10000     // a slot's mark is its number and this, since packets without a mark have 0
 	maxLeaseHours = 24
 )
 
-// HostLink is the name of the host's end of the link to an egress's namespace.
-func HostLink(egress string) string { return podnet.HostLink("egress/"+egress, Uplink) }
+// HostLink is the name of the host's end of the link to an egress's namespace; owner is dataplane.Numbers.Owner.
+func HostLink(owner, egress string) string { return podnet.HostLink("egress"+owner+"/"+egress, Uplink) }
 
 // ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a gateway
 // that owns none. It is invalid where a slot's number is too high for a probe.

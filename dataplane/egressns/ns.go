@@ -18,7 +18,8 @@ import (
 // Options say which namespace to open.
 type Options struct {
 	File   string // where the namespace is mounted; its directory is made
-	Egress string // namespace/name, for messages; the name of the link on the host follows from it
+	Egress string // namespace/name, for messages; the name of the link on the host follows from it, and from Owner
+	Owner  string // dataplane.Numbers.Owner of the agent
 	Driver string // of the tunnels: auto, kernel or userspace
 	Log    *slog.Logger
 	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply mends it. It may be nil.
@@ -77,7 +78,7 @@ func Open(o Options) (_ *NS, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = n.writeTable(plan{}, have, func(have state) state { return want(plan{}, dataplane.FoULink, n.table.hold).with(have, true) }, nil); err != nil {
+	if _, err = n.writeTable(plan{}, have, func(have state) state { return want(plan{}, nil, n.table.hold).with(have, true) }, nil); err != nil {
 		return nil, err
 	}
 	own, err := openTable(int(n.ns.Fd()))
@@ -88,7 +89,7 @@ func Open(o Options) (_ *NS, err error) {
 	if n.leases, err = openLeases(own); err != nil {
 		return nil, errors.Join(err, own.close())
 	}
-	if n.links, err = openLinks(o.File, o.Egress, n.ns); err != nil {
+	if n.links, err = openLinks(o.File, o.Owner, o.Egress, n.ns); err != nil {
 		return nil, err
 	}
 	if err = n.links.start(); err != nil {
@@ -213,12 +214,13 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 		return writes, notes, err
 	}
 	// A way goes before its device, and comes after it and after the client may send.
-	errs := []error{n.links.unroute(p)}
+	errs := []error{n.links.unroute(p, false)}
 	if t := p.tunnels(); !n.tunnel || !sameTunnels(t, n.tunnels) {
 		n.driving.Lock()
 		w, err := n.driver.Reconcile(t)
 		n.driving.Unlock()
 		writes += w
+		n.links.remade()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tunnels of egress %s: %w", s.Egress, err))
 		}
@@ -229,12 +231,12 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 	if err != nil {
 		return writes, notes, errors.Join(append(errs, err)...)
 	}
-	errs = append(errs, n.leases.know(p), n.links.route(p, n.driver.Link))
+	errs = append(errs, n.leases.know(p), n.links.route(p, n.driver.Link), n.links.unroute(p, true))
 	return writes, notes, errors.Join(errs...)
 }
 
 func sameTunnels(a, b fou.Spec) bool {
-	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && a.Any == b.Any && a.Gateway == b.Gateway && slices.Equal(a.Tunnels, b.Tunnels)
+	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && a.Any == b.Any && a.Gateway == b.Gateway && a.Ports == b.Ports && slices.Equal(a.Tunnels, b.Tunnels)
 }
 
 // Limits of what a Spec may say.

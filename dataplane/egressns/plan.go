@@ -15,7 +15,7 @@ func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
 	say := func(format string, args ...any) {
 		notes = append(notes, "egress "+s.Egress+": "+fmt.Sprintf(format, args...))
 	}
-	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, to: s.Destinations, inside: s.Inside, complete: s.Complete}
+	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, ports: s.Ports, to: s.Destinations, inside: s.Inside, complete: s.Complete}
 	ends := map[netip.Addr]bool{}
 	sources := map[netip.Addr]bool{}
 	bySlot := map[int]dataplane.GatewaySlot{}
@@ -76,7 +76,8 @@ slots:
 				say("client %s is left out: slot %d has no endpoint, or nothing to send with, of its family", w.addr, c.Slot)
 			default:
 				seen[w.addr] = c.Slot
-				p.clients = append(p.clients, client{w.addr, c.Slot, w.end})
+				p.clients = append(p.clients, client{addr: w.addr, slot: c.Slot, end: w.end})
+				p.clients = append(p.clients, others(w.addr, c, bySlot)...)
 			}
 		}
 	}
@@ -84,9 +85,34 @@ slots:
 	return p, notes
 }
 
+// others are a client's address at the slots that it has flows by besides its own.
+func others(a netip.Addr, c dataplane.GatewayClient, bySlot map[int]dataplane.GatewaySlot) (out []client) {
+	for _, n := range slices.Compact(slices.Sorted(slices.Values(c.Also))) {
+		s, ok := bySlot[n]
+		end := pick(a, s.Endpoint4, s.Endpoint6)
+		if ok && n != c.Slot && n <= maxAlso && end.IsValid() && pick(a, s.Source4, s.Source6).IsValid() {
+			out = append(out, client{addr: a, slot: n, end: end, also: true})
+		}
+	}
+	return out
+}
+
 func (p *plan) sort() {
 	slices.SortFunc(p.slots, func(a, b dataplane.GatewaySlot) int { return cmp.Compare(a.Number, b.Number) })
-	slices.SortFunc(p.clients, func(a, b client) int { return a.addr.Compare(b.addr) })
+	slices.SortFunc(p.clients, func(a, b client) int {
+		return cmp.Or(a.addr.Compare(b.addr), compareBools(a.also, b.also), cmp.Compare(a.slot, b.slot))
+	})
+}
+
+// compareBools has false first.
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 func or(a, b netip.Addr) netip.Addr {
@@ -149,7 +175,7 @@ func (p plan) keep(have state) plan {
 			}
 			s := kept[n]
 			if end := pick(a, s.Endpoint4, s.Endpoint6); end.IsValid() {
-				p.clients = append(p.clients, client{a, n, end})
+				p.clients = append(p.clients, client{addr: a, slot: n, end: end})
 			}
 		}
 	}
@@ -182,7 +208,7 @@ func (p plan) addresses() []netip.Addr {
 
 // tunnels are what the plan wants of FoU.
 func (p plan) tunnels() fou.Spec {
-	out := fou.Spec{Gateway: true}
+	out := fou.Spec{Gateway: true, Ports: p.ports}
 	for _, s := range p.slots {
 		out.IPv4 = out.IPv4 || s.Endpoint4.IsValid()
 		out.IPv6 = out.IPv6 || s.Endpoint6.IsValid()

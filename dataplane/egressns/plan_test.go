@@ -74,7 +74,7 @@ func TestDiff(t *testing.T) {
 			p, _ := newPlan(spec.Draw(t, "spec"))
 			p = p.keep(have)
 			before := maps.Clone(have.sets[MapSlot4].elements)
-			w := want(p, dataplane.FoULink, holdQueue)
+			w := want(p, byRemote, holdQueue)
 			have = have.apply(diff(w, have, p.complete), w)
 			if ops := diff(w, have, p.complete); len(ops) > 0 {
 				t.Fatalf("a second look finds %v", ops)
@@ -111,7 +111,7 @@ func TestProbeSource(t *testing.T) {
 func FuzzNotification(f *testing.F) {
 	f.Add(uint16(unix.RTM_DELROUTE), append([]byte{2, 32, 0, 0, 118, 30, 0, 1, 0, 0, 0, 0}, 8, 0, 1, 0, 10, 20, 30, 40))
 	f.Add(uint16(unix.RTM_NEWLINK), binary.NativeEndian.AppendUint32(make([]byte, 4), 7))
-	l := &links{expected: expectation{uplink: 7, end: 7, clients: map[netip.Addr]bool{client4: true}}}
+	l := &links{expected: expectation{uplink: 7, end: 7, clients: map[clientWay]bool{{dataplane.GatewayTable, client4}: true}}}
 	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
 		m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind)}, Data: data}
 		l.concerned(m)
@@ -132,7 +132,10 @@ func FuzzKeys(f *testing.F) {
 			have.sets[m] = setState{elements: map[string]string{key: val, val: key}}
 		}
 		p := plan{}.keep(have)
-		want(p, dataplane.FoULink, holdNot)
+		want(p, byRemote, holdNot)
 		_ = fmt.Sprint(p.addresses(), p.tunnels())
 	})
 }
+
+// byRemote names tunnels after their far ends.
+func byRemote(_, remote netip.Addr) string { return dataplane.FoULink(remote) }

@@ -13,8 +13,6 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
-
-	"github.com/skeinmesh/skein/dataplane"
 )
 
 // The chains. Those without a hook are gone to from others.
@@ -35,6 +33,7 @@ const (
 	chainLast       = "skein_last"  // what leaves, whoever sent it
 	chainLastLease  = "skein_last_lease"
 	chainLastTicket = "skein_last_ticket"
+	chainRecall     = "skein_recall" // prerouting, behind conntrack and before routing
 )
 
 // direction says which packets a rule is for.
@@ -100,13 +99,13 @@ type family struct {
 	slot, source string
 	endpoint     string
 	address      string
-	tunnels      string
+	way          string
 	to, inside   string
 }
 
 var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, SetTunnels4, SetTo4, SetInside4}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, SetTunnels6, SetTo6, SetInside6}
+	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, MapWay4, SetTo4, SetInside4}
+	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, MapWay6, SetTo6, SetInside6}
 	// families in the order that rules come in.
 	families = []family{ipv4, ipv6}
 )
@@ -200,9 +199,9 @@ func neighbours() part {
 
 func toFoU() part {
 	p := l4("udp", unix.IPPROTO_UDP)
-	return part{fmt.Sprintf("udp dport %d", dataplane.FoUPort), append(p.exprs,
+	return part{"udp dport @" + SetPorts, append(p.exprs,
 		&expr.Payload{DestRegister: reg, Base: transp, Offset: udpDport, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, dataplane.FoUPort)})}
+		&expr.Lookup{SourceRegister: reg, SetName: SetPorts})}
 }
 
 const (
@@ -306,13 +305,15 @@ func list[T any](groups ...[]T) (out []T) {
 func chains(h holder) []chain {
 	return []chain{
 		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -300, rules: inRules(h)},
+		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -150,
+			rules: []rule{one(inward, iif(Uplink), part{recall().text, recall().exprs})}},
 		{name: chainDoor, rules: list(
 			each(wrapped, func(f family) []part { return []part{marked(f.saddr(), f.slot), notrack, accept} }),
 			[]rule{one(wrapped, count(countStrangers), drop)})},
 		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward, drop: true, rules: list(
 			[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
 			[]rule{one(inward, iif(Uplink), goTo(chainBack))},
-			each(outward, func(f family) []part { return []part{oif(Uplink), f.fromTunnel(), in(f.tunnels), goTo(chainOut)} }),
+			each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.fromTunnel(), f.way), goTo(chainOut)} }),
 			each(0, func(f family) []part {
 				return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), goTo(chainProbe)}
 			}),
@@ -324,11 +325,10 @@ func chains(h holder) []chain {
 				one(outward, toFoU(), count(countNested), drop),
 			},
 			destinations(outward),
-			slotOf(outward, family.saddr),
 			leased(outward, chainOutLease))},
 		{name: chainOutLease, rules: live(outward, chainSent)},
-		{name: chainSent, rules: list([]rule{clamp()}, slotOf(outward, family.saddr),
-			[]rule{one(outward, byMark(), in(SetSent), accept), one(outward, drop)})},
+		{name: chainSent, rules: list([]rule{clamp()}, wayOf(), []rule{one(outward, remember()),
+			one(outward, byMark(), in(SetSent), accept), one(outward, drop)})},
 		{name: chainBack, rules: list(
 			[]rule{
 				one(inward, ctState("!= established,related", ctEstablished|ctRelated, true), count(countStrangers), drop),
@@ -337,11 +337,11 @@ func chains(h holder) []chain {
 			each(0, func(f family) []part {
 				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), accept}
 			}),
-			slotOf(inward, family.daddr),
+			slotOf(inward, family.daddr), []rule{recall()},
 			leased(inward, chainBackLease))},
 		{name: chainBackLease, rules: live(inward, chainReceived)},
-		{name: chainReceived, rules: list([]rule{clamp()}, slotOf(inward, family.daddr),
-			[]rule{one(inward, byMark(), in(SetReceived), accept), one(inward, drop)})},
+		{name: chainReceived, rules: list([]rule{clamp()}, slotOf(inward, family.daddr), []rule{recall(),
+			one(inward, byMark(), in(SetReceived), accept), one(inward, drop)})},
 		{name: chainProbe, rules: list(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
 			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
 		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
@@ -378,7 +378,7 @@ func inRules(h holder) []rule {
 			return []part{iif(Uplink), marked(f.daddr(), f.address), byMark(), in(SetHeld), queue(h)}
 		}),
 		each(outward, func(f family) []part {
-			return []part{iifTunnel(), marked(f.saddr(), f.slot), byMark(), in(SetHeld), queue(h)}
+			return []part{iifTunnel(), marked(f.fromTunnel(), f.way), byMark(), in(SetHeld), queue(h)}
 		}))
 }
 
@@ -387,6 +387,26 @@ func destinations(way direction) []rule {
 	return list(
 		each(way, func(f family) []part { return []part{f.daddr(), in(f.inside), count(countDestination), drop} }),
 		each(way, func(f family) []part { return []part{f.daddr(), notIn(f.to), count(countDestination), drop} }))
+}
+
+// wayOf marks packets with the slot that they came by.
+func wayOf() []rule {
+	return each(outward, func(f family) []part { return []part{marked(f.fromTunnel(), f.way)} })
+}
+
+// remember notes in the connection which slot it takes; the last packet counts. A client that belongs to another slot by now
+// keeps flows by this one.
+func remember() part {
+	return part{"ct mark set meta mark", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg, SourceRegister: true}}}
+}
+
+// recall marks an answer with the slot that its connection takes. One that has none noted is from before there were notes,
+// and takes the client's.
+func recall() rule {
+	return one(inward, part{"ct mark != 0 meta mark set ct mark", []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg}}})
 }
 
 // slotOf marks packets with the slot of their client.

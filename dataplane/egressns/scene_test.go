@@ -27,6 +27,8 @@ var (
 	otherEnd4        = netip.MustParseAddr("10.9.0.2")
 	otherEnd6        = netip.MustParseAddr("fd09::2")
 	source4, source6 = netip.MustParseAddr("192.0.2.50"), netip.MustParseAddr("2001:db8::50")
+	otherSource4     = netip.MustParseAddr("192.0.2.51")
+	otherSource6     = netip.MustParseAddr("2001:db8::51")
 	client4, client6 = netip.MustParseAddr("10.20.30.40"), netip.MustParseAddr("fd20::40")
 	second4          = netip.MustParseAddr("10.20.30.41")
 	target4, target6 = netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")
@@ -93,7 +95,8 @@ func newScene(t testing.TB) *scene {
 		s.host.Must("removing the namespace", func() error { return Remove(s.file) })
 	})
 	s.clientSide()
-	for _, to := range []string{"0.0.0.0/0", "::/0", source4.String() + "/32", source6.String() + "/128"} { // nobody announces the last two here
+	for _, to := range []string{"0.0.0.0/0", "::/0", source4.String() + "/32", source6.String() + "/128",
+		otherSource4.String() + "/32", otherSource6.String() + "/128"} { // nobody announces the last four here
 		via := "192.0.2.1"
 		if strings.Contains(to, ":") {
 			via = "2001:db8::1"
@@ -138,7 +141,7 @@ func needCommands(t testing.TB) {
 
 // hostRoutes lead from the host to the namespace's addresses.
 func (s *scene) hostRoutes() {
-	for _, a := range []netip.Addr{source4, source6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
+	for _, a := range []netip.Addr{source4, source6, otherSource4, otherSource6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
 		route(s.host, netip.PrefixFrom(a, a.BitLen()).String(), "", s.n.HostLink())
 	}
 }
@@ -152,24 +155,30 @@ func (s *scene) clientSide() {
 		s.client.Sysctl("net.ipv4.conf."+f+".rp_filter", "0")
 	}
 	s.client.Must("tunnels of the client", func() (err error) {
-		if s.far, err = fou.Open(fou.Options{Driver: wantDriver()}); err != nil {
-			return err
-		}
-		_, err = s.far.Reconcile(fou.Spec{IPv4: true, IPv6: true, Tunnels: []fou.Tunnel{
-			{Local: client4, Remote: end4, MTU: 1392}, {Local: client6, Remote: end6, MTU: 1372},
-			{Local: client4, Remote: otherEnd4, MTU: 1392},
-		}})
+		s.far, err = fou.Open(fou.Options{Driver: wantDriver()})
 		return err
 	})
+	s.clientPorts(dataplane.FoUPorts{})
 	s.t.Cleanup(func() { s.far.Close() })
 	s.lead(target4, end4)
 	s.lead(target6, end6)
 }
 
+// clientPorts gives the client's tunnels their ports.
+func (s *scene) clientPorts(p dataplane.FoUPorts) {
+	s.t.Helper()
+	if _, err := s.far.Reconcile(fou.Spec{IPv4: true, IPv6: true, Ports: p, Tunnels: []fou.Tunnel{
+		{Local: client4, Remote: end4, MTU: 1392}, {Local: client6, Remote: end6, MTU: 1372},
+		{Local: client4, Remote: otherEnd4, MTU: 1392}, {Local: client6, Remote: otherEnd6, MTU: 1372},
+	}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // lead makes the client send what is for a destination through the tunnel to one of the endpoints.
 func (s *scene) lead(to, end netip.Addr) {
 	s.t.Helper()
-	route(s.client, netip.PrefixFrom(to, to.BitLen()).String(), "", s.far.Link(end))
+	route(s.client, netip.PrefixFrom(to, to.BitLen()).String(), "", s.far.Link(pick(end, client4, client6), end))
 }
 
 // open opens the namespace, again when it is open.

@@ -65,12 +65,13 @@ var shapes = []shape{
 	{name: MapEndpoint6, key: nftables.TypeIP6Addr, val: mark},
 	{name: MapAddress4, key: nftables.TypeIPAddr, val: mark, exact: true},
 	{name: MapAddress6, key: nftables.TypeIP6Addr, val: mark, exact: true},
-	{name: SetTunnels4, key: typeTunnel4, concat: true},
-	{name: SetTunnels6, key: typeTunnel6, concat: true},
+	{name: MapWay4, key: typeTunnel4, val: mark, concat: true},
+	{name: MapWay6, key: typeTunnel6, val: mark, concat: true},
 	{name: SetTo4, key: nftables.TypeIPAddr, interval: true},
 	{name: SetTo6, key: nftables.TypeIP6Addr, interval: true},
 	{name: SetInside4, key: nftables.TypeIPAddr, interval: true},
 	{name: SetInside6, key: nftables.TypeIP6Addr, interval: true},
+	{name: SetPorts, key: nftables.TypeInetService},
 	{name: SetSent, key: mark, counter: true},
 	{name: SetReceived, key: mark, counter: true},
 }
@@ -141,8 +142,8 @@ func pick[T any](a netip.Addr, four, six T) T {
 	return six
 }
 
-// want is the table that a checked plan asks for. link is the device of the tunnel to a client.
-func want(p plan, link func(netip.Addr) string, h holder) state {
+// want is the table that a checked plan asks for. link is the device of a tunnel.
+func want(p plan, link func(local, remote netip.Addr) string, h holder) state {
 	s := state{there: true, chains: map[string]chainState{}, sets: map[string]setState{}, counters: map[string]bool{}}
 	for _, c := range chains(h) {
 		cs := chainState{kind: c.describe()}
@@ -178,9 +179,12 @@ func want(p plan, link func(netip.Addr) string, h holder) state {
 		for _, six := range []bool{false, true} {
 			if a := ProbeSource(sl.Number, six); a.IsValid() {
 				put(pick(a, MapSlot4, MapSlot6), bytesOf(a), n)
-				put(pick(a, SetTunnels4, SetTunnels6), tunnelKey(Probe, a), "")
+				put(pick(a, MapWay4, MapWay6), tunnelKey(Probe, a), n)
 			}
 		}
+	}
+	for _, port := range p.ports.Taken() {
+		put(SetPorts, string(binary.BigEndian.AppendUint16(nil, port)), "")
 	}
 	for _, l := range []netip.Addr{p.local4, p.local6} {
 		if !l.IsValid() {
@@ -190,8 +194,10 @@ func want(p plan, link func(netip.Addr) string, h holder) state {
 		put(pick(l, MapSlot4, MapSlot6), bytesOf(ProbeSource(-1, l.Is6())), slotKey(nobody))
 	}
 	for _, c := range p.clients {
-		put(pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), slotKey(c.slot))
-		put(pick(c.addr, SetTunnels4, SetTunnels6), tunnelKey(link(c.addr), c.addr), "")
+		if !c.also {
+			put(pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), slotKey(c.slot))
+		}
+		put(pick(c.addr, MapWay4, MapWay6), tunnelKey(link(c.end, c.addr), c.addr), slotKey(c.slot))
 	}
 	for _, d := range []struct {
 		prefixes  []netip.Prefix
@@ -393,8 +399,9 @@ type plan struct {
 	local4, local6 netip.Addr
 	mtu            int
 	auto           bool
+	ports          dataplane.FoUPorts
 	slots          []dataplane.GatewaySlot // sources filled in
-	clients        []client                // one entry for an address
+	clients        []client                // by address; of those of one address all but the first are also ones
 	to, inside     []netip.Prefix
 	complete       bool
 }
@@ -404,4 +411,13 @@ type client struct {
 	addr netip.Addr
 	slot int
 	end  netip.Addr // our end of its tunnel
+	also bool       // it has flows by this slot, and new ones take another
+}
+
+// table is where the route to the client is.
+func (c client) table() int {
+	if c.also {
+		return dataplane.GatewaySlotTable + c.slot
+	}
+	return dataplane.GatewayTable
 }

@@ -115,18 +115,19 @@ type expectation struct {
 	uplink, end int          // indices
 	devices     map[int]bool // that routes lead to
 	addrs       map[netip.Addr]bool
-	clients     map[netip.Addr]bool
+	clients     map[clientWay]bool
+	slots       map[slotRule]bool
 	complete    bool
 }
 
 // expect is told what is wanted from now on, before it is written.
 func (l *links) expect(p plan) {
-	e := expectation{mtu: p.mtu, addrs: map[netip.Addr]bool{}, clients: map[netip.Addr]bool{}, complete: p.complete}
+	e := expectation{mtu: p.mtu, addrs: map[netip.Addr]bool{}, clients: map[clientWay]bool{}, slots: p.slotRules(), complete: p.complete}
 	for _, a := range p.addresses() {
 		e.addrs[a] = true
 	}
 	for _, c := range p.clients {
-		e.clients[c.addr] = true
+		e.clients[clientWay{c.table(), c.addr}] = true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,14 +166,16 @@ func (l *links) concerned(m netlink.Message) bool {
 		}
 		return e.against(e.addrs[a], m.Header.Type == unix.RTM_NEWADDR)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		switch tableOf(m) {
-		case dataplane.GatewayTable:
-			return e.against(e.clients[addressIn(m, unix.SizeofRtMsg, unix.RTA_DST)], m.Header.Type == unix.RTM_NEWROUTE)
-		case unix.RT_TABLE_MAIN:
+		switch table := tableOf(m); {
+		case clientTable(table):
+			a := addressIn(m, unix.SizeofRtMsg, unix.RTA_DST)
+			return e.against(e.clients[clientWay{table, a}], m.Header.Type == unix.RTM_NEWROUTE)
+		case table == unix.RT_TABLE_MAIN:
 			return m.Header.Type == unix.RTM_DELROUTE // we delete none
 		}
 	case unix.RTM_DELRULE:
-		return tableOf(m) == dataplane.GatewayTable
+		table := tableOf(m)
+		return table == dataplane.GatewayTable || len(m.Data) > 0 && e.slots[slotRule{int(m.Data[0]), table - dataplane.GatewaySlotTable}]
 	}
 	return false
 }

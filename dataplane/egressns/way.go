@@ -50,7 +50,8 @@ func Way(back bool) []Step {
 		kernel(Uplink, "the answer comes to the slot's address, which the host leads here")
 		base(chainIn)
 		kernel("conntrack", "the connection is found: the destination is the client again")
-		kernel("routing", "rule 2000: iif eth0 lookup 118: the client's tunnel")
+		base(chainRecall)
+		kernel("routing", "rule 2000: iif eth0 lookup 118: the client's tunnel; before it, of a flow by another slot than the client's, rule 1999: the slot's table")
 		base(chainForward)
 		kernel("tunnel", "the packet is put into UDP, from the slot's endpoint to the client")
 		way = wrapped
@@ -59,7 +60,7 @@ func Way(back bool) []Step {
 		return out
 	}
 	way = wrapped
-	kernel(Uplink, "a UDP datagram comes to the slot's endpoint, port 5555")
+	kernel(Uplink, "a UDP datagram comes to the slot's endpoint, at the tunnels' port")
 	base(chainIn)
 	base(chainInput)
 	kernel("tunnel", "the client's packet is taken out; it comes in by the tunnel's device")

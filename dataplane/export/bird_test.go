@@ -107,7 +107,7 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 	apply := func(blocks ...netip.Prefix) {
 		t.Helper()
 		host.Must("apply", func() error {
-			r, err := route.NewReconciler("none") // no tunnel is needed here
+			r, err := route.NewReconciler("none", dataplane.Numbers{}) // no tunnel is needed here
 			if err != nil {
 				return err
 			}

@@ -84,6 +84,7 @@ func ours(name string) bool {
 // check says what is wrong with a Spec.
 func (s Spec) check() error {
 	names := map[string]netip.Addr{}
+	twice := map[tunnelEnds]bool{}
 	for _, t := range s.Tunnels {
 		six := t.Remote.Is6()
 		least := minMTU4
@@ -100,11 +101,15 @@ func (s Spec) check() error {
 		case t.MTU < least || t.MTU > maxMTU:
 			return fmt.Errorf("tunnel to %s: an MTU of %d bytes is not between %d and %d: raise the MTU of the network below", t.Remote, t.MTU, least, maxMTU)
 		}
-		name := dataplane.FoULink(t.Remote)
-		if other, twice := names[name]; twice {
-			if other == t.Remote {
-				return fmt.Errorf("tunnel to %s: wanted twice", t.Remote)
-			}
+		name, end := dataplane.FoULink(t.Remote), tunnelEnds{remote: t.Remote}
+		if s.Gateway {
+			end.local = t.Local
+		}
+		if twice[end] {
+			return fmt.Errorf("tunnel to %s: wanted twice", t.Remote)
+		}
+		twice[end] = true
+		if other, taken := names[name]; taken && other != t.Remote {
 			return fmt.Errorf("tunnels to %s and %s would both be named %s: give one endpoint another address", other, t.Remote, name)
 		}
 		names[name] = t.Remote
@@ -112,28 +117,79 @@ func (s Spec) check() error {
 	return nil
 }
 
-// wanted lists the devices of a Spec for a driver, by name.
-func wanted(s Spec, driver string) []device {
+// tunnelEnds are the two ends of a tunnel.
+type tunnelEnds struct{ local, remote netip.Addr }
+
+// linkNames gives each tunnel of a Spec its device. A client's device is named after the far end. A gateway's TUN device is
+// named after the near end, and serves all clients there. A gateway's device of the kernel is named after the client; of a
+// client's several tunnels each keeps the device that it has, so that none is interrupted when another comes or goes, and
+// those without one are told apart by two more digits.
+func linkNames(s Spec, driver string, have []device) map[tunnelEnds]string {
+	names := make(map[tunnelEnds]string, len(s.Tunnels))
+	switch {
+	case !s.Gateway:
+		for _, t := range s.Tunnels {
+			names[tunnelEnds{t.Local, t.Remote}] = dataplane.FoULink(t.Remote)
+		}
+		return names
+	case driver != Kernel:
+		for _, t := range s.Tunnels {
+			names[tunnelEnds{t.Local, t.Remote}] = dataplane.FoULink(t.Local)
+		}
+		return names
+	}
+	there := make(map[tunnelEnds]string, len(have))
+	for _, h := range have {
+		if ours(h.Name) && h.Remote.IsValid() {
+			there[tunnelEnds{h.Local, h.Remote}] = h.Name
+		}
+	}
+	taken := make(map[string]bool, len(s.Tunnels))
+	for _, t := range s.Tunnels {
+		if name, ok := there[tunnelEnds{t.Local, t.Remote}]; ok && !taken[name] {
+			names[tunnelEnds{t.Local, t.Remote}], taken[name] = name, true
+		}
+	}
+	for _, t := range s.Tunnels {
+		if names[tunnelEnds{t.Local, t.Remote}] != "" {
+			continue
+		}
+		name := dataplane.FoULink(t.Remote)
+		for n := 0; taken[name]; n++ {
+			name = fmt.Sprintf("%s%02x", dataplane.FoULink(t.Remote), n)
+		}
+		names[tunnelEnds{t.Local, t.Remote}], taken[name] = name, true
+	}
+	return names
+}
+
+// wanted lists the devices of a Spec for a driver, by name; names are those of linkNames.
+func wanted(s Spec, driver string, names map[tunnelEnds]string) []device {
 	var out []device
 	var most [2]int // MTU by family
+	shared := map[string]int{}
 	for _, t := range s.Tunnels {
 		i := family(t.Remote)
 		most[i] = max(most[i], t.MTU)
-		d := device{Name: dataplane.FoULink(t.Remote), Kind: kindTUN, MTU: t.MTU, Up: true}
+		d := device{Name: names[tunnelEnds{t.Local, t.Remote}], Kind: kindTUN, MTU: t.MTU, Up: true}
 		if driver == Kernel {
 			d.Kind = [...]string{kindIPIP, kindIP6Tnl}[i]
-			d.tunnel = tunnel{Local: t.Local, Remote: t.Remote, SourcePort: dataplane.FoUPort, DestPort: dataplane.FoUPort, TTL: dataplane.FoUTTL,
-				Proto: protocols[i], FoU: true, Checksum: true, PMTU: i == 0, WithoutLimit: i == 1}
+			d.tunnel = tunnel{Local: t.Local, Remote: t.Remote, SourcePort: s.Ports.To(), DestPort: s.Ports.To(),
+				TTL: dataplane.FoUTTL, Proto: protocols[i], FoU: true, Checksum: true, PMTU: i == 0, WithoutLimit: i == 1}
 			if t.SourcePortAuto {
 				d.SourcePort = 0
 			}
 		} else if s.Gateway {
-			continue
+			if n, known := shared[d.Name]; known {
+				out[n].MTU = max(out[n].MTU, d.MTU)
+				continue
+			}
+			shared[d.Name] = len(out)
 		}
 		out = append(out, d)
 	}
 	for i, on := range []bool{s.IPv4, s.IPv6} {
-		if !on || !s.Any && (driver == Kernel || !s.Gateway) {
+		if !on || !s.Any {
 			continue
 		}
 		d := device{Name: anyNames[i], Kind: kindTUN, MTU: most[i], Up: true}

@@ -22,7 +22,7 @@ func sample() Spec {
 
 // there is what wanted has become in the kernel.
 func there(s Spec, driver string) []device {
-	out := wanted(s, driver)
+	out := wanted(s, driver, linkNames(s, driver, nil))
 	for i := range out {
 		out[i].Index = 10 + i
 		if out[i].MTU == 0 {
@@ -50,7 +50,7 @@ func TestDiff(t *testing.T) {
 	}{
 		"nothing there":               {Kernel, nil, func([]device) []device { return nil }, "add " + four + " ipip\nadd fou4_any ipip\nadd " + six + " ip6tnl\nadd fou6_any ip6tnl"},
 		"nothing there, TUN":          {Userspace, nil, func([]device) []device { return nil }, "add " + four + " tuntap\nadd fou4_any tuntap\nadd " + six + " tuntap\nadd fou6_any tuntap"},
-		"gateway, TUN":                {Userspace, func(s *Spec) { s.Gateway, s.Any = true, false }, func([]device) []device { return nil }, "add fou4_any tuntap\nadd fou6_any tuntap"},
+		"gateway, TUN":                {Userspace, func(s *Spec) { s.Gateway, s.Any = true, false }, func([]device) []device { return nil }, "add " + dataplane.FoULink(local4) + " tuntap\nadd " + dataplane.FoULink(local6) + " tuntap"},
 		"nothing changed":             {Kernel, nil, nil, ""},
 		"nothing changed, TUN":        {Userspace, nil, nil, ""},
 		"no catch-all any more":       {Kernel, func(s *Spec) { s.Any = false }, nil, "remove fou4_any ipip\nremove fou6_any ip6tnl"},
@@ -77,7 +77,7 @@ func TestDiff(t *testing.T) {
 			if c.spec != nil {
 				c.spec(&s)
 			}
-			ops := diff(wanted(s, c.driver), have)
+			ops := diff(wanted(s, c.driver, linkNames(s, c.driver, have)), have)
 			if got := describe(ops); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
@@ -92,7 +92,7 @@ func TestDiff(t *testing.T) {
 
 // A device becomes a link and is read back as it was.
 func TestLinkAndBack(t *testing.T) {
-	for _, d := range wanted(sample(), Kernel) {
+	for _, d := range wanted(sample(), Kernel, linkNames(sample(), Kernel, nil)) {
 		d.Index = 7
 		l := d.link()
 		if got := fromLink(l); got != d {
@@ -130,9 +130,9 @@ func TestSpecCheck(t *testing.T) {
 
 func TestChanges(t *testing.T) {
 	of := func(gateway bool, tunnels ...Tunnel) *table {
-		out := &table{gateway: gateway, tunnels: map[netip.Addr]way{}}
+		out := &table{gateway: gateway, tunnels: map[tunnelEnds]way{}}
 		for _, one := range tunnels {
-			out.tunnels[one.Remote] = way{Tunnel: one}
+			out.tunnels[tunnelEnds{one.Local, one.Remote}] = way{Tunnel: one}
 		}
 		return out
 	}
@@ -181,11 +181,34 @@ func TestFlowKeepsItsPort(t *testing.T) {
 	}
 }
 
+// Listeners that are not wanted any more go, if they are ours: also those of a process that ended while the port changed.
+func TestListenersThatAreLeft(t *testing.T) {
+	default4, former4, next4 := listener{0, 5555, 4}, listener{0, 6000, 4}, listener{0, 7000, 4}
+	others := listener{1, 6000, 4} // IPv4 in IPv6
+	have := []listener{default4, former4, next4, others, {0, 8000, 4}}
+	for name, c := range map[string]struct {
+		last  []listener
+		ports dataplane.FoUPorts
+		want  []listener
+	}{
+		"both are taken":             {nil, dataplane.FoUPorts{Send: 7000, Also: 6000}, []listener{default4}},
+		"the former one is over":     {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000, Gone: 6000}, []listener{default4, former4}},
+		"it was over before a start": {nil, dataplane.FoUPorts{Send: 7000, Gone: 6000}, []listener{default4, former4}},
+		"the change is forgotten":    {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000}, []listener{default4, former4}},
+		"never changed":              {nil, dataplane.FoUPorts{}, nil},
+	} {
+		want := ourListeners(Spec{IPv4: true, Ports: c.ports})
+		if out := leftListeners(have, want, c.last, c.ports); !slices.Equal(out, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, out, c.want)
+		}
+	}
+}
+
 // The kernel's tunnels and listeners: UDP 5555 at both ends, TTL 225, and IPv4 (4) or IPv6 (41) inside; a source port of 0
 // lets the kernel take one by the flow.
 func TestNumbersOfTheKernelsTunnels(t *testing.T) {
 	seen := map[string]tunnel{}
-	for _, d := range wanted(sample(), Kernel) {
+	for _, d := range wanted(sample(), Kernel, linkNames(sample(), Kernel, nil)) {
 		if !d.Any {
 			seen[d.Kind] = d.tunnel
 		}
@@ -197,9 +220,59 @@ func TestNumbersOfTheKernelsTunnels(t *testing.T) {
 	if six.SourcePort != 0 || six.DestPort != 5555 || six.TTL != 225 || six.Proto != 41 || !six.FoU {
 		t.Errorf("ip6tnl with an automatic source port: %+v", six)
 	}
-	for i, want := range []listener{{family: 0, port: 5555, proto: 4}, {family: 1, port: 5555, proto: 41}} {
-		if have := ourListener(i); have != want {
-			t.Errorf("listener: %+v, want %+v", have, want)
+	want := []listener{{family: 0, port: 5555, proto: 4}, {family: 1, port: 5555, proto: 41}}
+	if have := ourListeners(sample()); !slices.Equal(have, want) {
+		t.Errorf("listeners: %+v, want %+v", have, want)
+	}
+	next := sample()
+	next.Ports = dataplane.FoUPorts{Send: 6000, Also: 5555}
+	want = []listener{{0, 6000, 4}, {0, 5555, 4}, {1, 6000, 41}, {1, 5555, 41}}
+	if have := ourListeners(next); !slices.Equal(have, want) {
+		t.Errorf("listeners while the port changes: %+v, want %+v", have, want)
+	}
+	for _, d := range wanted(next, Kernel, linkNames(next, Kernel, nil)) {
+		if !d.Any && (d.DestPort != 6000 || d.SourcePort != 6000 && d.SourcePort != 0) {
+			t.Errorf("a tunnel by another port: %+v", d.tunnel)
 		}
+	}
+}
+
+// A client that has flows at two near ends of a gateway has two tunnels. None is interrupted when the other comes or goes:
+// each keeps its device, which is all that a kernel's tunnel is.
+func TestTunnelsOfOneClientKeepTheirDevices(t *testing.T) {
+	spec := func(near ...netip.Addr) Spec {
+		s := Spec{IPv4: true, Gateway: true}
+		for _, a := range near {
+			s.Tunnels = append(s.Tunnels, Tunnel{Local: a, Remote: next4, MTU: 1392})
+		}
+		return s
+	}
+	name := dataplane.FoULink(next4)
+	have := there(spec(local4), Kernel)
+	for _, c := range []struct {
+		spec Spec
+		want string
+	}{
+		{spec(gate4, local4), "add " + name + "00 ipip"},
+		{spec(local4, gate4), ""},
+		{spec(gate4), "remove " + name + " ipip"},
+		{spec(gate4, local4), "add " + name + " ipip"},
+		{spec(local4), "remove " + name + "00 ipip"},
+		{spec(gate4), "change " + name + " ipip"},
+	} {
+		next := wanted(c.spec, Kernel, linkNames(c.spec, Kernel, have))
+		if got := describe(diff(next, have)); got != c.want {
+			t.Errorf("%+v: got\n%s\nwant\n%s", c.spec.Tunnels, got, c.want)
+		}
+		for i := range next {
+			next[i].Index = 20 + i
+		}
+		have = next
+	}
+	shared := spec(local4, gate4)
+	shared.Tunnels = append(shared.Tunnels, Tunnel{Local: local4, Remote: netip.MustParseAddr("10.64.0.99"), MTU: 1400})
+	got := describe(diff(wanted(shared, Userspace, linkNames(shared, Userspace, nil)), nil))
+	if want := "add " + dataplane.FoULink(local4) + " tuntap\nadd " + dataplane.FoULink(gate4) + " tuntap"; got != want {
+		t.Errorf("TUN: got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/mdlayher/genetlink"
 	mdlayher "github.com/mdlayher/netlink"
@@ -44,8 +45,31 @@ type listener struct {
 
 var addressFamilies = [2]uint8{unix.AF_INET, unix.AF_INET6}
 
-func ourListener(family int) listener {
-	return listener{family, dataplane.FoUPort, protocols[family]}
+func ourListener(family int, port uint16) listener { return listener{family, port, protocols[family]} }
+
+// ourListeners are those that a Spec asks for.
+func ourListeners(s Spec) (out []listener) {
+	for i, on := range []bool{s.IPv4, s.IPv6} {
+		for _, port := range s.Ports.Taken() {
+			if on {
+				out = append(out, ourListener(i, port))
+			}
+		}
+	}
+	return out
+}
+
+// leftListeners are those of a namespace that are ours and not wanted any more. Ours are those that this process has
+// opened, and those that a former one may have left: at the default port, or at the port before the last change. What
+// comes to one that stays is taken out of its tunnel, and no rule of ours asks who sent it.
+func leftListeners(have, want, last []listener, p dataplane.FoUPorts) (out []listener) {
+	for _, l := range have {
+		former := l == ourListener(l.family, l.port) && (l.port == dataplane.FoUPort || p.Gone != 0 && l.port == p.Gone)
+		if !slices.Contains(want, l) && (former || slices.Contains(last, l)) {
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 func (c *fouConn) list() (out []listener, err error) {
@@ -123,8 +147,8 @@ func (c *fouConn) remove(l listener) error {
 	return nil
 }
 
-// removeListeners ends our listeners of a namespace, which a former run with the kernel driver left.
-func removeListeners(ns netns.NsHandle) error {
+// removeListeners ends our listeners of a namespace at these ports, which a former run with the kernel driver left.
+func removeListeners(ns netns.NsHandle, ports []uint16) error {
 	c, err := dialFoU(ns)
 	if err != nil {
 		return nil // no FoU, no listeners
@@ -135,7 +159,7 @@ func removeListeners(ns netns.NsHandle) error {
 		return err
 	}
 	for _, l := range have {
-		if l == ourListener(l.family) {
+		if slices.Contains(ports, l.port) && l == ourListener(l.family, l.port) {
 			err = errors.Join(err, c.remove(l))
 		}
 	}

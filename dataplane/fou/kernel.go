@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -34,6 +35,11 @@ type kernel struct {
 	ns     netns.NsHandle
 	handle *netlink.Handle
 	fou    *fouConn
+
+	listeners []listener // of the last Spec, and what could not be ended before
+
+	mu    sync.Mutex
+	names map[tunnelEnds]string // of the last Spec
 }
 
 func openKernel(ns netns.NsHandle) (*kernel, error) {
@@ -53,7 +59,14 @@ func openKernel(ns netns.NsHandle) (*kernel, error) {
 func (k *kernel) Name() string { return Kernel }
 
 // Link implements Driver.
-func (k *kernel) Link(remote netip.Addr) string { return dataplane.FoULink(remote) }
+func (k *kernel) Link(local, remote netip.Addr) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if name, ok := k.names[tunnelEnds{local, remote}]; ok {
+		return name
+	}
+	return dataplane.FoULink(remote)
+}
 
 // Close implements Driver.
 func (k *kernel) Close() error {
@@ -70,8 +83,12 @@ func (k *kernel) Reconcile(s Spec) (writes int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	names := linkNames(s, Kernel, have)
+	k.mu.Lock()
+	k.names = names
+	k.mu.Unlock()
 	var errs []error
-	for _, o := range diff(wanted(s, Kernel), have) {
+	for _, o := range diff(wanted(s, Kernel, names), have) {
 		if err := k.apply(o); err != nil {
 			errs = append(errs, err)
 			continue
@@ -83,30 +100,37 @@ func (k *kernel) Reconcile(s Spec) (writes int, err error) {
 	return writes + n, errors.Join(append(errs, err)...)
 }
 
+// listen has the listeners of a Spec, and ends those of former ports.
 func (k *kernel) listen(s Spec) (writes int, err error) {
 	have, err := k.fou.list()
 	if err != nil {
 		return 0, err
 	}
+	want := ourListeners(s)
 	var errs []error
-	for i, want := range []bool{s.IPv4, s.IPv6} {
-		l := ourListener(i)
-		there := slices.Contains(have, l)
-		other := slices.IndexFunc(have, func(h listener) bool { return h.family == i && h.port == l.port && h != l })
-		switch {
-		case want && other >= 0:
-			err = fmt.Errorf("FoU on UDP port %d (IPv%d) leads to protocol %d, not %d: end that listener", l.port, 4+2*i, have[other].proto, l.proto)
-		case want && !there:
-			err = k.fou.add(l)
-		case !want && there:
-			err = k.fou.remove(l)
-		default:
-			continue
-		}
+	note := func(err error) {
 		if errs = append(errs, err); err == nil {
 			writes++
 		}
 	}
+	for _, l := range want {
+		other := slices.IndexFunc(have, func(h listener) bool { return h.family == l.family && h.port == l.port && h != l })
+		switch {
+		case other >= 0:
+			errs = append(errs, fmt.Errorf("FoU on UDP port %d (IPv%d) leads to protocol %d, not %d: end that listener",
+				l.port, 4+2*l.family, have[other].proto, l.proto))
+		case !slices.Contains(have, l):
+			note(k.fou.add(l))
+		}
+	}
+	left := slices.Clone(want)
+	for _, l := range leftListeners(have, want, k.listeners, s.Ports) {
+		err := k.fou.remove(l)
+		if note(err); err != nil {
+			left = append(left, l)
+		}
+	}
+	k.listeners = left
 	return writes, errors.Join(errs...)
 }
 

@@ -3,6 +3,7 @@ package fou_test
 import (
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -103,7 +104,7 @@ func TestChangeOfDriver(t *testing.T) {
 		if n := s.reconcile(t); n != 0 {
 			t.Errorf("%s: %d writes though nothing changed", driver, n)
 		}
-		route(t, s.client, netip.PrefixFrom(target4, 32).String(), s.near.Link(endpoint4), 0)
+		route(t, s.client, netip.PrefixFrom(target4, 32).String(), s.near.Link(client4, endpoint4), 0)
 		await(t, driver+" sends", func() bool {
 			inject(t, s.client, datagram(client4, target4, 0, "x"), target4)
 			now, _ := s.near.Stats()
@@ -162,7 +163,7 @@ func TestRepair(t *testing.T) {
 		s.echo(t, target4)
 		u := s.dial(t, "udp", target4)
 		ask(t, u, []byte("before"))
-		link := s.near.Link(endpoint4)
+		link := s.near.Link(client4, endpoint4)
 		for what, harm := range map[string]func(l netlink.Link) error{
 			"down":    netlink.LinkSetDown,
 			"MTU":     func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1000) },
@@ -226,6 +227,69 @@ func TestSourcePortChangesLive(t *testing.T) {
 			if before[name] != index {
 				t.Errorf("%s was made anew", name)
 			}
+		}
+	})
+}
+
+// The port of the tunnels changes while connections stand: both ends take what comes to either, then send to the next,
+// one after the other, then forget the former. Nothing is lost, no device is made anew, and the former port is free.
+func TestPortChangesLive(t *testing.T) {
+	const next = 6000
+	each(t, func(t *testing.T, driver string) {
+		t.Parallel()
+		s := newScene(t, driver, driver, false)
+		before := links(t, s.client)
+		var all []net.Conn
+		for _, addr := range []netip.Addr{target4, target6} {
+			s.echo(t, addr)
+			all = append(all, s.dial(t, "udp", addr))
+		}
+		w := capture(t, s.gateway, "under")
+		both, turned := dataplane.FoUPorts{Also: next}, dataplane.FoUPorts{Send: next, Also: dataplane.FoUPort}
+		last := dataplane.FoUPorts{Send: next}
+		for step, ports := range [][2]dataplane.FoUPorts{
+			{}, {both, {}}, {both, both}, {both, turned}, {turned, turned}, {last, turned}, {last, last},
+		} {
+			s.nearPorts, s.farPorts = ports[0], ports[1]
+			if n := s.reconcile(t); step > 0 && n == 0 {
+				t.Errorf("step %d: no write", step)
+			}
+			if n := s.reconcile(t); n != 0 {
+				t.Errorf("step %d: %d writes after it", step, n)
+			}
+			for _, u := range all {
+				for i := range 20 { // each must be answered at the first attempt
+					u.Write([]byte{byte(step), byte(i)})
+					u.SetReadDeadline(time.Now().Add(deadline))
+					if _, err := u.Read(make([]byte, 10)); err != nil {
+						t.Fatalf("step %d: %v", step, err)
+					}
+				}
+			}
+		}
+		seen := map[uint16]bool{}
+		for p := range w.all(func(p []byte) bool {
+			return p[0]>>4 == 4 && p[9] == unix.IPPROTO_UDP && p[len(p)-2] == 6 && p[len(p)-1] == 19
+		}) {
+			seen[uint16(p[20])<<8|uint16(p[21])], seen[uint16(p[22])<<8|uint16(p[23])] = true, true
+		}
+		if len(seen) != 1 || !seen[next] {
+			t.Errorf("ports at the end: %v, want %d alone", seen, next)
+		}
+		for name, index := range links(t, s.client) {
+			if before[name] != index {
+				t.Errorf("%s was made anew", name)
+			}
+		}
+		for _, n := range []*testns.NS{s.client, s.gateway} {
+			n.Must("binding the former port", func() error {
+				fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // both families
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd)
+				return unix.Bind(fd, &unix.SockaddrInet6{Port: dataplane.FoUPort})
+			})
 		}
 	})
 }

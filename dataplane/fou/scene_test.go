@@ -35,6 +35,7 @@ type scene struct {
 	client, gateway, target *testns.NS
 	near, far               fou.Driver // of the client and the gateway
 	gatewayMode, auto       bool
+	nearPorts, farPorts     dataplane.FoUPorts
 }
 
 // newScene makes the namespaces and both tunnels' ends.
@@ -57,10 +58,10 @@ func newScene(t testing.TB, near, far string, auto bool) *scene {
 	s.near, s.far = open(t, s.client, near), open(t, s.gateway, far)
 	s.reconcile(t)
 	for _, pair := range [][2]netip.Addr{{endpoint4, target4}, {endpoint6, target6}} {
-		route(t, s.client, netip.PrefixFrom(pair[1], pair[1].BitLen()).String(), s.near.Link(pair[0]), 0)
+		route(t, s.client, netip.PrefixFrom(pair[1], pair[1].BitLen()).String(), s.near.Link(clientOf(pair[0]), pair[0]), 0)
 	}
 	for _, c := range []netip.Addr{client4, client6} {
-		route(t, s.gateway, netip.PrefixFrom(c, c.BitLen()).String(), s.far.Link(c), dataplane.GatewayTable)
+		route(t, s.gateway, netip.PrefixFrom(c, c.BitLen()).String(), s.far.Link(endpointOf(c), c), dataplane.GatewayTable)
 	}
 	s.gateway.Must("rule", func() error {
 		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -76,12 +77,12 @@ func newScene(t testing.TB, near, far string, auto bool) *scene {
 }
 
 func (s *scene) nearSpec() fou.Spec {
-	return fou.Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: s.auto, MTU: mtu4},
+	return fou.Spec{IPv4: true, IPv6: true, Any: true, Ports: s.nearPorts, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: s.auto, MTU: mtu4},
 		{Local: client6, Remote: endpoint6, SourcePortAuto: s.auto, MTU: mtu6}}}
 }
 
 func (s *scene) farSpec() fou.Spec {
-	return fou.Spec{IPv4: true, IPv6: true, Gateway: s.gatewayMode, Tunnels: []fou.Tunnel{{Local: endpoint4, Remote: client4, SourcePortAuto: s.auto, MTU: mtu4},
+	return fou.Spec{IPv4: true, IPv6: true, Gateway: s.gatewayMode, Ports: s.farPorts, Tunnels: []fou.Tunnel{{Local: endpoint4, Remote: client4, SourcePortAuto: s.auto, MTU: mtu4},
 		{Local: endpoint6, Remote: client6, SourcePortAuto: s.auto, MTU: mtu6}}}
 }
 
@@ -310,4 +311,19 @@ func (w *wire) all(match func(p []byte) bool) func(yield func([]byte) bool) {
 			}
 		}
 	}
+}
+
+// clientOf and endpointOf are the other end of a tunnel.
+func clientOf(endpoint netip.Addr) netip.Addr {
+	if endpoint.Is4() {
+		return client4
+	}
+	return client6
+}
+
+func endpointOf(client netip.Addr) netip.Addr {
+	if client.Is4() {
+		return endpoint4
+	}
+	return endpoint6
 }

@@ -30,41 +30,48 @@ var received = mmsg.NewMemory(readMessages)
 // sockets are those of one family in the namespace.
 type sockets struct {
 	family int
-	main   *net.UDPConn
-	reader *mmsg.Reader
-	writer *mmsg.Writer
-	auto   []*net.UDPConn // only to send from
+	taken  map[uint16]*portSocket // by port
+	auto   []*net.UDPConn         // only to send from
 	ports  []*mmsg.Writer
 
 	mu  sync.Mutex
 	way *net.UDPConn // asks how large packets may be
 }
 
-var networks = [2]string{"udp4", "udp6"}
-
-// listen opens the sockets of a family; called inside the namespace.
-func listen(family int) (*sockets, error) {
-	s := &sockets{family: family}
-	err := s.open()
-	if err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
+// portSocket is the socket of a port at which packets are taken.
+type portSocket struct {
+	conn   *net.UDPConn
+	reader *mmsg.Reader
+	writer *mmsg.Writer
 }
 
-func (s *sockets) open() (err error) {
-	if s.main, err = bind(s.family, dataplane.FoUPort, false); err != nil {
-		return err
+var networks = [2]string{"udp4", "udp6"}
+
+// newSockets are the sockets of a family, no port of it yet; called inside the namespace.
+func newSockets(family int) (*sockets, error) {
+	way, err := bind(family, 0, true)
+	if err != nil {
+		return nil, err
 	}
-	if s.way, err = bind(s.family, 0, true); err != nil {
-		return err
+	return &sockets{family: family, taken: map[uint16]*portSocket{}, way: way}, nil
+}
+
+// listen opens a port; called inside the namespace.
+func (s *sockets) listen(port uint16) (*portSocket, error) {
+	conn, err := bind(s.family, int(port), false)
+	if err != nil {
+		return nil, err
 	}
-	if s.reader, err = received.NewReader(s.main); err != nil {
-		return err
+	e := &portSocket{conn: conn}
+	if e.reader, err = received.NewReader(conn); err == nil {
+		e.writer, err = mmsg.NewWriter(conn)
 	}
-	s.writer, err = mmsg.NewWriter(s.main)
-	return err
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	s.taken[port] = e
+	return e, nil
 }
 
 // spread opens the sockets that flows are spread over; called inside the namespace.
@@ -155,9 +162,10 @@ func (s *sockets) pathMTU(to netip.AddrPort) (mtu int) {
 }
 
 func (s *sockets) close() {
-	for _, c := range append(s.auto, s.main, s.way) {
-		if c != nil {
-			c.Close()
-		}
+	for _, c := range append(s.auto, s.way) {
+		c.Close()
+	}
+	for _, e := range s.taken {
+		e.conn.Close()
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/mmsg"
 )
 
@@ -64,15 +63,16 @@ func (t *table) lane(d *tunDevice, p []byte, seed uint32) (lane, bool) {
 	if s == nil || six != (d.family == 1) {
 		return lane{}, false
 	}
-	remote := d.remote
+	at := d.ends
 	if t.gateway {
-		_, remote = addresses(p)
+		_, at.remote = addresses(p)
 	}
-	w, ok := t.tunnels[remote]
+	w, ok := t.tunnels[at]
 	if !ok || w.device != d {
 		return lane{}, false
 	}
-	l := lane{writer: s.writer, sockets: s, to: netip.AddrPortFrom(w.Remote, dataplane.FoUPort), from: mmsg.Source{Addr: w.Local, Class: outerClass(class(p))}, mtu: w.MTU}
+	l := lane{writer: t.writers[d.family], sockets: s, to: netip.AddrPortFrom(w.Remote, t.to),
+		from: mmsg.Source{Addr: w.Local, Class: outerClass(class(p))}, mtu: w.MTU}
 	if ports := t.ports[d.family]; w.SourcePortAuto && len(ports) > 0 {
 		l.writer = ports[flow(p, seed)%uint32(len(ports))]
 	}
@@ -122,11 +122,11 @@ func (t *tunDevice) tell(p []byte, mtu int) {
 }
 
 // receive brings what comes from the tunnels of a family to its devices, until the socket is closed.
-func (u *userspace) receive(s *sockets) {
+func (u *userspace) receive(family int, from *mmsg.Reader) {
 	const pause = 50 * time.Millisecond // after an error of which no more is known
 	m := &merger{}
 	for {
-		switch err := s.reader.Read(); {
+		switch err := from.Read(); {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
@@ -136,8 +136,8 @@ func (u *userspace) receive(s *sockets) {
 		}
 		t := u.table.Load()
 		var to *tunDevice
-		for d, ok := s.reader.Next(); ok; d, ok = s.reader.Next() {
-			p, device, mtu := u.accept(t, s.family, d)
+		for d, ok := from.Next(); ok; d, ok = from.Next() {
+			p, device, mtu := u.accept(t, family, d)
 			if device == nil {
 				continue
 			}
@@ -166,10 +166,9 @@ func (u *userspace) accept(t *table, family int, d mmsg.Datagram) (packet []byte
 		return nil, nil, 0
 	}
 	from := d.From.Addr()
-	w, known := t.tunnels[from]
+	w, known := t.tunnels[tunnelEnds{d.To.Addr, from}]
 	device, mtu = w.device, w.MTU
-	if !known || w.Local != d.To.Addr {
-		device = nil
+	if !known {
 		if !t.gateway {
 			device, mtu = t.any[family], minMTU6
 		}

@@ -3,7 +3,6 @@ package fou
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -64,7 +63,7 @@ type tunDevice struct {
 	name   string
 	index  int
 	family int
-	remote netip.Addr // of a client's tunnel; invalid: any
+	ends   tunnelEnds // of a client's tunnel; a gateway's device has no far end of its own, and a catch-all neither
 	file   *os.File
 	raw    syscall.RawConn
 	gone   atomic.Bool // nobody reads it any more

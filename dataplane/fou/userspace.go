@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -38,9 +39,11 @@ type counters struct {
 // table is what the goroutines that handle packets go by. It is never changed, but replaced.
 type table struct {
 	gateway bool
-	tunnels map[netip.Addr]way // by remote
+	tunnels map[tunnelEnds]way
 	any     [2]*tunDevice
 	sockets [2]*sockets
+	to      uint16            // port of the other ends
+	writers [2]*mmsg.Writer   // from that port
 	ports   [2][]*mmsg.Writer // that flows are spread over
 }
 
@@ -64,9 +67,9 @@ func openUserspace(ns netns.NsHandle, log *slog.Logger) (*userspace, error) {
 func (u *userspace) Name() string { return Userspace }
 
 // Link implements Driver. It goes by the last Spec.
-func (u *userspace) Link(remote netip.Addr) string {
+func (u *userspace) Link(local, remote netip.Addr) string {
 	if u.gateway.Load() {
-		return anyNames[family(remote.Unmap())]
+		return dataplane.FoULink(local)
 	}
 	return dataplane.FoULink(remote)
 }
@@ -136,25 +139,24 @@ func (u *userspace) openSockets(s Spec) (writes int, err error) {
 	}
 	var errs []error
 	for i, want := range []bool{s.IPv4, s.IPv6} {
-		if !want || u.sockets[i] != nil && (!auto[i] || len(u.sockets[i].auto) == autoPorts) {
+		if !want {
 			continue
 		}
-		opened := u.sockets[i]
+		var opened []*portSocket
 		err := inside(u.ns, func() (err error) {
-			if opened == nil {
-				opened, err = listen(i)
-				if errors.Is(err, unix.EADDRINUSE) && removeListeners(u.ns) == nil {
-					opened, err = listen(i)
+			if u.sockets[i] == nil {
+				if u.sockets[i], err = newSockets(i); err != nil {
+					return err
 				}
 			}
+			opened, err = u.openPorts(u.sockets[i], s.Ports.Taken())
 			if err == nil && auto[i] {
-				err = opened.spread()
+				err = u.sockets[i].spread()
 			}
 			return err
 		})
-		if opened != nil && u.sockets[i] == nil {
-			u.sockets[i] = opened
-			u.workers.Go(func() { u.receive(opened) })
+		for _, e := range opened {
+			u.workers.Go(func() { u.receive(i, e.reader) })
 			writes++
 		}
 		errs = append(errs, err)
@@ -162,13 +164,40 @@ func (u *userspace) openSockets(s Spec) (writes int, err error) {
 	return writes, errors.Join(errs...)
 }
 
-// closeSockets closes those of a family that is not wanted.
+// openPorts opens those of a family that are not open; called inside the namespace.
+func (u *userspace) openPorts(s *sockets, ports []uint16) (opened []*portSocket, err error) {
+	for _, port := range ports {
+		if s.taken[port] != nil {
+			continue
+		}
+		e, err := s.listen(port)
+		if errors.Is(err, unix.EADDRINUSE) && removeListeners(u.ns, ports) == nil {
+			e, err = s.listen(port)
+		}
+		if err != nil {
+			return opened, err
+		}
+		opened = append(opened, e)
+	}
+	return opened, nil
+}
+
+// closeSockets closes what a Spec does not need.
 func (u *userspace) closeSockets(s Spec) (writes int) {
 	for i, want := range []bool{s.IPv4, s.IPv6} {
-		if !want && u.sockets[i] != nil {
+		if u.sockets[i] == nil {
+			continue
+		}
+		for port, e := range u.sockets[i].taken {
+			if !want || !slices.Contains(s.Ports.Taken(), port) {
+				e.conn.Close()
+				delete(u.sockets[i].taken, port)
+				writes++
+			}
+		}
+		if !want {
 			u.sockets[i].close()
 			u.sockets[i] = nil
-			writes++
 		}
 	}
 	return writes
@@ -176,7 +205,8 @@ func (u *userspace) closeSockets(s Spec) (writes int) {
 
 // makeDevices makes what is missing and takes what is there, and returns the removals that are left to do.
 func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []op, err error) {
-	want := wanted(s, Userspace)
+	names := linkNames(s, Userspace, have)
+	want := wanted(s, Userspace, names)
 	todo := map[string]op{}
 	for _, o := range diff(want, have) {
 		if o.action == actionRemove {
@@ -185,9 +215,12 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 		}
 		todo[o.Name] = o
 	}
-	remotes := map[string]netip.Addr{}
-	for _, t := range s.Tunnels {
-		remotes[dataplane.FoULink(t.Remote)] = t.Remote
+	of := map[string]tunnelEnds{}
+	for at, name := range names {
+		if s.Gateway {
+			at.remote = netip.Addr{}
+		}
+		of[name] = at
 	}
 	at := map[string]int{}
 	for _, d := range have {
@@ -212,7 +245,7 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 				err = remove(u.handle, o.device)
 			}
 			if err == nil {
-				err = u.take(d, remotes[d.Name])
+				err = u.take(d, of[d.Name])
 			}
 		}
 		if err != nil {
@@ -226,7 +259,7 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 }
 
 // take opens a device. start reads it.
-func (u *userspace) take(d device, remote netip.Addr) error {
+func (u *userspace) take(d device, of tunnelEnds) error {
 	var t *tunDevice
 	err := inside(u.ns, func() (err error) {
 		t, err = openTUN(u.handle, d)
@@ -235,7 +268,7 @@ func (u *userspace) take(d device, remote netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	t.remote = remote
+	t.ends = of
 	if d.Name[len("fou")] == '6' {
 		t.family = 1
 	}
@@ -263,24 +296,25 @@ func (u *userspace) remove(d device) error {
 
 // newTable makes the table of a Spec.
 func (u *userspace) newTable(s Spec) *table {
-	t := &table{gateway: s.Gateway, tunnels: make(map[netip.Addr]way, len(s.Tunnels))}
+	t := &table{gateway: s.Gateway, tunnels: make(map[tunnelEnds]way, len(s.Tunnels)), to: s.Ports.To()}
 	for i, on := range []bool{s.IPv4, s.IPv6} {
-		if on && u.sockets[i] != nil {
-			t.sockets[i], t.ports[i] = u.sockets[i], u.sockets[i].ports
+		if !on || u.sockets[i] == nil {
+			continue
+		}
+		if e := u.sockets[i].taken[t.to]; e != nil {
+			t.sockets[i], t.writers[i], t.ports[i] = u.sockets[i], e.writer, u.sockets[i].ports
 		}
 	}
 	for i, name := range anyNames {
-		if s.Any || s.Gateway {
+		if s.Any {
 			t.any[i] = u.devices[name]
 		}
 	}
+	names := linkNames(s, Userspace, nil)
 	for _, one := range s.Tunnels {
-		w := way{Tunnel: one, device: u.devices[dataplane.FoULink(one.Remote)]}
-		if s.Gateway {
-			w.device = t.any[family(one.Remote)]
-		}
-		if w.device != nil {
-			t.tunnels[one.Remote] = w
+		at := tunnelEnds{one.Local, one.Remote}
+		if d := u.devices[names[at]]; d != nil {
+			t.tunnels[at] = way{Tunnel: one, device: d}
 		}
 	}
 	return t
@@ -288,14 +322,21 @@ func (u *userspace) newTable(s Spec) *table {
 
 // changes counts the tunnels that differ in something that the kernel does not know.
 func changes(a, b *table) (n int) {
-	for remote, w := range b.tunnels {
-		old, there := a.tunnels[remote]
-		if there && (old.Local != w.Local || old.SourcePortAuto != w.SourcePortAuto || b.gateway && old.MTU != w.MTU) || !there && b.gateway {
+	former := map[netip.Addr]bool{}
+	for at := range a.tunnels {
+		former[at.remote] = true
+	}
+	for at, w := range b.tunnels {
+		old, there := a.tunnels[at]
+		switch {
+		case there && (a.to != b.to || old.SourcePortAuto != w.SourcePortAuto || b.gateway && old.MTU != w.MTU):
+			n++
+		case !there && (b.gateway || former[at.remote]): // a client's has another near end
 			n++
 		}
 	}
-	for remote := range a.tunnels {
-		if _, there := b.tunnels[remote]; !there && a.gateway {
+	for at := range a.tunnels {
+		if _, there := b.tunnels[at]; !there && a.gateway {
 			n++
 		}
 	}

@@ -241,7 +241,7 @@ func TestCongestionMarkGoesInside(t *testing.T) {
 		}{{client4, endpoint4, target4, 3, 0xba, 0xbb}, {client6, endpoint6, target6, 3, 0xb9, 0xbb}, {client4, endpoint4, target4, 1, 2, 1}, {client6, endpoint6, target6, 1, 2, 1},
 			{client4, endpoint4, target4, 2, 1, 1}, {client4, endpoint4, target4, 0, 3, 3}} {
 			tag := fmt.Sprintf("outer %d, inner %#x, from %s", c.outer, c.inner, c.from) // no two cases have the same: one may come late
-			w := capture(t, s.gateway, s.far.Link(c.from))
+			w := capture(t, s.gateway, s.far.Link(c.to, c.from))
 			o := outside(t, s, c.from, c.to, c.outer)
 			var got []byte
 			for end := time.Now().Add(deadline); got == nil && time.Now().Before(end); {

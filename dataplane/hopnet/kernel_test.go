@@ -28,7 +28,7 @@ func TestWithoutTheModule(t *testing.T) {
 				return
 			}
 		}
-		r, err := NewReconciler(true)
+		r, err := NewReconciler(true, dataplane.Numbers{})
 		if err != nil {
 			t.Error(err)
 			return
@@ -51,7 +51,7 @@ func TestWithoutTheModule(t *testing.T) {
 				}
 			}
 			for _, line := range left {
-				if strings.Contains(line, dataplane.HopNftTable) {
+				if strings.Contains(line, dataplane.DefaultNumbers().HopNftTable) {
 					t.Errorf("left is %q", left)
 				}
 			}
@@ -69,7 +69,7 @@ func TestWithoutTheModule(t *testing.T) {
 func TestPlainRoutesAreReadAsTheyWereMade(t *testing.T) {
 	ns := testns.New(t, "hopnet")
 	ns.Do(func() {
-		r, err := NewReconciler(true)
+		r, err := NewReconciler(true, dataplane.Numbers{})
 		if err != nil {
 			t.Error(err)
 			return

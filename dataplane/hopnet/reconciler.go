@@ -31,6 +31,7 @@ type Reconciler struct {
 	nft    *nlcount.Nft
 	port   atomic.Uint32
 	table  *nftables.Table
+	n      dataplane.Numbers
 	cache  *State
 	host   Host
 	active bool // else nothing is wanted, whatever a Spec says
@@ -38,10 +39,11 @@ type Reconciler struct {
 }
 
 // NewReconciler opens netlink sockets in the calling thread's network namespace. One that is not active takes away
-// what a former run has left, with whose driver hops were the kernel's.
-func NewReconciler(active bool) (r *Reconciler, err error) {
-	r = &Reconciler{active: active, used: true,
-		table: &nftables.Table{Name: dataplane.HopNftTable, Family: nftables.TableFamilyINet}}
+// what a former run has left, with whose driver hops were the kernel's. Zero Numbers are the default ones.
+func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) {
+	n = n.Filled()
+	r = &Reconciler{active: active, used: true, n: n,
+		table: &nftables.Table{Name: n.HopNftTable, Family: nftables.TableFamilyINet}}
 	for _, h := range []**netlink.Handle{&r.h, &r.routes} {
 		if *h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return nil, errors.Join(fmt.Errorf("opening rtnetlink socket: %w", err), r.Close())
@@ -125,11 +127,11 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			r.cache = &next
 		case op.Verb == SetForward4 || op.Verb == SetForward6:
 			notes = append(notes, fmt.Sprintf("%s: %v: nothing comes here for pods of this host, and nothing is passed on for "+
-				"other nodes", op, err))
+				"other nodes", op.text(r.n), err))
 		case op.Verb == SetRPFilter:
-			notes = append(notes, fmt.Sprintf("%s: %v: packets from nodes of other sites may be dropped", op, err))
+			notes = append(notes, fmt.Sprintf("%s: %v: packets from nodes of other sites may be dropped", op.text(r.n), err))
 		case first == nil:
-			first = fmt.Errorf("%s: %w", op, err) // the rest need not fail with it
+			first = fmt.Errorf("%s: %w", op.text(r.n), err) // the rest need not fail with it
 		}
 	}
 	return writes, notes, first
@@ -152,7 +154,7 @@ func (r *Reconciler) Diff(s dataplane.Spec) (lines []string, err error) {
 	s = r.wanted(s)
 	want, _ := Want(s, h)
 	for _, op := range Diff(want, actual, s.Complete) {
-		lines = append(lines, op.String())
+		lines = append(lines, op.text(r.n))
 	}
 	return lines, nil
 }
@@ -166,7 +168,7 @@ func (r *Reconciler) Counts() (c hop.Counts, err error) {
 	if rules, err := r.nft.GetRules(r.table, chain); err == nil { // else there are none
 		c.Refused, c.Malformed = dropped(rules)
 	}
-	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
 	if err != nil {
 		return c, ignore(err)
 	}
@@ -186,7 +188,7 @@ func (r *Reconciler) Purge() error {
 	var errs []error
 	for _, op := range Diff(State{}, st, true) {
 		if err := r.apply(op); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			errs = append(errs, fmt.Errorf("%s: %w", op.text(r.n), err))
 		}
 	}
 	return errors.Join(errs...)
@@ -204,14 +206,14 @@ func (r *Reconciler) read() (s State, h Host, err error) {
 	h = readHost()
 	s.RPFilter = -1
 	index := 0
-	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
 	switch {
 	case err != nil && ignore(err) != nil:
-		return s, h, fmt.Errorf("reading link %s: %w", dataplane.HopLink, err)
+		return s, h, fmt.Errorf("reading link %s: %w", r.n.HopLink, err)
 	case err == nil:
 		sit, ok := l.(*netlink.Sittun)
 		if !ok {
-			return s, h, fmt.Errorf("link %s is a %s link, not skein's: remove it", dataplane.HopLink, l.Type())
+			return s, h, fmt.Errorf("link %s is a %s link, not skein's: remove it", r.n.HopLink, l.Type())
 		}
 		a := l.Attrs()
 		s.Self, _ = netip.AddrFromSlice(sit.Local.To4())
@@ -219,12 +221,12 @@ func (r *Reconciler) read() (s State, h Host, err error) {
 			s.Self = netip.IPv4Unspecified() // another one than any that we make
 		}
 		index, s.Up, s.MTU = a.Index, a.Flags&net.FlagUp != 0, a.MTU
-		if v, ok := readInt("ipv4", dataplane.HopLink, "rp_filter"); ok {
+		if v, ok := readInt("ipv4", r.n.HopLink, "rp_filter"); ok {
 			s.RPFilter = v
 		}
-		v, _ := readInt("ipv4", dataplane.HopLink, "forwarding")
+		v, _ := readInt("ipv4", r.n.HopLink, "forwarding")
 		s.Forward4 = v != 0
-		v, _ = readInt("ipv6", dataplane.HopLink, "force_forwarding")
+		v, _ = readInt("ipv6", r.n.HopLink, "force_forwarding")
 		s.Forward6 = v != 0 || h.ForwardAll6
 	}
 	for _, f := range families(h) {
@@ -245,7 +247,7 @@ func (r *Reconciler) read() (s State, h Host, err error) {
 	slices.SortFunc(s.Rules, compareRules)
 	s.Guards, err = r.readGuards()
 	if err != nil && r.active { // a host without nftables has none to be taken away
-		return s, h, fmt.Errorf("reading nftables table inet %s: %w", dataplane.HopNftTable, err)
+		return s, h, fmt.Errorf("reading nftables table inet %s: %w", r.n.HopNftTable, err)
 	}
 	return s, h, nil
 }
@@ -272,9 +274,9 @@ func (r *Reconciler) readRules(f int) (out []Rule, err error) {
 	}
 	for _, k := range list {
 		switch {
-		case k.Priority == dataplane.HopRule && k.Table == dataplane.HopTable && k.Invert && k.Mark == dataplane.MarkWG:
+		case k.Priority == r.n.HopRule() && k.Table == r.n.HopTable() && k.Invert && k.Mark == r.n.MarkWG:
 			out = append(out, Rule{Family: f})
-		case k.Priority == dataplane.HopLastRule && k.Table == dataplane.HopLastTable && k.IifName == dataplane.HopLink:
+		case k.Priority == r.n.HopLastRule() && k.Table == r.n.HopLastTable() && k.IifName == r.n.HopLink:
 			out = append(out, Rule{Family: f, Last: true})
 		}
 	}
@@ -282,7 +284,7 @@ func (r *Reconciler) readRules(f int) (out []Rule, err error) {
 }
 
 func (r *Reconciler) readRoutes(f int, last bool, link int) (out []Route, err error) {
-	list, err := r.list(f, Route{Last: last}.table())
+	list, err := r.list(f, Route{Last: last}.table(r.n))
 	for _, k := range list {
 		out = append(out, fromRoute(f, last, k, link))
 	}
@@ -336,12 +338,12 @@ func fromRoute(f int, last bool, k netlink.Route, link int) Route {
 // delRoute deletes the very one that was read: another may have its destination.
 func (r *Reconciler) delRoute(o Route) error {
 	f := map[bool]int{false: 4, true: 6}[o.Prefix.Addr().Is6()]
-	list, err := r.list(f, o.table())
+	list, err := r.list(f, o.table(r.n))
 	if err != nil {
 		return err
 	}
 	index := 0
-	if l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink); err == nil {
+	if l, err := nlcount.One(r.h).LinkByName(r.n.HopLink); err == nil {
 		index = l.Attrs().Index
 	}
 	for _, k := range list {
@@ -361,7 +363,7 @@ func (r *Reconciler) apply(o Op) error {
 	case AddLink:
 		return r.addLink(o)
 	case DelLink:
-		l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+		l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
 		if err != nil {
 			return ignore(err)
 		}
@@ -371,21 +373,21 @@ func (r *Reconciler) apply(o Op) error {
 	case SetUp:
 		return r.onLink(r.setUp)
 	case SetRPFilter:
-		return write("ipv4", "rp_filter", strconv.Itoa(o.Number))
+		return write("ipv4", r.n.HopLink, "rp_filter", strconv.Itoa(o.Number))
 	case SetForward4:
-		return write("ipv4", "forwarding", "1")
+		return write("ipv4", r.n.HopLink, "forwarding", "1")
 	case SetForward6:
-		return podnet.ForwardIPv6(dataplane.HopLink)
+		return podnet.ForwardIPv6(r.n.HopLink)
 	case AddRule:
-		return ignoreErrno(nlcount.One(r.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
+		return ignoreErrno(nlcount.One(r.h).RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
 	case DelRule:
-		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
+		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
 	case AddRoute:
 		if o.Route.Plain {
-			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, 0))
+			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, 0, r.n))
 		}
 		return r.onLink(func(l netlink.Link) error {
-			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index))
+			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index, r.n))
 		})
 	case DelRoute:
 		return r.delRoute(o.Route)
@@ -401,7 +403,7 @@ func ignoreErrno(err, harmless error) error {
 }
 
 func (r *Reconciler) onLink(f func(netlink.Link) error) error {
-	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
 	if err != nil {
 		return err
 	}
@@ -412,7 +414,7 @@ func (r *Reconciler) onLink(f func(netlink.Link) error) error {
 func (r *Reconciler) addLink(o Op) error {
 	const inherit, dontFragment, ttl, genModeNone = 1, 1, 64, 1
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = dataplane.HopLink, o.Number
+	attrs.Name, attrs.MTU = r.n.HopLink, o.Number
 	err := nlcount.One(r.h).LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit,
 		PMtuDisc: dontFragment})
 	switch {
@@ -447,23 +449,23 @@ func (r *Reconciler) setUp(l netlink.Link) error {
 	return nil
 }
 
-func toRule(r Rule) *netlink.Rule {
+func toRule(r Rule, n dataplane.Numbers) *netlink.Rule {
 	k := netlink.NewRule()
 	k.Family, k.Protocol = af(r.Family), dataplane.RouteProtocol
 	if r.Last {
-		k.Priority, k.Table, k.IifName = dataplane.HopLastRule, dataplane.HopLastTable, dataplane.HopLink
+		k.Priority, k.Table, k.IifName = n.HopLastRule(), n.HopLastTable(), n.HopLink
 		return k
 	}
-	mask := uint32(dataplane.MarkMask)
-	k.Priority, k.Table, k.Mark, k.Mask, k.Invert = dataplane.HopRule, dataplane.HopTable, dataplane.MarkWG, &mask, true
+	mask := n.MarkMask
+	k.Priority, k.Table, k.Mark, k.Mask, k.Invert = n.HopRule(), n.HopTable(), n.MarkWG, &mask, true
 	return k
 }
 
-func toRoute(r Route, link int) *netlink.Route {
+func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
 	a := r.Prefix.Addr()
 	k := &netlink.Route{Family: unix.AF_INET,
 		Dst:   &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), a.BitLen())},
-		Table: r.table(), Protocol: dataplane.RouteProtocol}
+		Table: r.table(n), Protocol: dataplane.RouteProtocol}
 	if a.Is6() {
 		k.Family = unix.AF_INET6
 	}
@@ -507,6 +509,6 @@ func readInt(family, link, name string) (int, bool) {
 	return n, err == nil
 }
 
-func write(family, name, value string) error {
-	return os.WriteFile(path(family, dataplane.HopLink, name), []byte(value), 0o644)
+func write(family, link, name, value string) error {
+	return os.WriteFile(path(family, link, name), []byte(value), 0o644)
 }

@@ -356,62 +356,68 @@ func union(a, b []Source) []Source {
 	return out
 }
 
-// String tells the operation in one line.
-func (o Op) String() string {
+// String tells the operation in one line, with the default numbers.
+func (o Op) String() string { return o.text(dataplane.DefaultNumbers()) }
+
+func (o Op) text(n dataplane.Numbers) string {
 	switch o.Verb {
 	case SetGuards:
-		return fmt.Sprintf("set table inet %s: %d sources to %s", dataplane.HopNftTable, len(o.Guards.Sources), o.Guards.Self)
+		return fmt.Sprintf("set table inet %s: %d sources to %s", n.HopNftTable, len(o.Guards.Sources), o.Guards.Self)
 	case AddLink:
-		return fmt.Sprintf("add link %s local %s mtu %d", dataplane.HopLink, o.Self, o.Number)
+		return fmt.Sprintf("add link %s local %s mtu %d", n.HopLink, o.Self, o.Number)
 	case SetMTU:
-		return fmt.Sprintf("set link %s mtu %d", dataplane.HopLink, o.Number)
+		return fmt.Sprintf("set link %s mtu %d", n.HopLink, o.Number)
 	case SetUp:
-		return fmt.Sprintf("set link %s up", dataplane.HopLink)
+		return fmt.Sprintf("set link %s up", n.HopLink)
 	case SetRPFilter:
-		return fmt.Sprintf("set rp_filter of %s to %d", dataplane.HopLink, o.Number)
+		return fmt.Sprintf("set rp_filter of %s to %d", n.HopLink, o.Number)
 	case SetForward4:
-		return fmt.Sprintf("set ipv4 forwarding of %s", dataplane.HopLink)
+		return fmt.Sprintf("set ipv4 forwarding of %s", n.HopLink)
 	case SetForward6:
-		return fmt.Sprintf("set ipv6 forwarding of %s", dataplane.HopLink)
+		return fmt.Sprintf("set ipv6 forwarding of %s", n.HopLink)
 	case AddRoute:
-		return "add route " + o.Route.String()
+		return "add route " + o.Route.text(n)
 	case AddRule:
-		return "add rule " + o.Rule.String()
+		return "add rule " + o.Rule.text(n)
 	case DelRule:
-		return "delete rule " + o.Rule.String()
+		return "delete rule " + o.Rule.text(n)
 	case DelRoute:
-		return "delete route " + o.Route.String()
+		return "delete route " + o.Route.text(n)
 	case DelLink:
-		return "delete link " + dataplane.HopLink
+		return "delete link " + n.HopLink
 	case DelGuards:
-		return "delete table inet " + dataplane.HopNftTable
+		return "delete table inet " + n.HopNftTable
 	}
 	return "?"
 }
 
-// String is the rule in ip's words.
-func (r Rule) String() string {
+// String is the rule in ip's words, with the default numbers.
+func (r Rule) String() string { return r.text(dataplane.DefaultNumbers()) }
+
+func (r Rule) text(n dataplane.Numbers) string {
 	if r.Last {
-		return fmt.Sprintf("ipv%d %d: iif %s lookup %d", r.Family, dataplane.HopLastRule, dataplane.HopLink,
-			dataplane.HopLastTable)
+		return fmt.Sprintf("ipv%d %d: iif %s lookup %d", r.Family, n.HopLastRule(), n.HopLink,
+			n.HopLastTable())
 	}
-	return fmt.Sprintf("ipv%d %d: not fwmark %#x/%#x lookup %d", r.Family, dataplane.HopRule, dataplane.MarkWG,
-		dataplane.MarkMask, dataplane.HopTable)
+	return fmt.Sprintf("ipv%d %d: not fwmark %#x/%#x lookup %d", r.Family, n.HopRule(), n.MarkWG,
+		n.MarkMask, n.HopTable())
 }
 
-func (r Route) table() int {
+func (r Route) table(n dataplane.Numbers) int {
 	if r.Last {
-		return dataplane.HopLastTable
+		return n.HopLastTable()
 	}
-	return dataplane.HopTable
+	return n.HopTable()
 }
 
-// String is the route in ip's words.
-func (r Route) String() string {
+// String is the route in ip's words, with the default numbers.
+func (r Route) String() string { return r.text(dataplane.DefaultNumbers()) }
+
+func (r Route) text(n dataplane.Numbers) string {
 	if r.Plain && r.Other == "" {
-		return fmt.Sprintf("throw %s table %d", r.Prefix, r.table())
+		return fmt.Sprintf("throw %s table %d", r.Prefix, r.table(n))
 	}
-	s := fmt.Sprintf("%s via %s dev %s table %d", r.Prefix, r.Via, dataplane.HopLink, r.table())
+	s := fmt.Sprintf("%s via %s dev %s table %d", r.Prefix, r.Via, n.HopLink, r.table(n))
 	if r.Source.IsValid() {
 		s += fmt.Sprintf(" src %s", r.Source)
 	}

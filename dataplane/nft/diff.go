@@ -90,7 +90,7 @@ func Diff(want, actual State, prune bool) []Op {
 
 // rebuild makes everything anew, without what is not ours.
 func rebuild(w State) Op {
-	all := want(nil)
+	all := wantTargets(w.Numbers, nil)
 	all.Port = w.Port
 	all.setRewrites(w.Sets[dataplane.MapRewriteOut].Rewrites)
 	if _, ok := w.Chains[dataplane.ChainSources]; ok {
@@ -125,8 +125,8 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Hops: want.Hops, Translations: want.Translations, Chains: maps.Clone(want.Chains),
-		Sets: maps.Clone(want.Sets)}
+	u := want
+	u.Table, u.Chains, u.Sets = true, maps.Clone(want.Chains), maps.Clone(want.Sets)
 	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {
 		if _, ok := u.Chains[n]; !ok {
@@ -204,10 +204,10 @@ func compare[T comparable](want, actual []T, order func(a, b T) int) (gone, adde
 
 // Apply is what the kernel does with the operations, as a pure function. It fails where the kernel would.
 func (s State) Apply(ops []Op) (State, error) {
-	s = State{Table: s.Table, Chains: maps.Clone(s.Chains), Sets: maps.Clone(s.Sets)}
+	s = State{Table: s.Table, Numbers: s.Numbers, Chains: maps.Clone(s.Chains), Sets: maps.Clone(s.Sets)}
 	for _, o := range ops {
 		if o.Verb == Rebuild {
-			s = State{Table: true, Chains: maps.Clone(o.All.Chains), Sets: maps.Clone(o.All.Sets)}
+			s = State{Table: true, Numbers: o.All.Numbers, Chains: maps.Clone(o.All.Chains), Sets: maps.Clone(o.All.Sets)}
 			continue
 		}
 		if !s.Table {

@@ -17,7 +17,9 @@ import (
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
-var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}), cmpopts.EquateEmpty()}
+var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}, dataplane.Numbers{}), cmpopts.EquateEmpty()}
+
+func want(targets []netip.Prefix) State { return wantTargets(dataplane.DefaultNumbers(), targets) }
 
 func targets(ss ...string) (out []netip.Prefix) {
 	for _, s := range ss {
@@ -166,22 +168,22 @@ func TestElementsReadBackAreTheRanges(t *testing.T) {
 }
 
 func TestRulesReadBackAreRecognised(t *testing.T) {
-	for i, e := range ruleExprs() {
-		if got := ruleText(e); got != rulesText()[i] {
+	for i, e := range ruleExprs(dataplane.DefaultNumbers()) {
+		if got := ruleText(dataplane.DefaultNumbers(), e); got != rulesText(dataplane.DefaultNumbers())[i] {
 			t.Errorf("rule %d: %s", i, got)
 		}
 	}
-	if got := ruleText(rewriteInExprs(4242)); got != rewriteInText(4242) {
+	if got := ruleText(dataplane.DefaultNumbers(), rewriteInExprs(4242)); got != rewriteInText(4242) {
 		t.Errorf("the rule for what comes in: %s", got)
 	}
-	if got := ruleText(rewriteOutExprs(4242)); got != rewriteOutText(4242) {
+	if got := ruleText(dataplane.DefaultNumbers(), rewriteOutExprs(4242)); got != rewriteOutText(4242) {
 		t.Errorf("the rule for what goes out: %s", got)
 	}
 	foreign := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
-	if got := ruleText(foreign); slices.Contains(rulesText(), got) {
+	if got := ruleText(dataplane.DefaultNumbers(), foreign); slices.Contains(rulesText(dataplane.DefaultNumbers()), got) {
 		t.Errorf("a foreign rule was taken for %s", got)
 	}
-	golden.Lines(t, "rules", rulesText())
+	golden.Lines(t, "rules", rulesText(dataplane.DefaultNumbers()))
 }
 
 func FuzzForeignTable(f *testing.F) {

@@ -29,14 +29,16 @@ type Reconciler struct {
 	conn  *nlcount.Nft
 	port  atomic.Uint32
 	table *nftables.Table
+	n     dataplane.Numbers
 	cache *State
 	fails int
 	noFib bool // this kernel cannot ask for the way back to a packet's source
 }
 
-// NewReconciler opens a netlink socket in the calling thread's network namespace.
-func NewReconciler() (*Reconciler, error) {
-	r := &Reconciler{table: &nftables.Table{Name: dataplane.NftTable, Family: nftables.TableFamilyINet}}
+// NewReconciler opens a netlink socket in the calling thread's network namespace; zero Numbers are the default ones.
+func NewReconciler(n dataplane.Numbers) (*Reconciler, error) {
+	n = n.Filled()
+	r := &Reconciler{n: n, table: &nftables.Table{Name: n.NftTable, Family: nftables.TableFamilyINet}}
 	return r, r.open()
 }
 
@@ -123,11 +125,11 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	}
 	next, err := r.cache.Apply(ops)
 	if err != nil {
-		return 0, nil, fmt.Errorf("nftables table inet %s: %w", dataplane.NftTable, err)
+		return 0, nil, fmt.Errorf("nftables table inet %s: %w", r.n.NftTable, err)
 	}
 	writes, err = r.write(ops, want)
 	if err != nil {
-		return writes, nil, fmt.Errorf("writing nftables table inet %s: %w", dataplane.NftTable, err)
+		return writes, nil, fmt.Errorf("writing nftables table inet %s: %w", r.n.NftTable, err)
 	}
 	r.cache = &next
 	return writes, notes, nil
@@ -135,6 +137,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 
 // wanted is the table of a Spec as far as this kernel can have it.
 func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
+	s.Numbers = r.n
 	want, notes := Want(s)
 	if r.noFib {
 		want.dropSources()
@@ -146,7 +149,7 @@ func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
 // lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of
 // sources needs.
 func (r *Reconciler) lacksFib() bool {
-	t := &nftables.Table{Name: dataplane.NftTable + "_trial", Family: nftables.TableFamilyINet}
+	t := &nftables.Table{Name: r.n.NftTable + "_trial", Family: nftables.TableFamilyINet}
 	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
 	r.conn.AddTable(t)
@@ -189,7 +192,7 @@ func (r *Reconciler) Purge() (bool, error) {
 	r.cache = nil
 	r.conn.DelTable(r.table)
 	if err := r.conn.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return false, fmt.Errorf("deleting nftables table inet %s: %w", dataplane.NftTable, err)
+		return false, fmt.Errorf("deleting nftables table inet %s: %w", r.n.NftTable, err)
 	}
 	return true, nil
 }
@@ -197,7 +200,7 @@ func (r *Reconciler) Purge() (bool, error) {
 func (r *Reconciler) read() (State, error) {
 	s := State{Chains: map[string]Chain{}, Sets: map[string]Set{}}
 	fail := func(what string, err error) (State, error) {
-		return State{}, fmt.Errorf("reading nftables table inet %s, %s: %w", dataplane.NftTable, what, err)
+		return State{}, fmt.Errorf("reading nftables table inet %s, %s: %w", r.n.NftTable, what, err)
 	}
 	tables, err := r.conn.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -222,7 +225,7 @@ func (r *Reconciler) read() (State, error) {
 		}
 		ch := Chain{Kind: chainKind(c)}
 		for _, rule := range rules {
-			ch.Rules = append(ch.Rules, ruleText(rule.Exprs))
+			ch.Rules = append(ch.Rules, ruleText(r.n, rule.Exprs))
 		}
 		s.Chains[c.Name] = ch
 	}
@@ -334,15 +337,15 @@ func (w *writer) op(o Op) error {
 }
 
 func (w *writer) rules(o Op) {
-	exprs := ruleExprs()
+	exprs := ruleExprs(w.want.Numbers)
 	switch o.Kind {
 	case kindRewriteIn:
 		exprs = [][]expr.Any{rewriteInExprs(w.want.Port)}
 	case kindClamp:
-		exprs = [][]expr.Any{clampExprs()}
+		exprs = [][]expr.Any{clampExprs(w.want.Numbers)}
 	case kindSources:
 		exprs = nil
-		for _, one := range sourceRules(w.want.Link, w.want.Control, w.want.Hops, w.want.Plain) {
+		for _, one := range sourceRules(w.want.Numbers, w.want.Link, w.want.Control, w.want.Hops, w.want.Plain) {
 			exprs = append(exprs, one.exprs)
 		}
 	case kindRewriteOut:

@@ -16,7 +16,7 @@ import (
 func open(t *testing.T, n *testns.NS) *nft.Reconciler {
 	t.Helper()
 	var r *nft.Reconciler
-	n.Must("open", func() (err error) { r, err = nft.NewReconciler(); return err })
+	n.Must("open", func() (err error) { r, err = nft.NewReconciler(dataplane.Numbers{}); return err })
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
@@ -96,7 +96,7 @@ func TestListedByNft(t *testing.T) {
 func BenchmarkOneChangeAmong1000(b *testing.B) {
 	n := testns.New(b, "nft")
 	var r *nft.Reconciler
-	n.Must("open", func() (err error) { r, err = nft.NewReconciler(); return err })
+	n.Must("open", func() (err error) { r, err = nft.NewReconciler(dataplane.Numbers{}); return err })
 	defer r.Close()
 	s := spec(1000)
 	if _, _, err := r.Reconcile(s); err != nil {

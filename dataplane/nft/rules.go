@@ -19,12 +19,12 @@ import (
 const reg = 1 // the register our rules work in
 
 // ruleExprs are the kernel's form of the rules, in the order of rulesText.
-func ruleExprs() [][]expr.Any {
+func ruleExprs(n dataplane.Numbers) [][]expr.Any {
 	mark := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
 	fromWG := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(dataplane.MarkMask), Xor: mark(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(dataplane.MarkWG)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(n.MarkMask), Xor: mark(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(n.MarkWG)},
 		&expr.Verdict{Kind: expr.VerdictAccept},
 	}
 	toTunnel := func(proto byte, offset, length uint32, set string) []expr.Any {
@@ -34,7 +34,7 @@ func ruleExprs() [][]expr.Any {
 			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
 			&expr.Lookup{SourceRegister: reg, SetName: set},
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(^uint32(dataplane.MarkMask)), Xor: mark(dataplane.MarkRoute)},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(^n.MarkMask), Xor: mark(n.MarkRoute)},
 			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
 			&expr.Verdict{Kind: expr.VerdictAccept},
 		}
@@ -48,13 +48,13 @@ func ruleExprs() [][]expr.Any {
 
 // clampExprs make both ends of a TCP connection through the tunnel send segments that fit the route's MTU: what forwards, or
 // has asked another route first, does not know it. The kernel never raises the option (nft_exthdr).
-func clampExprs() []expr.Any {
+func clampExprs(n dataplane.Numbers) []expr.Any {
 	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
 	mark := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(dataplane.MarkMask), Xor: mark(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(dataplane.MarkRoute)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(n.MarkMask), Xor: mark(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(n.MarkRoute)},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}},
 		load(transport, flags, 1, reg),
@@ -180,23 +180,23 @@ func fromRewriteElements(es []nftables.SetElement) []dataplane.PortRewrite {
 }
 
 // ruleText names what a rule read from the kernel means: one of ours, or a dump of its expressions.
-func ruleText(exprs []expr.Any) string {
+func ruleText(n dataplane.Numbers, exprs []expr.Any) string {
 	have := dump(exprs)
 	if text := rewriteText(exprs, have); text != "" {
 		return text
 	}
-	if text := sourceText(exprs, have); text != "" {
+	if text := sourceText(n, exprs, have); text != "" {
 		return text
 	}
 	if text := translateText(exprs, have); text != "" {
 		return text
 	}
-	if have == dump(clampExprs()) {
-		return clampText()
+	if have == dump(clampExprs(n)) {
+		return clampText(n)
 	}
-	for i, ours := range ruleExprs() {
+	for i, ours := range ruleExprs(n) {
 		if dump(ours) == have {
-			return rulesText()[i]
+			return rulesText(n)[i]
 		}
 	}
 	return have

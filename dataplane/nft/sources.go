@@ -48,7 +48,7 @@ func rulesOf(rs []rule) (out []string) {
 // setSources puts the chain of sources and its sets there.
 func (s *State) setSources(spec dataplane.Spec) {
 	s.Link, s.Control, s.Hops, s.Plain = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid(), spec.Plain
-	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control, s.Hops, s.Plain))}
+	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Numbers, s.Link, s.Control, s.Hops, s.Plain))}
 	var overlays []netip.Prefix
 	for _, a := range spec.Link.Addresses {
 		overlays = append(overlays, a.Masked())
@@ -104,12 +104,12 @@ func without(a, b []Range) (out []Range) {
 // hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them. plain: this
 // host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes, so the control
 // net is not theirs.
-func sourceRules(link string, control int, hops, plain bool) []rule {
+func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []rule {
 	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
 	if control != 0 {
 		if plain {
 			for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				out = append(out, plainControlRule(4, proto, control), plainControlRule(6, proto, control))
+				out = append(out, plainControlRule(n.PlainLink, 4, proto, control), plainControlRule(n.PlainLink, 6, proto, control))
 			}
 		}
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -118,7 +118,7 @@ func sourceRules(link string, control int, hops, plain bool) []rule {
 	}
 	links := []string{link}
 	if hops {
-		links = append(links, dataplane.HopLink)
+		links = append(links, n.HopLink)
 	}
 	for _, l := range links {
 		if l != "" {
@@ -126,7 +126,7 @@ func sourceRules(link string, control int, hops, plain bool) []rule {
 		}
 	}
 	if plain {
-		out = append(out, rule{fmt.Sprintf("iifname %q accept", dataplane.PlainLink), append(cameBy(dataplane.PlainLink), accept)})
+		out = append(out, rule{fmt.Sprintf("iifname %q accept", n.PlainLink), append(cameBy(n.PlainLink), accept)})
 	}
 	const missing = "fib saddr . iif oif missing"
 	overlay := func(f int, set string) rule {
@@ -186,16 +186,16 @@ func controlRule(family int, proto byte, port int) rule {
 }
 
 // plainControlRule keeps plain peers, which have addresses of the overlay, from the control net.
-func plainControlRule(family int, proto byte, port int) rule {
+func plainControlRule(link string, family int, proto byte, port int) rule {
 	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
-	exprs := slices.Concat(cameBy(dataplane.PlainLink), []expr.Any{
+	exprs := slices.Concat(cameBy(link), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
 		load(transport, udpDestination, 2, reg),
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
 	}, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", dataplane.PlainLink, name, port, protocol(family), set), exprs}
+	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port, protocol(family), set), exprs}
 }
 
 // cameBy matches packets that came in by a link.
@@ -255,7 +255,7 @@ func address(family int, offset4, offset6 uint32) []expr.Any {
 }
 
 // sourceText names a rule of the chain of sources, whatever link and port it is for; "" if it is none.
-func sourceText(exprs []expr.Any, have string) string {
+func sourceText(n dataplane.Numbers, exprs []expr.Any, have string) string {
 	link, port := "", 0
 	for _, e := range exprs {
 		c, ok := e.(*expr.Cmp)
@@ -266,7 +266,7 @@ func sourceText(exprs []expr.Any, have string) string {
 			port = int(binary.BigEndian.Uint16(c.Data))
 		}
 	}
-	for _, r := range sourceRules(link, port, false, true) {
+	for _, r := range sourceRules(n, link, port, false, true) {
 		if dump(r.exprs) == have {
 			return r.text
 		}

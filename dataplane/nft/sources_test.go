@@ -24,6 +24,8 @@ func TestDiffOfSources(t *testing.T) {
 	state := func(s dataplane.Spec) State { w, _ := Want(s); return w }
 	pools := []string{"10.64.0.0/16", "fd64::/112"}
 	base := sourced(7946, pools, nil, "sk1")
+	plain := base
+	plain.Plain = true
 	former := state(base) // as the version before left it
 	former.dropSources()
 	damaged := state(base)
@@ -42,6 +44,7 @@ func TestDiffOfSources(t *testing.T) {
 		{"sources-control-port", state(sourced(7950, pools, nil, "sk1")), state(base), true},
 		{"sources-damaged", state(base), damaged, true},
 		{"sources-table-gone", state(base), State{}, true},
+		{"sources-plain-table-gone", state(plain), State{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ops := Diff(c.want, c.actual, c.prune)
@@ -62,14 +65,14 @@ func TestDiffOfSources(t *testing.T) {
 }
 
 func TestSourceRulesReadBackAreRecognised(t *testing.T) {
-	for _, r := range sourceRules("skein0", 7946, true, true) {
-		if got := ruleText(r.exprs); got != r.text {
+	for _, r := range sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, true, true) {
+		if got := ruleText(dataplane.DefaultNumbers(), r.exprs); got != r.text {
 			t.Errorf("%s is read back as %s", r.text, got)
 		}
 	}
-	golden.Lines(t, "source-rules", rulesOf(sourceRules("skein0", 7946, false, false)))
-	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules("skein0", 7946, true, false)))
-	golden.Lines(t, "source-rules-plain", rulesOf(sourceRules("skein0", 7946, false, true)))
+	golden.Lines(t, "source-rules", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, false, false)))
+	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, true, false)))
+	golden.Lines(t, "source-rules-plain", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, false, true)))
 }
 
 // Addresses that are not the mesh's to lead are cut out of its pools, exactly.

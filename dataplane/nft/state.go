@@ -10,8 +10,9 @@ import (
 
 // State is the content of our table.
 type State struct {
-	Table bool
-	Port  int // WireGuard's, that rewrites lead to; of what is wanted only
+	Table   bool
+	Numbers dataplane.Numbers // of what is wanted only
+	Port    int               // WireGuard's, that rewrites lead to; of what is wanted only
 	// Link is the tunnel's, Control the control net's port, Hops says that there are some, and Plain that there are plain
 	// peers, for the chain of sources; of what is wanted only.
 	Link    string
@@ -85,7 +86,7 @@ const (
 
 // Want is the table of a Spec, and notes about what in it cannot be.
 func Want(s dataplane.Spec) (State, []string) {
-	w := want(s.Targets)
+	w := wantTargets(s.Numbers.Filled(), s.Targets)
 	w.Port = s.WireGuard.Port
 	rewrites, notes := usable(s.PortRewrites)
 	w.setRewrites(rewrites)
@@ -128,16 +129,17 @@ func rewriteOutText(port int) string {
 	return fmt.Sprintf("udp sport %d udp sport set ip daddr . udp dport map @%s", port, dataplane.MapRewriteOut)
 }
 
-// want is the table for these destinations.
-func want(targets []netip.Prefix) State {
+// wantTargets is the table for these destinations.
+func wantTargets(n dataplane.Numbers, targets []netip.Prefix) State {
 	four, six := ranges(targets)
-	rules := rulesText()
+	rules := rulesText(n)
 	return State{
-		Table: true,
+		Table:   true,
+		Numbers: n,
 		Chains: map[string]Chain{
 			dataplane.ChainPrerouting: {Kind: kindPrerouting, Rules: rules},
 			dataplane.ChainOutgoing:   {Kind: kindOutgoing, Rules: rules},
-			dataplane.ChainClamp:      {Kind: kindClamp, Rules: []string{clampText()}},
+			dataplane.ChainClamp:      {Kind: kindClamp, Rules: []string{clampText(n)}},
 		},
 		Sets: map[string]Set{
 			dataplane.SetTargetsIPv4: {Kind: kindIPv4, Ranges: four},
@@ -146,16 +148,16 @@ func want(targets []netip.Prefix) State {
 	}
 }
 
-func clampText() string {
-	return fmt.Sprintf("meta mark & %#08x == %#08x tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", dataplane.MarkMask, dataplane.MarkRoute)
+func clampText(n dataplane.Numbers) string {
+	return fmt.Sprintf("meta mark & %#08x == %#08x tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", n.MarkMask, n.MarkRoute)
 }
 
-func rulesText() []string {
+func rulesText(n dataplane.Numbers) []string {
 	set := func(l3, set string) string {
-		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set, ^uint32(dataplane.MarkMask)|dataplane.MarkRoute, dataplane.MarkRoute)
+		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set, ^n.MarkMask|n.MarkRoute, n.MarkRoute)
 	}
 	return []string{
-		fmt.Sprintf("meta mark & %#08x == %#08x accept", dataplane.MarkMask, dataplane.MarkWG),
+		fmt.Sprintf("meta mark & %#08x == %#08x accept", n.MarkMask, n.MarkWG),
 		set("ip", dataplane.SetTargetsIPv4),
 		set("ip6", dataplane.SetTargetsIPv6),
 	}

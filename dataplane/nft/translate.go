@@ -32,7 +32,7 @@ func (s *State) setTranslations(ts []dataplane.Translation, inside []netip.Prefi
 	four, six := ranges(inside)
 	s.Sets[dataplane.SetInsideIPv4], s.Sets[dataplane.SetInsideIPv6] = Set{Kind: kindIPv4, Ranges: four},
 		Set{Kind: kindIPv6, Ranges: six}
-	links := []Link{Link(s.Link), dataplane.HopLink, dataplane.PlainLink}
+	links := []Link{Link(s.Link), Link(s.Numbers.HopLink), Link(s.Numbers.PlainLink)}
 	slices.Sort(links)
 	s.Sets[dataplane.SetTunnels] = Set{Kind: kindLinks, Links: links}
 	s.Chains[dataplane.ChainTranslateIn] = Chain{Kind: kindTranslateIn, Rules: rulesOf(translateRules(ts, true))}

@@ -29,6 +29,7 @@ const keepalive = 25 // seconds
 
 // Config of a Carrier.
 type Config struct {
+	Link   string // its name
 	Port   uint16 // UDP
 	Mark   uint32 // of what is sent
 	MTU    int    // of the link, in bytes
@@ -94,11 +95,11 @@ type unit struct {
 
 // Open opens the port and the link.
 func Open(c Config) (*Carrier, error) {
-	t, err := wireguard.OpenTUN(dataplane.PlainLink, c.MTU)
+	t, err := wireguard.OpenTUN(c.Link, c.MTU)
 	if err != nil {
 		return nil, err
 	}
-	if err := setUpLink(c.MTU); err != nil {
+	if err := setUpLink(c.Link, c.MTU); err != nil {
 		t.Close()
 		return nil, err
 	}

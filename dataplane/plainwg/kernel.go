@@ -16,8 +16,8 @@ import (
 )
 
 // setUpLink brings the link up and makes the kernel forward what comes by it.
-func setUpLink(mtu int) error {
-	l, err := netlink.LinkByName(dataplane.PlainLink)
+func setUpLink(name string, mtu int) error {
+	l, err := netlink.LinkByName(name)
 	if err == nil {
 		err = netlink.LinkSetMTU(l, mtu)
 	}
@@ -25,36 +25,36 @@ func setUpLink(mtu int) error {
 		err = netlink.LinkSetUp(l)
 	}
 	if err != nil {
-		return fmt.Errorf("setting up link %s: %w", dataplane.PlainLink, err)
+		return fmt.Errorf("setting up link %s: %w", name, err)
 	}
-	for _, name := range []string{dataplane.PlainLink + "/forwarding", dataplane.PlainLink + "/rp_filter"} {
+	for _, setting := range []string{name + "/forwarding", name + "/rp_filter"} {
 		value := "1"
-		if name == dataplane.PlainLink+"/rp_filter" {
+		if setting == name+"/rp_filter" {
 			value = "0" // WireGuard has checked what comes; a peer that comes here before others know is not to be dropped
 		}
-		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name, []byte(value), 0o644); err != nil {
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+setting, []byte(value), 0o644); err != nil {
 			return fmt.Errorf("setting net.ipv4.conf.%s: %w: the agent needs a writable /proc/sys to carry plain peers",
-				name, err)
+				setting, err)
 		}
 	}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return nil // a host without IPv6
 	}
-	return podnet.ForwardIPv6(dataplane.PlainLink)
+	return podnet.ForwardIPv6(name)
 }
 
 // routes leads these prefixes, and no others, to the link: in the main table, so that on a carrier that does not have
 // the peer's session
 // the mark that leads into the tunnel comes first.
 func (c *Carrier) routes(want []netip.Prefix) error {
-	l, err := netlink.LinkByName(dataplane.PlainLink)
+	l, err := netlink.LinkByName(c.cfg.Link)
 	if err != nil {
-		return fmt.Errorf("link %s: %w", dataplane.PlainLink, err)
+		return fmt.Errorf("link %s: %w", c.cfg.Link, err)
 	}
 	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index,
 		Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return fmt.Errorf("reading routes of %s: %w", dataplane.PlainLink, err)
+		return fmt.Errorf("reading routes of %s: %w", c.cfg.Link, err)
 	}
 	var errs []error
 	there := map[netip.Prefix]bool{}
@@ -67,7 +67,7 @@ func (c *Carrier) routes(want []netip.Prefix) error {
 		p := netip.PrefixFrom(ip.Unmap(), ones)
 		if there[p] = slices.Contains(want, p); !there[p] {
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-				errs = append(errs, fmt.Errorf("taking the route %s dev %s away: %w", p, dataplane.PlainLink, err))
+				errs = append(errs, fmt.Errorf("taking the route %s dev %s away: %w", p, c.cfg.Link, err))
 			}
 		}
 	}
@@ -86,7 +86,7 @@ func (c *Carrier) routes(want []netip.Prefix) error {
 			if p.Addr().Is6() && errors.Is(err, unix.EPERM) { // IPv6 is turned off on the link
 				continue
 			}
-			errs = append(errs, fmt.Errorf("route %s dev %s: %w", p, dataplane.PlainLink, err))
+			errs = append(errs, fmt.Errorf("route %s dev %s: %w", p, c.cfg.Link, err))
 		}
 	}
 	return errors.Join(errs...)

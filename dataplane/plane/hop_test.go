@@ -316,7 +316,7 @@ func TestHopsLeadToOtherSites(t *testing.T) {
 	s.Hops = dataplane.Hops{}
 	want := "wireguard: set hops: 0 ways, 0 guards"
 	if x.plane.Driver() == "kernel" {
-		want = "hop: delete link " + dataplane.HopLink
+		want = "hop: delete link " + dataplane.DefaultNumbers().HopLink
 	}
 	if d := x.diff(t, s); !slices.Contains(d, want) {
 		t.Errorf("skein plan would show %q", d)
@@ -754,38 +754,38 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 		name string
 		do   func() error
 	}{
-		{"link deleted", deleteLink(dataplane.HopLink)},
+		{"link deleted", deleteLink(dataplane.DefaultNumbers().HopLink)},
 		{"link down", func() error {
-			l, err := netlink.LinkByName(dataplane.HopLink)
+			l, err := netlink.LinkByName(dataplane.DefaultNumbers().HopLink)
 			if err != nil {
 				return err
 			}
 			return netlink.LinkSetDown(l)
 		}},
-		{"IPv4 ways deleted", deleteRoutes(unix.AF_INET, dataplane.HopTable, unix.RTN_UNICAST)},
-		{"IPv6 ways deleted", deleteRoutes(unix.AF_INET6, dataplane.HopTable, unix.RTN_UNICAST)},
-		{"last hops deleted", deleteRoutes(unix.AF_INET, dataplane.HopLastTable, unix.RTN_UNICAST)},
+		{"IPv4 ways deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().HopTable(), unix.RTN_UNICAST)},
+		{"IPv6 ways deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().HopTable(), unix.RTN_UNICAST)},
+		{"last hops deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().HopLastTable(), unix.RTN_UNICAST)},
 		{"a way of another kind", func() error {
-			return netlink.RouteReplace(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.HopTable,
+			return netlink.RouteReplace(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.DefaultNumbers().HopTable(),
 				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol})
 		}},
 		{"a second way", func() error {
-			return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.HopTable,
+			return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.DefaultNumbers().HopTable(),
 				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol, Priority: 7})
 		}},
 		{"rule deleted", func() error {
 			r := netlink.NewRule()
-			r.Family, r.Priority, r.Table = unix.AF_INET, dataplane.HopLastRule, dataplane.HopLastTable
+			r.Family, r.Priority, r.Table = unix.AF_INET, dataplane.DefaultNumbers().HopLastRule(), dataplane.DefaultNumbers().HopLastTable()
 			return netlink.RuleDel(r)
 		}},
 		{"guards deleted", withNft(func(c *nftables.Conn) {
-			c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable})
+			c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().HopNftTable})
 		})},
 		{"guards emptied", withNft(func(c *nftables.Conn) {
-			table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable}
+			table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().HopNftTable}
 			c.FlushChain(&nftables.Chain{Table: table, Name: "skein_hop_guards"})
 		})},
-		{"tunnel deleted", deleteLink(dataplane.LinkName)},
+		{"tunnel deleted", deleteLink(dataplane.DefaultNumbers().Link)},
 	} {
 		if !kernel {
 			break
@@ -813,7 +813,7 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kernel { // of the other driver the tunnel is gone already
-		a.Must("delete the tunnel", deleteLink(dataplane.LinkName))
+		a.Must("delete the tunnel", deleteLink(dataplane.DefaultNumbers().Link))
 	}
 	seen := overhear(t, outside, "up", "plaintext?")
 	const packets = 50
@@ -851,7 +851,7 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 func (h *host) nothingLeft(t *testing.T, all bool) {
 	t.Helper()
 	h.Must("what is left", func() error {
-		if _, err := netlink.LinkByName(dataplane.HopLink); err == nil {
+		if _, err := netlink.LinkByName(dataplane.DefaultNumbers().HopLink); err == nil {
 			return errors.New("the link of hops")
 		}
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -861,11 +861,11 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 			}
 			for _, r := range rules {
 				if r.Protocol == dataplane.RouteProtocol &&
-					(all || r.Priority == dataplane.HopRule || r.Priority == dataplane.HopLastRule) {
+					(all || r.Priority == dataplane.DefaultNumbers().HopRule() || r.Priority == dataplane.DefaultNumbers().HopLastRule()) {
 					return fmt.Errorf("rule %s", r)
 				}
 			}
-			for _, table := range []int{dataplane.HopTable, dataplane.HopLastTable} {
+			for _, table := range []int{dataplane.DefaultNumbers().HopTable(), dataplane.DefaultNumbers().HopLastTable()} {
 				routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 				if err == nil && len(routes) > 0 {
 					return fmt.Errorf("routes %v", routes)
@@ -878,7 +878,7 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 		}
 		tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 		for _, table := range tables {
-			if all || table.Name == dataplane.HopNftTable {
+			if all || table.Name == dataplane.DefaultNumbers().HopNftTable {
 				return fmt.Errorf("table %s", table.Name)
 			}
 		}

@@ -22,7 +22,7 @@ import (
 
 func (h *host) purge(t *testing.T) {
 	t.Helper()
-	if err := plane.Purge(t.Context(), plane.Options{Namespace: &h.Handle}); err != nil {
+	if err := plane.Purge(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers}); err != nil {
 		t.Fatalf("purge: %v", err)
 	}
 }
@@ -31,23 +31,23 @@ func (h *host) purge(t *testing.T) {
 func ours(t *testing.T, h *host) (left []string) {
 	t.Helper()
 	h.Do(func() {
-		if _, err := netlink.LinkByName(dataplane.LinkName); err == nil {
+		if _, err := netlink.LinkByName(dataplane.DefaultNumbers().Link); err == nil {
 			left = append(left, "link")
 		}
 		tables, _ := (&nftables.Conn{}).ListTables()
 		for _, tb := range tables {
-			if tb.Name == dataplane.NftTable && tb.Family == nftables.TableFamilyINet {
+			if tb.Name == dataplane.DefaultNumbers().NftTable && tb.Family == nftables.TableFamilyINet {
 				left = append(left, "table")
 			}
 		}
 		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 			rules, _ := netlink.RuleList(f)
 			for _, r := range rules {
-				if r.Protocol == dataplane.RouteProtocol && r.Priority == dataplane.RulePriority {
+				if r.Protocol == dataplane.RouteProtocol && r.Priority == dataplane.DefaultNumbers().RulePriority {
 					left = append(left, r.String())
 				}
 			}
-			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: dataplane.RouteTable}, netlink.RT_FILTER_TABLE)
+			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable}, netlink.RT_FILTER_TABLE)
 			for _, r := range routes {
 				if r.Protocol == dataplane.RouteProtocol {
 					left = append(left, r.String())
@@ -123,7 +123,7 @@ func TestNoPlaintextWithoutTheLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Do(func() { // with the kernel driver the link outlives the agent: as if somebody deleted it
-		if l, err := netlink.LinkByName(dataplane.LinkName); err == nil {
+		if l, err := netlink.LinkByName(dataplane.DefaultNumbers().Link); err == nil {
 			_ = netlink.LinkDel(l)
 		}
 	})
@@ -346,7 +346,7 @@ func TestPortInUseIsNamed(t *testing.T) {
 
 func TestForeignLinkIsRefused(t *testing.T) {
 	n := testns.New(t, "plane")
-	addVeth(t, n, dataplane.LinkName)
+	addVeth(t, n, dataplane.DefaultNumbers().Link)
 	_, err := plane.Open(t.Context(), plane.Options{Namespace: &n.Handle})
 	if err == nil || !strings.Contains(err.Error(), "skein0 exists and is a veth link") {
 		t.Errorf("error: %v", err)

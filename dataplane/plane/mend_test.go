@@ -28,7 +28,7 @@ func mendLimit() time.Duration {
 }
 
 func ourTable() *nftables.Table {
-	return &nftables.Table{Name: dataplane.NftTable, Family: nftables.TableFamilyINet}
+	return &nftables.Table{Name: dataplane.DefaultNumbers().NftTable, Family: nftables.TableFamilyINet}
 }
 
 func withNft(f func(*nftables.Conn)) func() error {
@@ -44,7 +44,7 @@ func withNft(f func(*nftables.Conn)) func() error {
 
 func withLink(f func(netlink.Link) error) func() error {
 	return func() error {
-		l, err := netlink.LinkByName(dataplane.LinkName)
+		l, err := netlink.LinkByName(dataplane.DefaultNumbers().Link)
 		if err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func withLink(f func(netlink.Link) error) func() error {
 
 func ourRoute(family int, unreachable bool) func() error {
 	return withLink(func(l netlink.Link) error {
-		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: dataplane.RouteTable}, netlink.RT_FILTER_TABLE)
+		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable}, netlink.RT_FILTER_TABLE)
 		for _, r := range list {
 			if (r.Type == unix.RTN_UNREACHABLE) == unreachable {
 				return netlink.RouteDel(&r)
@@ -68,7 +68,7 @@ func ourRule(family int) func() error {
 	return func() error {
 		list, err := netlink.RuleList(family)
 		for _, r := range list {
-			if r.Priority == dataplane.RulePriority {
+			if r.Priority == dataplane.DefaultNumbers().RulePriority {
 				return netlink.RuleDel(&r)
 			}
 		}
@@ -85,7 +85,7 @@ var foreignChanges = []struct {
 	{"IPv6 rule deleted", "route", false, ourRule(unix.AF_INET6)},
 	{"rule of ours with another mark added", "route", false, func() error {
 		r := netlink.NewRule()
-		r.Priority, r.Table, r.Protocol, r.Mark, r.Family = dataplane.RulePriority, dataplane.RouteTable, dataplane.RouteProtocol, 7, unix.AF_INET
+		r.Priority, r.Table, r.Protocol, r.Mark, r.Family = dataplane.DefaultNumbers().RulePriority, dataplane.DefaultNumbers().RouteTable, dataplane.RouteProtocol, 7, unix.AF_INET
 		return netlink.RuleAdd(r)
 	}},
 	{"IPv4 default route deleted", "route", false, ourRoute(unix.AF_INET, false)},
@@ -137,7 +137,7 @@ var foreignChanges = []struct {
 		}
 		defer c.Close()
 		none := 0
-		return c.ConfigureDevice(dataplane.LinkName, wgtypes.Config{FirewallMark: &none})
+		return c.ConfigureDevice(dataplane.DefaultNumbers().Link, wgtypes.Config{FirewallMark: &none})
 	}},
 }
 
@@ -148,11 +148,11 @@ func changePeer(f func(wgtypes.Peer) wgtypes.PeerConfig) func() error {
 			return err
 		}
 		defer c.Close()
-		d, err := c.Device(dataplane.LinkName)
+		d, err := c.Device(dataplane.DefaultNumbers().Link)
 		if err != nil {
 			return err
 		}
-		return c.ConfigureDevice(dataplane.LinkName, wgtypes.Config{Peers: []wgtypes.PeerConfig{f(d.Peers[0])}})
+		return c.ConfigureDevice(dataplane.DefaultNumbers().Link, wgtypes.Config{Peers: []wgtypes.PeerConfig{f(d.Peers[0])}})
 	}
 }
 
@@ -220,21 +220,21 @@ func foreignState(t *testing.T, h *host) (lines []string) {
 	h.Do(func() {
 		tables, _ := (&nftables.Conn{}).ListTables()
 		for _, tb := range tables {
-			if tb.Name != dataplane.NftTable {
+			if tb.Name != dataplane.DefaultNumbers().NftTable {
 				lines = append(lines, "table "+tb.Name)
 			}
 		}
 		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 			rules, _ := netlink.RuleList(f)
 			for _, r := range rules {
-				if r.Protocol != dataplane.RouteProtocol || r.Priority != dataplane.RulePriority {
+				if r.Protocol != dataplane.RouteProtocol || r.Priority != dataplane.DefaultNumbers().RulePriority {
 					lines = append(lines, r.String())
 				}
 			}
 			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 			for _, r := range routes {
 				l, err := netlink.LinkByIndex(r.LinkIndex)
-				if ours := r.Table == dataplane.RouteTable && r.Protocol == dataplane.RouteProtocol; !ours && (err != nil || l.Attrs().Name != dataplane.LinkName) {
+				if ours := r.Table == dataplane.DefaultNumbers().RouteTable && r.Protocol == dataplane.RouteProtocol; !ours && (err != nil || l.Attrs().Name != dataplane.DefaultNumbers().Link) {
 					lines = append(lines, r.String())
 				}
 			}
@@ -278,15 +278,15 @@ func addForeign(t *testing.T, h *host) {
 			return netlink.RuleAdd(r)
 		}
 		// The same protocol under another number, and the same number under another protocol.
-		if err := rule(100, dataplane.RouteTable, dataplane.RouteProtocol); err != nil {
+		if err := rule(100, dataplane.DefaultNumbers().RouteTable, dataplane.RouteProtocol); err != nil {
 			return err
 		}
-		if err := rule(dataplane.RulePriority, dataplane.RouteTable, 4); err != nil {
+		if err := rule(dataplane.DefaultNumbers().RulePriority, dataplane.DefaultNumbers().RouteTable, 4); err != nil {
 			return err
 		}
 		_, dst, _ := net.ParseCIDR("203.0.113.0/24")
 		for _, r := range []netlink.Route{
-			{Dst: dst, LinkIndex: other.Attrs().Index, Table: dataplane.RouteTable, Protocol: 4},
+			{Dst: dst, LinkIndex: other.Attrs().Index, Table: dataplane.DefaultNumbers().RouteTable, Protocol: 4},
 			{Dst: dst, LinkIndex: other.Attrs().Index, Table: 99, Protocol: dataplane.RouteProtocol},
 			{Dst: dst, LinkIndex: other.Attrs().Index},
 		} {
@@ -299,7 +299,7 @@ func addForeign(t *testing.T, h *host) {
 	h.Must("foreign table", withNft(func(c *nftables.Conn) {
 		t := c.AddTable(&nftables.Table{Name: "strangers", Family: nftables.TableFamilyINet})
 		c.AddChain(&nftables.Chain{Name: dataplane.ChainOutgoing, Table: t})
-		_ = c.AddTable(&nftables.Table{Name: dataplane.NftTable, Family: nftables.TableFamilyIPv4})
+		_ = c.AddTable(&nftables.Table{Name: dataplane.DefaultNumbers().NftTable, Family: nftables.TableFamilyIPv4})
 	}))
 }
 

@@ -42,10 +42,10 @@ var ErrClosed = errors.New("the data plane is closed")
 
 // Options of Open and Purge.
 type Options struct {
-	Link   string // skein0 if empty
-	Driver string // auto, kernel or userspace
-	MTU    int    // of a new TUN link until the first Spec; dataplane.MTU if 0
-	Log    *slog.Logger
+	Numbers dataplane.Numbers // what the plane holds; the zero value: the default ones
+	Driver  string            // auto, kernel or userspace
+	MTU     int               // of a new TUN link until the first Spec; dataplane.MTU if 0
+	Log     *slog.Logger
 	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was mended.
 	// It runs on the plane's goroutine: it must not block, nor call the plane.
 	OnForeign func(subsystem string)
@@ -55,6 +55,9 @@ type Options struct {
 	// Namespace to work in; nil: the process's own.
 	Namespace *netns.NsHandle
 }
+
+// Subsystems are the names of all reconcilers, as OnForeign, OnBroken and Report have them.
+var Subsystems = []string{"wireguard", "nft", "route", "hop"}
 
 // subsystem is one reconciler.
 type subsystem interface {
@@ -112,9 +115,7 @@ func Open(ctx context.Context, o Options) (*Plane, error) {
 }
 
 func (o Options) filled() Options {
-	if o.Link == "" {
-		o.Link = dataplane.LinkName
-	}
+	o.Numbers = o.Numbers.Filled()
 	if o.MTU == 0 {
 		o.MTU = dataplane.MTU
 	}
@@ -136,6 +137,7 @@ func (p *Plane) Driver() string { return p.driver }
 // Apply makes the kernel what the Spec says. Every subsystem is tried; the error joins theirs, and they
 // are tried again by themselves until they succeed or another Spec comes.
 func (p *Plane) Apply(ctx context.Context, s dataplane.Spec) (r dataplane.Report, err error) {
+	s.Numbers = p.opts.Numbers
 	doErr := p.do(ctx, func() { r, err = p.apply(s) })
 	return r, errors.Join(doErr, err)
 }
@@ -169,6 +171,7 @@ func (p *Plane) Rewrites(ctx context.Context) (rs []dataplane.PortRewrite, err e
 
 // Diff tells line by line what Apply of this Spec would change, from a fresh read of the kernel.
 func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err error) {
+	s.Numbers = p.opts.Numbers
 	doErr := p.do(ctx, func() {
 		for _, part := range p.parts {
 			ls, e := part.Diff(s)
@@ -182,7 +185,7 @@ func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err
 }
 
 // Close stops mending and lets go of the kernel, leaving everything in place. A userspace device ends
-// with it, and table 180 then refuses what was to enter the tunnel.
+// with it, and the table of the tunnel then refuses what was to enter the tunnel.
 func (p *Plane) Close() error {
 	p.once.Do(func() { close(p.quit) })
 	<-p.done
@@ -225,25 +228,25 @@ func (p *Plane) open() (err error) {
 		}
 	}()
 	o := p.opts
-	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Link, MTU: o.MTU, Driver: o.Driver, Log: o.Log}); err != nil {
+	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Numbers.Link, MTU: o.MTU, Driver: o.Driver, Log: o.Log}); err != nil {
 		return err
 	}
 	p.driver = p.wg.Driver()
 	p.parts = append(p.parts, newPart(p.wg))
-	if r, err := route.NewReconciler(o.Link); err != nil {
+	if r, err := route.NewReconciler(o.Numbers.Link, o.Numbers); err != nil {
 		p.parts = append(p.parts, newPart(broken{"route", err}))
 	} else {
 		p.parts = append(p.parts, newPart(r))
 	}
 	kernel := p.driver == wireguard.Kernel
-	switch r, err := hopnet.NewReconciler(kernel); {
+	switch r, err := hopnet.NewReconciler(kernel, o.Numbers); {
 	case err == nil:
 		p.hop = r
 		p.parts = append(p.parts, newPart(r))
 	case kernel:
 		p.parts = append(p.parts, newPart(broken{"hop", err}))
 	}
-	if r, err := nft.NewReconciler(); err != nil {
+	if r, err := nft.NewReconciler(o.Numbers); err != nil {
 		p.parts = append(p.parts, newPart(broken{"nft", err}))
 	} else {
 		p.nft = r
@@ -291,7 +294,7 @@ func (p *Plane) startWatching(index int) {
 		}
 		return table, hops
 	}
-	links := &linkFilter{name: p.opts.Link, index: index, pods: p.pods.Load}
+	links := &linkFilter{n: p.opts.Numbers, index: index, pods: p.pods.Load}
 	report := func(t touched) {
 		select {
 		case p.dirty <- t:
@@ -300,7 +303,10 @@ func (p *Plane) startWatching(index int) {
 	}
 	if p.watch.nf != nil {
 		p.watchers.Go(func() {
-			watch(p.watch.nf, func(m netlink.Message) touched { table, hops := own(); return classifyNft(m, table, hops) }, report)
+			watch(p.watch.nf, func(m netlink.Message) touched {
+				table, hops := own()
+				return classifyNft(m, p.opts.Numbers, table, hops)
+			}, report)
 		})
 	}
 	if p.watch.rt != nil {

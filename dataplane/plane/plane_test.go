@@ -45,6 +45,7 @@ type host struct {
 	keys    keyPair
 	n       int // its number in all addresses
 	driver  string
+	numbers dataplane.Numbers
 	plane   *plane.Plane
 	mu      sync.Mutex
 	foreign []string
@@ -64,7 +65,7 @@ func newHostWith(t *testing.T, n int, driver string) *host {
 
 func (h *host) open(t *testing.T) {
 	t.Helper()
-	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: h.driver, Log: testLog(t), OnForeign: func(s string) {
+	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers, Driver: h.driver, Log: testLog(t), OnForeign: func(s string) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.foreign = append(h.foreign, s)
@@ -98,8 +99,8 @@ func (h *host) overlay6() netip.Addr { return addr(fmt.Sprintf("fd00:5::%d", h.n
 // spec is this host's Spec with no peers.
 func (h *host) spec() dataplane.Spec {
 	return dataplane.Spec{
-		WireGuard: dataplane.WireGuard{PrivateKey: h.keys.private, Port: dataplane.Port, Mark: dataplane.MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
-		Link: dataplane.Link{Name: dataplane.LinkName, MTU: dataplane.MTU,
+		WireGuard: dataplane.WireGuard{PrivateKey: h.keys.private, Port: dataplane.Port, Mark: h.numbers.Filled().MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
+		Link: dataplane.Link{Name: h.numbers.Filled().Link, MTU: dataplane.MTU,
 			Addresses: []netip.Prefix{netip.PrefixFrom(h.overlay4(), 16), netip.PrefixFrom(h.overlay6(), 64)}},
 		Complete: true,
 	}
@@ -253,7 +254,7 @@ func TestEndpointInsideADestination(t *testing.T) {
 	b.apply(t, with(b, a, "192.0.2.1"))
 	b.echo(t, b.overlay4())
 	within(t, 8*time.Second, "reach the overlay address", func() bool { ok, _ := a.reaches(t, b.overlay4()); return ok })
-	for mark, link := range map[uint32]string{dataplane.MarkWG: "under", dataplane.MarkRoute: dataplane.LinkName} {
+	for mark, link := range map[uint32]string{dataplane.DefaultNumbers().MarkWG: "under", dataplane.DefaultNumbers().MarkRoute: dataplane.DefaultNumbers().Link} {
 		a.Must("looking for the way", func() error {
 			routes, err := netlink.RouteGetWithOptions(net.IPv4(192, 0, 2, 2), &netlink.RouteGetOptions{Mark: mark})
 			if err != nil {

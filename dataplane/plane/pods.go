@@ -44,17 +44,17 @@ func newPodSet(p dataplane.Pods) *podSet {
 
 // lost reports whether a notification says that a route or rule of the Spec's pods was deleted or replaced, or that
 // a pod's link has come up, whose routes the kernel deleted without a word when it went down.
-func (s *podSet) lost(m netlink.Message) bool {
+func (s *podSet) lost(m netlink.Message, n dataplane.Numbers) bool {
 	if s == nil || len(s.dsts) == 0 {
 		return false
 	}
 	switch m.Header.Type {
 	case unix.RTM_DELRULE:
-		return tableOf(m) == dataplane.PodTable
+		return int(tableOf(m)) == n.PodTable()
 	case unix.RTM_NEWROUTE:
-		return m.Header.Flags&netlink.Replace != 0 && s.has(m)
+		return m.Header.Flags&netlink.Replace != 0 && s.has(m, n)
 	case unix.RTM_DELROUTE:
-		return s.has(m)
+		return s.has(m, n)
 	case unix.RTM_NEWLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
 			return false
@@ -66,8 +66,8 @@ func (s *podSet) lost(m netlink.Message) bool {
 }
 
 // has reports whether the route's destination is one of the Spec's, in one of the two tables.
-func (s *podSet) has(m netlink.Message) bool {
-	if t := tableOf(m); t != dataplane.PodTable && t != dataplane.ExportTable {
+func (s *podSet) has(m netlink.Message, n dataplane.Numbers) bool {
+	if t := int(tableOf(m)); t != n.PodTable() && t != n.ExportTable() {
 		return false
 	}
 	dst, ok := netip.AddrFromSlice(attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))

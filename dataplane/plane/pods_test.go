@@ -97,7 +97,7 @@ func deleteRoutes(family, table, kind int) func() error {
 func podRule(family int) func() error {
 	return func() error {
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Table = family, dataplane.PodRulePriority, dataplane.PodTable
+		r.Family, r.Priority, r.Table = family, dataplane.DefaultNumbers().PodRule(), dataplane.DefaultNumbers().PodTable()
 		return netlink.RuleDel(r)
 	}
 }
@@ -114,16 +114,16 @@ func TestWhatOthersDoToPodsIsMended(t *testing.T) {
 	}{
 		{"IPv4 rule deleted", podRule(unix.AF_INET)},
 		{"IPv6 rule deleted", podRule(unix.AF_INET6)},
-		{"IPv4 blocks deleted", deleteRoutes(unix.AF_INET, dataplane.PodTable, unix.RTN_UNREACHABLE)},
-		{"IPv6 blocks deleted", deleteRoutes(unix.AF_INET6, dataplane.PodTable, unix.RTN_UNREACHABLE)},
-		{"IPv4 exports deleted", deleteRoutes(unix.AF_INET, dataplane.ExportTable, unix.RTN_UNREACHABLE)},
-		{"IPv6 exports deleted", deleteRoutes(unix.AF_INET6, dataplane.ExportTable, unix.RTN_UNREACHABLE)},
+		{"IPv4 blocks deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNREACHABLE)},
+		{"IPv6 blocks deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNREACHABLE)},
+		{"IPv4 exports deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().ExportTable(), unix.RTN_UNREACHABLE)},
+		{"IPv6 exports deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().ExportTable(), unix.RTN_UNREACHABLE)},
 		{"export replaced", func() error {
 			dst := &net.IPNet{IP: block4.Addr().AsSlice(), Mask: net.CIDRMask(27, 32)}
-			return netlink.RouteReplace(&netlink.Route{Dst: dst, Table: dataplane.ExportTable, Type: unix.RTN_PROHIBIT})
+			return netlink.RouteReplace(&netlink.Route{Dst: dst, Table: dataplane.DefaultNumbers().ExportTable(), Type: unix.RTN_PROHIBIT})
 		}},
-		{"IPv4 host routes deleted", deleteRoutes(unix.AF_INET, dataplane.PodTable, unix.RTN_UNICAST)},
-		{"IPv6 host routes deleted", deleteRoutes(unix.AF_INET6, dataplane.PodTable, unix.RTN_UNICAST)},
+		{"IPv4 host routes deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNICAST)},
+		{"IPv6 host routes deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNICAST)},
 		{"pod's link down and up", func() error {
 			l, err := netlink.LinkByName(p.link())
 			if err != nil {
@@ -242,11 +242,11 @@ func podThings(t *testing.T, h *host) (out []string) {
 				return err
 			}
 			for _, r := range rules {
-				if r.Priority == dataplane.PodRulePriority {
+				if r.Priority == dataplane.DefaultNumbers().PodRule() {
 					out = append(out, r.String())
 				}
 			}
-			for _, table := range []int{dataplane.PodTable, dataplane.ExportTable} {
+			for _, table := range []int{dataplane.DefaultNumbers().PodTable(), dataplane.DefaultNumbers().ExportTable()} {
 				routes, err := netlink.RouteListFiltered(f, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 				if err != nil {
 					return err
@@ -278,12 +278,12 @@ func asCoil(t *testing.T, h *host) {
 			return err
 		}
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol
+		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, dataplane.DefaultNumbers().PodRule(), dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
 		_, host, _ := net.ParseCIDR("10.64.0.20/32")
 		_, block, _ := net.ParseCIDR("10.64.1.0/27")
 		for _, err := range []error{netlink.RuleAdd(r),
-			netlink.RouteAdd(&netlink.Route{Dst: host, LinkIndex: l.Attrs().Index, Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}),
-			netlink.RouteAdd(&netlink.Route{Dst: block, LinkIndex: lo.Attrs().Index, Table: dataplane.ExportTable, Protocol: dataplane.RouteProtocol})} {
+			netlink.RouteAdd(&netlink.Route{Dst: host, LinkIndex: l.Attrs().Index, Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}),
+			netlink.RouteAdd(&netlink.Route{Dst: block, LinkIndex: lo.Attrs().Index, Table: dataplane.DefaultNumbers().ExportTable(), Protocol: dataplane.RouteProtocol})} {
 			if err != nil {
 				return err
 			}

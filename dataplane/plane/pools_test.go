@@ -145,7 +145,7 @@ func TestLostPoolRoutesAreMended(t *testing.T) {
 	for _, kind := range []int{unreachable, throw} {
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 			before := a.mends()
-			a.Must("delete", deleteRoutes(family, dataplane.PodTable, kind))
+			a.Must("delete", deleteRoutes(family, dataplane.DefaultNumbers().PodTable(), kind))
 			within(t, mendLimit(), "mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
 		}
 	}

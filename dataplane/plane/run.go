@@ -25,7 +25,7 @@ func (p *Plane) run(started chan<- error) {
 		return
 	}
 	index := 0
-	if l, err := netlink.LinkByName(p.opts.Link); err == nil {
+	if l, err := netlink.LinkByName(p.opts.Numbers.Link); err == nil {
 		index = l.Attrs().Index
 	}
 	p.startWatching(index)
@@ -228,24 +228,24 @@ func purge(o Options) error {
 	}
 	var errs []error
 	// First what leads packets to the tunnel, so that none finds it missing.
-	if n, err := nft.NewReconciler(); err != nil {
+	if n, err := nft.NewReconciler(o.Numbers); err != nil {
 		errs = append(errs, err)
 	} else {
 		_, err := n.Purge()
 		errs = append(errs, err, n.Close())
 	}
-	if r, err := hopnet.NewReconciler(false); err != nil {
+	if r, err := hopnet.NewReconciler(false, o.Numbers); err != nil {
 		errs = append(errs, err)
 	} else {
 		errs = append(errs, r.Purge(), r.Close())
 	}
-	errs = append(errs, podnet.Purge()) // their host routes hold the rule
-	if r, err := route.NewReconciler(o.Link); err != nil {
+	errs = append(errs, podnet.Purge(o.Numbers.PodTable())) // their host routes hold the rule
+	if r, err := route.NewReconciler(o.Numbers.Link, o.Numbers); err != nil {
 		errs = append(errs, err)
 	} else {
 		_, err := r.Purge()
 		errs = append(errs, err, r.Close())
 	}
-	_, err := wireguard.DeleteLink(o.Link)
+	_, err := wireguard.DeleteLink(o.Numbers.Link)
 	return errors.Join(append(errs, err)...)
 }

@@ -236,7 +236,7 @@ func TestOthersLinksKeepTheirSources(t *testing.T) {
 				return err
 			}
 			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(to.AsSlice()),
-				Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}
+				Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}
 			if err := netlink.RouteAdd(r); err != nil {
 				return err
 			}

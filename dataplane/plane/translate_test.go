@@ -226,7 +226,7 @@ func TestTranslationsAreMendedAndGo(t *testing.T) {
 	s.Inside = []netip.Prefix{pfx("10.4.0.2/32"), pfx("fd00:5::2/128")}
 	a.apply(t, s)
 	a.clean(t, s)
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.NftTable}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().NftTable}
 	for _, chain := range []string{dataplane.ChainTranslateIn, dataplane.ChainTranslateOut} {
 		before := a.mends()
 		a.Must("flush", withNft(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) }))

@@ -95,25 +95,25 @@ func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(
 }
 
 // classifyNft looks for changes of our tables by others than ourselves, who write to each under an address of its own.
-func classifyNft(m netlink.Message, own, ownHops uint32) touched {
+func classifyNft(m netlink.Message, n dataplane.Numbers, own, ownHops uint32) touched {
 	f, table, ok := nft.ForeignTable(m.Data)
 	if !ok || f != unix.NFPROTO_INET {
 		return touched{}
 	}
-	return touched{nft: table == dataplane.NftTable && m.Header.PID != own, hop: table == dataplane.HopNftTable && m.Header.PID != ownHops}
+	return touched{nft: table == n.NftTable && m.Header.PID != own, hop: table == n.HopNftTable && m.Header.PID != ownHops}
 }
 
 // linkFilter looks for changes of our link, its addresses, our rules and our tables. Our own changes
 // cannot be told apart, but for those of pods; reading back is cheap.
 type linkFilter struct {
-	name  string
+	n     dataplane.Numbers
 	index int            // of the link, follows its notifications
 	pods  func() *podSet // nil: none
 }
 
 func (f *linkFilter) classify(m netlink.Message) touched {
 	t := f.classifyTunnel(m)
-	t.route = t.route || f.pods != nil && f.pods().lost(m)
+	t.route = t.route || f.pods != nil && f.pods().lost(m, f.n)
 	return t
 }
 
@@ -126,10 +126,10 @@ func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
 		}
 		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
 		name := linkName(m)
-		if name == dataplane.HopLink {
+		if name == f.n.HopLink {
 			return touched{hop: true}
 		}
-		named := name == f.name
+		named := name == f.n.Link
 		if !named && index != f.index {
 			return touched{}
 		}
@@ -142,8 +142,8 @@ func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
 			return touched{route: true}
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		table := tableOf(m)
-		return touched{route: table == dataplane.RouteTable, hop: table == dataplane.HopTable || table == dataplane.HopLastTable}
+		table := int(tableOf(m))
+		return touched{route: table == f.n.RouteTable, hop: table == f.n.HopTable() || table == f.n.HopLastTable()}
 	}
 	return touched{}
 }

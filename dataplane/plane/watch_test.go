@@ -33,15 +33,16 @@ func ifinfo(size, index int) []byte {
 	return b
 }
 
-func inTable(table byte) []byte {
+func inTable(table int) []byte {
 	b := make([]byte, unix.SizeofRtMsg)
-	b[4] = table
+	b[4] = byte(table)
 	return b
 }
 
 func TestOnlyOursIsNoticed(t *testing.T) {
+	n := dataplane.DefaultNumbers()
 	name := func(s string) []byte { return attr(unix.IFLA_IFNAME, append([]byte(s), 0)) }
-	big := func(n uint32) []byte { return attr(unix.RTA_TABLE, binary.NativeEndian.AppendUint32(nil, n)) }
+	big := func(n int) []byte { return attr(unix.RTA_TABLE, binary.NativeEndian.AppendUint32(nil, uint32(n))) }
 	route, gone := touched{route: true}, touched{route: true, wireguard: true}
 	for what, c := range map[string]struct {
 		m    netlink.Message
@@ -53,18 +54,18 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 		"another link":          {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 6), name("eth0")), touched{}},
 		"our address":           {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 5)), route},
 		"another link's":        {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 6)), touched{}},
-		"route in our table":    {message(unix.RTM_DELROUTE, inTable(dataplane.RouteTable)), route},
-		"rule to our table":     {message(unix.RTM_NEWRULE, inTable(dataplane.RouteTable)), route},
+		"route in our table":    {message(unix.RTM_DELROUTE, inTable(n.RouteTable)), route},
+		"rule to our table":     {message(unix.RTM_NEWRULE, inTable(n.RouteTable)), route},
 		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), touched{}},
 		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), touched{}},
-		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(dataplane.RouteTable)), route},
-		"the hops' link":        {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9), attr(unix.IFLA_IFNAME, []byte(dataplane.HopLink+"\x00"))), touched{hop: true}},
-		"a hop":                 {message(unix.RTM_DELROUTE, inTable(dataplane.HopTable)), touched{hop: true}},
-		"a last hop":            {message(unix.RTM_NEWRULE, inTable(dataplane.HopLastTable)), touched{hop: true}},
+		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(n.RouteTable)), route},
+		"the hops' link":        {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9), attr(unix.IFLA_IFNAME, []byte(n.HopLink+"\x00"))), touched{hop: true}},
+		"a hop":                 {message(unix.RTM_DELROUTE, inTable(n.HopTable())), touched{hop: true}},
+		"a last hop":            {message(unix.RTM_NEWRULE, inTable(n.HopLastTable())), touched{hop: true}},
 		"cut short":             {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
-		"something else":        {message(unix.RTM_NEWNEIGH, inTable(dataplane.RouteTable)), touched{}},
+		"something else":        {message(unix.RTM_NEWNEIGH, inTable(n.RouteTable)), touched{}},
 	} {
-		f := &linkFilter{name: dataplane.LinkName, index: 5}
+		f := &linkFilter{n: n, index: 5}
 		if got := f.classify(c.m); got != c.want {
 			t.Errorf("%s: %+v, want %+v", what, got, c.want)
 		}
@@ -73,9 +74,10 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 
 // What podnet and we do concerns what the Spec has not, and is told by that from what others do.
 func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
+	n := dataplane.DefaultNumbers()
 	pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")},
 		Routes: []dataplane.PodRoute{{Addr: netip.MustParseAddr("10.64.0.1"), Link: "sk1"}}})
-	route := func(kind uint16, flags netlink.HeaderFlags, table byte, dst string) netlink.Message {
+	route := func(kind uint16, flags netlink.HeaderFlags, table int, dst string) netlink.Message {
 		p := netip.MustParsePrefix(dst)
 		head := inTable(table)
 		head[1] = byte(p.Bits())
@@ -93,24 +95,24 @@ func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 		m    netlink.Message
 		want bool
 	}{
-		"block deleted":           {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.0/27"), true},
-		"export deleted":          {route(unix.RTM_DELROUTE, 0, dataplane.ExportTable, "10.64.0.0/27"), true},
-		"way to a pod deleted":    {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.1/32"), true},
-		"export replaced":         {route(unix.RTM_NEWROUTE, netlink.Replace, dataplane.ExportTable, "10.64.0.0/27"), true},
-		"rule deleted":            {message(unix.RTM_DELRULE, inTable(dataplane.PodTable)), true},
+		"block deleted":           {route(unix.RTM_DELROUTE, 0, n.PodTable(), "10.64.0.0/27"), true},
+		"export deleted":          {route(unix.RTM_DELROUTE, 0, n.ExportTable(), "10.64.0.0/27"), true},
+		"way to a pod deleted":    {route(unix.RTM_DELROUTE, 0, n.PodTable(), "10.64.0.1/32"), true},
+		"export replaced":         {route(unix.RTM_NEWROUTE, netlink.Replace, n.ExportTable(), "10.64.0.0/27"), true},
+		"rule deleted":            {message(unix.RTM_DELRULE, inTable(n.PodTable())), true},
 		"pod's link came up":      {link("sk1", unix.IFF_UP, unix.IFF_UP), true},
 		"pod's link went down":    {link("sk1", 0, unix.IFF_UP), false},
 		"pod's link, otherwise":   {link("sk1", unix.IFF_UP, 0), false},
 		"a new pod's link":        {link("sk2", unix.IFF_UP, unix.IFF_UP), false},
-		"block added, by us":      {route(unix.RTM_NEWROUTE, netlink.Create, dataplane.PodTable, "10.64.0.0/27"), false},
-		"given block deleted":     {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.32/27"), false},
-		"way to a new pod":        {route(unix.RTM_NEWROUTE, netlink.Create, dataplane.PodTable, "10.64.0.2/32"), false},
-		"way to a gone pod":       {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.2/32"), false},
+		"block added, by us":      {route(unix.RTM_NEWROUTE, netlink.Create, n.PodTable(), "10.64.0.0/27"), false},
+		"given block deleted":     {route(unix.RTM_DELROUTE, 0, n.PodTable(), "10.64.0.32/27"), false},
+		"way to a new pod":        {route(unix.RTM_NEWROUTE, netlink.Create, n.PodTable(), "10.64.0.2/32"), false},
+		"way to a gone pod":       {route(unix.RTM_DELROUTE, 0, n.PodTable(), "10.64.0.2/32"), false},
 		"the block in main":       {route(unix.RTM_DELROUTE, 0, unix.RT_TABLE_MAIN, "10.64.0.0/27"), false},
-		"rule added, by us":       {message(unix.RTM_NEWRULE, inTable(dataplane.PodTable)), false},
+		"rule added, by us":       {message(unix.RTM_NEWRULE, inTable(n.PodTable())), false},
 		"route without a message": {message(unix.RTM_DELROUTE, []byte{2}), false},
 	} {
-		f := &linkFilter{name: dataplane.LinkName, index: 5, pods: func() *podSet { return pods }}
+		f := &linkFilter{n: n, index: 5, pods: func() *podSet { return pods }}
 		if got := f.classify(c.m); got != (touched{route: c.want}) {
 			t.Errorf("%s: %+v, want %t", what, got, c.want)
 		}
@@ -123,28 +125,29 @@ func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 
 func TestOwnNftChangesAreNotForeign(t *testing.T) {
 	const own, ownHops = 77, 78
+	n := dataplane.DefaultNumbers()
 	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }
-	ours := message(0, head(unix.NFPROTO_INET), attr(1, []byte(dataplane.NftTable+"\x00")))
-	if got := classifyNft(ours, own, ownHops); !got.nft {
+	ours := message(0, head(unix.NFPROTO_INET), attr(1, []byte(n.NftTable+"\x00")))
+	if got := classifyNft(ours, n, own, ownHops); !got.nft {
 		t.Error("a foreign change of our table was not noticed")
 	}
 	ours.Header.PID = own
-	if got := classifyNft(ours, own, ownHops); got.any() {
+	if got := classifyNft(ours, n, own, ownHops); got.any() {
 		t.Error("our own change was taken for a foreign one")
 	}
-	hops := message(0, head(unix.NFPROTO_INET), attr(1, []byte(dataplane.HopNftTable+"\x00")))
-	if got := classifyNft(hops, own, ownHops); got != (touched{hop: true}) {
+	hops := message(0, head(unix.NFPROTO_INET), attr(1, []byte(n.HopNftTable+"\x00")))
+	if got := classifyNft(hops, n, own, ownHops); got != (touched{hop: true}) {
 		t.Errorf("a foreign change of the table of hops was taken for %+v", got)
 	}
 	hops.Header.PID = ownHops
-	if got := classifyNft(hops, own, ownHops); got.any() {
+	if got := classifyNft(hops, n, own, ownHops); got.any() {
 		t.Error("our own change of the table of hops was taken for a foreign one")
 	}
 	for what, m := range map[string]netlink.Message{
 		"another table":  message(0, head(unix.NFPROTO_INET), attr(1, []byte("filter\x00"))),
-		"another family": message(0, head(unix.NFPROTO_IPV4), attr(1, []byte(dataplane.NftTable+"\x00"))),
+		"another family": message(0, head(unix.NFPROTO_IPV4), attr(1, []byte(n.NftTable+"\x00"))),
 	} {
-		if got := classifyNft(m, own, ownHops); got.any() {
+		if got := classifyNft(m, n, own, ownHops); got.any() {
 			t.Errorf("%s was taken for ours", what)
 		}
 	}
@@ -155,8 +158,9 @@ func FuzzClassify(f *testing.F) {
 	f.Add(uint16(unix.RTM_NEWROUTE), message(0, inTable(0), attr(unix.RTA_TABLE, []byte{180, 0, 0, 0})).Data)
 	f.Fuzz(func(t *testing.T, kind uint16, b []byte) {
 		m := message(kind, b)
+		n := dataplane.DefaultNumbers()
 		pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")}})
-		(&linkFilter{name: dataplane.LinkName, index: 5, pods: func() *podSet { return pods }}).classify(m)
-		classifyNft(m, 1, 2)
+		(&linkFilter{n: n, index: 5, pods: func() *podSet { return pods }}).classify(m)
+		classifyNft(m, n, 1, 2)
 	})
 }

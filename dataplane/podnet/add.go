@@ -11,8 +11,6 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/skeinmesh/skein/dataplane"
 )
 
 // Add makes the link of a pod with its addresses and routes. A host or a namespace with IPv6 disabled gets IPv4 only, and
@@ -96,13 +94,13 @@ func (w *work) leadHere() error {
 	for {
 		var reqs []request
 		for _, addr := range missing {
-			reqs = append(reqs, newHostRoute(addr, w.hostEnd.index))
+			reqs = append(reqs, newHostRoute(addr, w.hostEnd.index, tableOr(w.Table)))
 		}
 		_, err := w.host.do(reqs...)
 		if !errors.Is(err, unix.EEXIST) {
 			return err
 		}
-		have, rerr := w.host.routes(dataplane.PodTable, w.hostEnd.index)
+		have, rerr := w.host.routes(tableOr(w.Table), w.hostEnd.index)
 		if rerr != nil {
 			return errors.Join(err, rerr)
 		}
@@ -114,7 +112,7 @@ func (w *work) leadHere() error {
 		case 0:
 			return nil
 		case before:
-			return fmt.Errorf("%w: table %d has a route to it that leads elsewhere: %w", ErrAddressInUse, dataplane.PodTable, err)
+			return fmt.Errorf("%w: table %d has a route to it that leads elsewhere: %w", ErrAddressInUse, tableOr(w.Table), err)
 		}
 	}
 }
@@ -143,7 +141,7 @@ func (w *work) awaitFirstPacket() {
 // makePair makes both ends and reads the host's.
 func (w *work) makePair(out Link, netns int) error {
 	// An alias from the first moment on: Scan and Purge know the link should we end here.
-	alias := Alias{w.ContainerID, w.Interface, w.IPv4, w.IPv6, w.Namespace, w.Pod}.String()
+	alias := Alias{w.ContainerID, w.Interface, w.IPv4, w.IPv6, w.Namespace, w.Pod, w.Table}.String()
 	if w.alias != "" {
 		alias = w.alias
 	}

@@ -2,16 +2,20 @@ package podnet
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
-// An alias says whose a link is: version, container ID, interface, IPv4, IPv6, namespace, pod, with - for what there is
-// not. It says the addresses too, so that none is given again because its route was lost.
+// An alias says whose a link is: version (with @ and the table of the host's routes to the pod behind it, where that is
+// not the default one: so agents that share a namespace tell their pods apart), container ID, interface, IPv4, IPv6,
+// namespace, pod, with - for what there is not. It says the addresses too, so that none is given again because its
+// route was lost.
 const (
 	aliasVersion = "skein/1"
 	aliasMax     = 255 // bytes, the kernel's
 	aliasNone    = "-"
 	aliasCut     = "~" // ends a pod's name that was too long
+	aliasTable   = "@"
 )
 
 // Alias is what the alias of a link says of its pod.
@@ -19,6 +23,7 @@ type Alias struct {
 	ContainerID, Interface string
 	IPv4, IPv6             netip.Addr // invalid: none
 	Namespace, Pod         string
+	Table                  int // of the host's routes to the pod; 0: the default one
 }
 
 // Has reports whether addr is one of the pod's.
@@ -28,7 +33,11 @@ func (a Alias) Has(addr netip.Addr) bool {
 
 // String is the alias as the kernel keeps it, at most 255 bytes.
 func (a Alias) String() string {
-	words := []string{aliasVersion, a.ContainerID, a.Interface, aliasNone, aliasNone, a.Namespace, a.Pod}
+	version := aliasVersion
+	if a.Table != 0 && a.Table != defaultTable {
+		version += aliasTable + strconv.Itoa(a.Table)
+	}
+	words := []string{version, a.ContainerID, a.Interface, aliasNone, aliasNone, a.Namespace, a.Pod}
 	if a.IPv4.IsValid() {
 		words[3] = a.IPv4.String()
 	}
@@ -50,7 +59,8 @@ func (a Alias) String() string {
 // ParseAlias reads the alias of a link of ours; ok is false for any other.
 func ParseAlias(s string) (a Alias, ok bool) {
 	words := strings.Split(s, " ")
-	if len(words) != 7 || words[0] != aliasVersion {
+	table, ok := parseVersion(words[0])
+	if len(words) != 7 || !ok {
 		return Alias{}, false
 	}
 	for i, w := range words {
@@ -58,7 +68,7 @@ func ParseAlias(s string) (a Alias, ok bool) {
 			words[i] = ""
 		}
 	}
-	a = Alias{ContainerID: words[1], Interface: words[2], Namespace: words[5], Pod: words[6]}
+	a = Alias{ContainerID: words[1], Interface: words[2], Namespace: words[5], Pod: words[6], Table: table}
 	if validateName(a.ContainerID, a.Interface) != nil {
 		return Alias{}, false
 	}
@@ -76,9 +86,22 @@ func ParseAlias(s string) (a Alias, ok bool) {
 	return a, true
 }
 
-// parseCoilAlias reads the alias that Coil v2 gives the host's end of a pod's link: pool, container ID and interface. Its
-// addresses are in its routes.
-func parseCoilAlias(s string) (a Alias, ok bool) {
+// parseVersion reads an alias's first word: the table, 0 for the default one.
+func parseVersion(s string) (table int, ok bool) {
+	version, number, other := strings.Cut(s, aliasTable)
+	if !other {
+		return 0, version == aliasVersion
+	}
+	table, err := strconv.Atoi(number)
+	return table, version == aliasVersion && err == nil && table > 0 && table != defaultTable && strconv.Itoa(table) == number
+}
+
+// of reports whether the pod's routes are in a table; 0 is the default one.
+func (a Alias) of(table int) bool { return tableOr(a.Table) == tableOr(table) }
+
+// ParseCoilAlias reads the alias that Coil v2 gives the host's end of a pod's link: pool, container ID and interface.
+// Its addresses are in its routes.
+func ParseCoilAlias(s string) (a Alias, ok bool) {
 	words := strings.Split(s, ":")
 	if len(words) != 4 || words[0] != "COIL" {
 		return Alias{}, false

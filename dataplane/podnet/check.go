@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/skeinmesh/skein/dataplane"
 )
 
 // ErrDiffers says that the kernel has not what the attachment says.
@@ -35,7 +33,7 @@ type view struct {
 	host, pod             link
 	hasHost, hasPod       bool
 	hostAddrs, podAddrs   []netip.Prefix
-	podRoutes, hostRoutes []route // of the main table inside, of PodTable outside
+	podRoutes, hostRoutes []route // of the main table inside, of the table of pods outside
 	loUp                  bool
 	hostForwards          bool // IPv6
 }
@@ -51,7 +49,7 @@ func check(a Attachment) (wrong []string, err error) {
 		return nil, err
 	}
 	if v.hasHost {
-		if v.hostRoutes, err = host.routes(dataplane.PodTable, v.host.index); err != nil {
+		if v.hostRoutes, err = host.routes(tableOr(a.Table), v.host.index); err != nil {
 			return nil, err
 		}
 		if v.hostAddrs, err = host.addresses(v.host.index); err != nil {
@@ -137,7 +135,7 @@ func differences(a Attachment, v view) []string {
 	}
 	for _, addr := range want {
 		there := func(r route) bool { return r.toPod() && r.dst.Addr() == addr && v.hasHost && r.index == v.host.index }
-		say(!slices.ContainsFunc(v.hostRoutes, there), "the host has no route to %s through %s in table %d", addr, name, dataplane.PodTable)
+		say(!slices.ContainsFunc(v.hostRoutes, there), "the host has no route to %s through %s in table %d", addr, name, tableOr(a.Table))
 	}
 	if !v.hasPod {
 		return append(out, fmt.Sprintf("there is no interface %s in the pod", a.Interface))

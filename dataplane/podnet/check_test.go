@@ -51,10 +51,10 @@ func TestCheckSeesEverything(t *testing.T) {
 			return withLink(l.Host, func(n netlink.Link) error { return netlink.LinkSetMTU(n, 1400) })
 		}, []string{"is 1400, not 1420"}},
 		{"host's IPv4 route", false, func(l Link, a Attachment) func() error {
-			return withoutRoutes(l.Host, unix.AF_INET, dataplane.PodTable)
+			return withoutRoutes(l.Host, unix.AF_INET, dataplane.DefaultNumbers().PodTable())
 		}, []string{"no route to 10.64.0.1"}},
 		{"host's IPv6 route", false, func(l Link, a Attachment) func() error {
-			return withoutRoutes(l.Host, unix.AF_INET6, dataplane.PodTable)
+			return withoutRoutes(l.Host, unix.AF_INET6, dataplane.DefaultNumbers().PodTable())
 		}, []string{"no route to fd64::1"}},
 		{"gateways", false, func(l Link, a Attachment) func() error {
 			return withLink(l.Host, func(n netlink.Link) error {
@@ -140,7 +140,7 @@ func TestAliasIsReadBack(t *testing.T) {
 		return rapid.StringMatching(`[a-z0-9]([a-z0-9.-]*[a-z0-9])?`).Filter(func(s string) bool { return len(s) <= most })
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		a := Alias{ContainerID: word(64).Draw(t, "id"), Interface: word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface"),
+		a := Alias{Table: rapid.SampledFrom([]int{0, 1, 126, 252}).Draw(t, "table"), ContainerID: word(64).Draw(t, "id"), Interface: word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface"),
 			Namespace: word(63).Draw(t, "namespace"), Pod: word(253).Draw(t, "pod")}
 		if rapid.Bool().Draw(t, "v4") {
 			a.IPv4 = netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "IPv4")))

@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/skeinmesh/skein/dataplane"
 )
 
 // Del removes the link of an attachment, and with it addresses and routes. What is gone already is no error, the
@@ -62,11 +60,11 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 	}
 	alias, ours := ParseAlias(outside.alias)
 	if !ours {
-		alias, ours = parseCoilAlias(outside.alias)
+		alias, ours = ParseCoilAlias(outside.alias)
 	}
 	ours = ours && alias.ContainerID == containerID && alias.Interface == ifname
 	if !ours {
-		routes, err := host.routes(dataplane.PodTable, outside.index)
+		routes, err := host.routes(defaultTable, outside.index)
 		if err != nil || len(routes) == 0 || outside.alias != "" {
 			return err
 		}
@@ -75,8 +73,8 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 	return ignoring(err, unix.ENODEV)
 }
 
-// Purge removes every link that has an alias of ours.
-func Purge() error {
+// Purge removes every link that has an alias of ours with a table; 0 is the default one.
+func Purge(table int) error {
 	c, err := dial(nil)
 	if err != nil {
 		return err
@@ -92,7 +90,7 @@ func Purge() error {
 		if !ok {
 			continue
 		}
-		if _, ours := ParseAlias(l.alias); ours {
+		if a, ours := ParseAlias(l.alias); ours && a.of(table) {
 			_, err := c.do(deleteLink(l.name, l.index))
 			errs = append(errs, ignoring(err, unix.ENODEV))
 		}

@@ -51,7 +51,7 @@ func TestAHundredAtOnce(t *testing.T) {
 		t.Errorf("a hundred at once took %s", d)
 	}
 	in(t, host, func() error {
-		fs, err := Scan(dataplane.LinkName)
+		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		if len(fs) != 2*n {
 			t.Errorf("%d addresses found, want %d", len(fs), 2*n)
 		}
@@ -129,7 +129,7 @@ func BenchmarkAdd(b *testing.B) {
 	report("del", dels)
 	host.Do(func() {
 		began := time.Now()
-		fs, err := Scan(dataplane.LinkName)
+		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		if err != nil {
 			b.Error(err)
 		}
@@ -150,18 +150,18 @@ func TestPodsOfOthers(t *testing.T) {
 		if err := errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "veth12345678"), netlink.LinkSetUp(l)); err != nil { // old kernels rename only what is down
 			return err
 		}
-		return exchange(newHostRoute(coil, l.Attrs().Index))
+		return exchange(newHostRoute(coil, l.Attrs().Index, defaultTable))
 	})
 	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)}) // no route: not a pod's as we know them
 	ours := mustAdd(t, host, attachment(1, testns.New(t, "pod")))
 	in(t, host, func() error {
-		fs, err := Scan(dataplane.LinkName)
+		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		if len(fs) != 3 || fs[1].Addr != coil || fs[1].Link != "veth12345678" || fs[1].ContainerID+fs[1].Pod+fs[1].Interface != "" {
 			t.Errorf("found %+v", fs)
 		}
 		return err
 	})
-	in(t, host, Purge)
+	in(t, host, func() error { return Purge(0) })
 	if now := links(t, host); len(now) != 2 || slices.Contains(now, ours.Host) {
 		t.Errorf("after purge: %q", now)
 	}
@@ -189,17 +189,17 @@ func TestPodsOfCoil(t *testing.T) {
 			netlink.LinkSetAlias(l, "COIL:default:0123abcd:eth0")); err != nil {
 			return err
 		}
-		return exchange(newHostRoute(v4, l.Attrs().Index))
+		return exchange(newHostRoute(v4, l.Attrs().Index, defaultTable))
 	})
 	in(t, host, func() error {
-		fs, err := Scan(dataplane.LinkName)
+		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		want := Found{Addr: v4, Link: "veth12345678", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
 		if len(fs) != 1 || fs[0] != want {
 			t.Errorf("found %+v, want %+v", fs, want)
 		}
 		return err
 	})
-	in(t, host, Purge)
+	in(t, host, func() error { return Purge(0) })
 	in(t, host, func() error { return Del(pathOf(pod), "eth0", "another") })
 	if now := links(t, pod); len(now) != 1 {
 		t.Fatalf("the pod's interface is gone, and nobody ended its container: %q", now)
@@ -234,7 +234,7 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 			return err
 		}
 		before[l.Attrs().Index] = link{index: l.Attrs().Index, name: made.Host, kind: "veth"} // as between its making and its alias
-		fs, err := c.pods(before, dataplane.LinkName)
+		fs, err := c.pods(before, dataplane.DefaultNumbers().Link, 0)
 		if err != nil {
 			return err
 		}
@@ -266,7 +266,7 @@ func TestRenamedAndRobbed(t *testing.T) {
 		return netlink.LinkSetName(h, "renamed")
 	})
 	in(t, host, func() error {
-		fs, err := Scan(dataplane.LinkName)
+		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		if len(fs) != 2 || fs[0].Addr != a.IPv4 || fs[1].Addr != a.IPv6 || fs[0].ContainerID != a.ContainerID {
 			t.Errorf("found %+v", fs)
 		}

@@ -42,6 +42,7 @@ type Attachment struct {
 	MTU        int    // bytes
 	Namespace  string // of the pod; may be empty
 	Pod        string // its name; may be empty
+	Table      int    // of the host's routes to the pod, 1 to 252; 0: the default one (dataplane.Numbers.PodTable)
 }
 
 // Link is what Add made.
@@ -53,7 +54,7 @@ type Link struct {
 	Gateway6 netip.Addr
 }
 
-// Found is a pod's address as the kernel has it: a host route in dataplane.PodTable, or, where that is missing, what
+// Found is a pod's address as the kernel has it: a host route in the table of pods, or, where that is missing, what
 // the alias of a link of ours says.
 type Found struct {
 	Addr netip.Addr
@@ -63,6 +64,16 @@ type Found struct {
 	ContainerID, Interface, Namespace, Pod string
 	// Foreign is set where the alias is Coil's, which says container and interface.
 	Foreign bool
+}
+
+var defaultTable = dataplane.DefaultNumbers().PodTable()
+
+// tableOr is a table, the default one for 0.
+func tableOr(table int) int {
+	if table == 0 {
+		return defaultTable
+	}
+	return table
 }
 
 // HostLink is the name of the link's end on the host: the same for the same attachment, so that it is found again
@@ -88,6 +99,7 @@ const (
 	minMTU       = 68   // IPv4's
 	minMTU6      = 1280 // IPv6's; the kernel takes IPv6 off a link with less
 	maxMTU       = 65535
+	maxTable     = 252 // the kernel's own are behind
 )
 
 // validate says what is wrong with the attachment before the kernel is asked.
@@ -109,6 +121,8 @@ func (a Attachment) validate() error {
 		return bad("MTU %d: want %d to %d", a.MTU, minMTU, maxMTU)
 	case a.IPv6.IsValid() && a.MTU < minMTU6:
 		return bad("MTU %d: IPv6 needs at least %d", a.MTU, minMTU6)
+	case a.Table < 0 || a.Table > maxTable:
+		return bad("table %d of the host's routes: want 1 to %d", a.Table, maxTable)
 	case len(a.Namespace) > maxNamespace || !plain(a.Namespace):
 		return bad("name of the pod's namespace %.80q", a.Namespace)
 	case len(a.Pod) > maxPod || !plain(a.Pod):

@@ -28,7 +28,7 @@ func newHost(t testing.TB) *testns.NS {
 	n.Must("host's rules", func() error {
 		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 			r := netlink.NewRule()
-			r.Family, r.Priority, r.Table, r.Protocol = f, dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol
+			r.Family, r.Priority, r.Table, r.Protocol = f, dataplane.DefaultNumbers().PodRule(), dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
 			if err := netlink.RuleAdd(r); err != nil && !(f == unix.AF_INET6 && errors.Is(err, unix.EAFNOSUPPORT)) {
 				return err
 			}
@@ -100,7 +100,7 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 			})
 			in(t, host, func() error { return Check(a) })
 			in(t, host, func() error {
-				fs, err := Scan(dataplane.LinkName)
+				fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 				if len(fs) != c.addrs || fs[0].Pod != "pod-7" || fs[0].ContainerID != a.ContainerID || fs[0].Link != l.Host || fs[0].Interface != "eth0" || fs[0].Namespace != "default" {
 					t.Errorf("found %+v", fs)
 				}
@@ -116,7 +116,7 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 				if err := Check(a); !errors.Is(err, ErrDiffers) {
 					t.Errorf("check after the end: %v", err)
 				}
-				fs, err := Scan(dataplane.LinkName)
+				fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
 				if len(fs) > 0 {
 					t.Errorf("found %+v", fs)
 				}
@@ -129,16 +129,16 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 // Blocks of one address, and the ends of egress tunnels, are on other hosts: they are led through the overlay's link, in the pods' table.
 func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
 	host := newHost(t)
-	testns.Link(host, testns.New(t, "over"), dataplane.LinkName, nil, nil)
+	testns.Link(host, testns.New(t, "over"), dataplane.DefaultNumbers().Link, nil, nil)
 	in(t, host, func() error {
-		for i, name := range []string{dataplane.LinkName, "up0"} {
+		for i, name := range []string{dataplane.DefaultNumbers().Link, "up0"} {
 			l, err := netlink.LinkByName(name)
 			if err != nil {
 				return err
 			}
 			for _, to := range []string{"10.100.0.%d/32", "fd00:100::%d/128"} {
 				dst := netlink.NewIPNet(netip.MustParsePrefix(fmt.Sprintf(to, i)).Addr().AsSlice())
-				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}); err != nil {
+				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}); err != nil {
 					return err
 				}
 			}
@@ -147,7 +147,7 @@ func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
 	})
 	var addrs []string
 	in(t, host, func() error {
-		found, err := Scan(dataplane.LinkName)
+		found, err := Scan(dataplane.DefaultNumbers().Link, 0)
 		for _, f := range found {
 			addrs = append(addrs, f.Addr.String()+" "+f.Link)
 		}

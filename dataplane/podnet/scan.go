@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-
-	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Scan finds the addresses of all pods of this host, sorted, those of other programs too. What is led through the overlay's own
-// link is on other hosts; a block there may be a single address, too.
-func Scan(overlay string) ([]Found, error) {
+// Scan finds the addresses of all pods of this host that have, or should have, routes in a table (0: the default one),
+// sorted, those of other programs too. What is led through the overlay's own link is on other hosts; a block there may
+// be a single address, too.
+func Scan(overlay string, table int) ([]Found, error) {
 	c, err := dial(nil)
 	if err != nil {
 		return nil, err
@@ -20,7 +19,7 @@ func Scan(overlay string) ([]Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.pods(links, overlay)
+	return c.pods(links, overlay, table)
 }
 
 // links reads all links of the namespace, by index.
@@ -40,8 +39,8 @@ func (c *conn) links() (map[int]link, error) {
 
 // pods reads which pods have routes and links, the links read before. One that was being made then was not there, or not
 // called anybody's yet: it gets its alias before its route, and is read again.
-func (c *conn) pods(links map[int]link, overlay string) ([]Found, error) {
-	routes, err := c.routes(dataplane.PodTable, 0)
+func (c *conn) pods(links map[int]link, overlay string, table int) ([]Found, error) {
+	routes, err := c.routes(tableOr(table), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -66,18 +65,18 @@ func (c *conn) pods(links map[int]link, overlay string) ([]Found, error) {
 			delete(links, index)
 		}
 	}
-	return found(links, routes), nil
+	return found(links, routes, table), nil
 }
 
 // isPods reports whether the alias says that the link is a pod's, ours or Coil's.
 func (l link) isPods() bool {
 	_, ours := ParseAlias(l.alias)
-	_, coils := parseCoilAlias(l.alias)
+	_, coils := ParseCoilAlias(l.alias)
 	return ours || coils
 }
 
 // found joins links and routes.
-func found(links map[int]link, routes []route) []Found {
+func found(links map[int]link, routes []route, table int) []Found {
 	type key struct {
 		addr netip.Addr
 		link string
@@ -93,7 +92,7 @@ func found(links map[int]link, routes []route) []Found {
 		f := Found{Addr: addr, Link: l.name}
 		if a, ours := ParseAlias(l.alias); ours {
 			f.ContainerID, f.Interface, f.Namespace, f.Pod = a.ContainerID, a.Interface, a.Namespace, a.Pod
-		} else if a, coils := parseCoilAlias(l.alias); coils {
+		} else if a, coils := ParseCoilAlias(l.alias); coils {
 			f.ContainerID, f.Interface, f.Foreign = a.ContainerID, a.Interface, true
 		}
 		out = append(out, f)
@@ -104,7 +103,7 @@ func found(links map[int]link, routes []route) []Found {
 		}
 	}
 	for _, l := range links {
-		if a, ours := ParseAlias(l.alias); ours {
+		if a, ours := ParseAlias(l.alias); ours && a.of(table) {
 			add(a.IPv4, l)
 			add(a.IPv6, l)
 		}

@@ -195,8 +195,8 @@ func rtmsg(family byte, bits int, table, protocol, scope, kind byte) []byte {
 
 // newHostRoute leads from the host to a pod. Its scope is global although the pod is on the link: the kernel would choose
 // the link's own 169.254.1.1 as the source of what the host sends.
-func newHostRoute(addr netip.Addr, index int) request {
-	head := rtmsg(family(addr), addr.BitLen(), dataplane.PodTable, dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST)
+func newHostRoute(addr netip.Addr, index, table int) request {
+	head := rtmsg(family(addr), addr.BitLen(), byte(table), dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST)
 	return request{"adding the host's route to " + addr.String(), message(unix.RTM_NEWROUTE, create, head, func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.RTA_DST, addr.AsSlice())
 		ae.Uint32(unix.RTA_OIF, uint32(index))

@@ -38,7 +38,7 @@ type chain struct {
 	rules [][]expr.Any
 }
 
-func chains(t *nftables.Table) []chain {
+func chains(t *nftables.Table, n dataplane.Numbers) []chain {
 	accept := nftables.ChainPolicyAccept
 	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio nftables.ChainPriority) *nftables.Chain {
 		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: &prio, Policy: &accept}
@@ -48,7 +48,7 @@ func chains(t *nftables.Table) []chain {
 			translate(false, expr.NATTypeDestNAT, mapFlows4), translate(true, expr.NATTypeDestNAT, mapFlows6),
 		}},
 		{base(chainMark, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, prioMark), [][]expr.Any{
-			mark(false, mapSources4), mark(true, mapSources6),
+			mark(n, false, mapSources4), mark(n, true, mapSources6),
 		}},
 		{base(chainOut, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, prioOut), [][]expr.Any{
 			append(translated(), translate(false, expr.NATTypeSourceNAT, mapSources4)...),
@@ -100,14 +100,14 @@ func translated() []expr.Any {
 
 // mark gives relayed packets the mark by which the tunnel's own chain lets them pass: else a client at an address that
 // goes through the tunnel would have its tunnel led into ours.
-func mark(ipv6 bool, m string) []expr.Any {
+func mark(n dataplane.Numbers, ipv6 bool, m string) []expr.Any {
 	native := binaryutil.NativeEndian.PutUint32
 	rule := append(translated(), key(ipv6)...)
 	return append(rule,
 		// The result is not needed; but kernels before 6.14 or so look up in a map only for one.
 		&expr.Lookup{SourceRegister: firstReg, DestRegister: firstReg, IsDestRegSet: true, SetName: m},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^uint32(dataplane.MarkMask)), Xor: native(dataplane.MarkWG)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^n.MarkMask), Xor: native(n.MarkWG)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	)
 }

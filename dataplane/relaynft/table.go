@@ -13,11 +13,9 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
-
-// TableName is the table's, in family inet.
-const TableName = "skein_relay"
 
 const (
 	// lifetime is how long the kernel forwards for a relay that does not renew.
@@ -36,15 +34,21 @@ func (m Mapping) zero() bool { return m == Mapping{} }
 
 // Config opens a Table.
 type Config struct {
+	Numbers dataplane.Numbers // its RelayNftTable is the table's name, in family inet; the zero value: the default ones
 	// NetNS is the file descriptor of the network namespace; 0: the calling thread's.
 	NetNS int
 	// Proc is where the namespace's /proc/sys is read; "": /proc/sys. For tests.
 	Proc string
 }
 
+func (c Config) table() *nftables.Table {
+	return &nftables.Table{Name: c.Numbers.Filled().RelayNftTable, Family: nftables.TableFamilyINet}
+}
+
 // Table is our table in the kernel.
 type Table struct {
-	proc string
+	proc    string
+	numbers dataplane.Numbers
 
 	mu    sync.Mutex
 	nft   *nlcount.Nft
@@ -60,7 +64,7 @@ type flow struct{ from, to netip.AddrPort }
 // Open makes the table, or takes over one that a former run has left: what that forwarded goes on for a minute.
 func Open(c Config) (*Table, error) {
 	t := &Table{
-		proc: c.Proc, table: &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet},
+		proc: c.Proc, numbers: c.Numbers.Filled(), table: c.table(),
 		stale: map[flow]time.Time{},
 	}
 	if t.proc == "" {
@@ -110,7 +114,7 @@ func (t *Table) build() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("writing nftables table inet %s: %w", TableName, err)
+		return fmt.Errorf("writing nftables table inet %s: %w", t.table.Name, err)
 	}
 	return nil
 }
@@ -121,7 +125,7 @@ func (t *Table) exists() (bool, error) {
 		return false, fmt.Errorf("reading nftables' tables: %w", err)
 	}
 	for _, x := range tables {
-		if x.Name == TableName {
+		if x.Name == t.table.Name {
 			return true, nil
 		}
 	}
@@ -135,7 +139,7 @@ func (t *Table) write() error {
 			return err
 		}
 	}
-	for _, c := range chains(t.table) {
+	for _, c := range chains(t.table, t.numbers) {
 		t.nft.AddChain(c.Chain)
 		t.nft.FlushChain(c.Chain)
 		for _, exprs := range c.rules {
@@ -204,7 +208,7 @@ func (t *Table) Map(old, new Mapping) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("writing a pair into nftables table inet %s: %w", TableName, err)
+		return fmt.Errorf("writing a pair into nftables table inet %s: %w", t.table.Name, err)
 	}
 	return t.ct.forget(append(flows(old), flows(new)...))
 }
@@ -332,7 +336,7 @@ func Purge(c Config) error {
 	if err != nil {
 		return fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}
-	t := &Table{nft: conn, table: &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}, stale: map[flow]time.Time{}}
+	t := &Table{nft: conn, table: c.table(), stale: map[flow]time.Time{}}
 	exists, err := t.exists()
 	if err != nil || !exists {
 		return err
@@ -348,7 +352,7 @@ func Purge(c Config) error {
 	}
 	conn.DelTable(t.table)
 	if err := conn.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("deleting nftables table inet %s: %w", TableName, err)
+		return fmt.Errorf("deleting nftables table inet %s: %w", t.table.Name, err)
 	}
 	ct, err := openConntrack(c.NetNS)
 	if err != nil {

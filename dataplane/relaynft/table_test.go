@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/nattest"
 )
 
@@ -172,7 +173,7 @@ func TestATableOfAnotherShapeIsMadeAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName})
+	x := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().RelayNftTable})
 	if err := c.AddSet(&nftables.Set{Table: x, Name: mapFlows4, KeyType: nftables.TypeMark}, nil); err != nil {
 		t.Fatal(err)
 	}

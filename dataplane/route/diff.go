@@ -180,15 +180,17 @@ func remove[T comparable](s []T, x T) []T {
 	return s
 }
 
-// String tells the operation in one line.
-func (o Op) String() string {
+// String tells the operation in one line, with the default numbers.
+func (o Op) String() string { return o.text(dataplane.DefaultNumbers()) }
+
+func (o Op) text(n dataplane.Numbers) string {
 	switch o.Verb {
 	case SetRPFilter:
 		return fmt.Sprintf("set rp_filter of the link to %d", o.Number)
 	case SetForward:
 		return fmt.Sprintf("set %s forwarding of the link to %d", o.Family, o.Number)
 	case AddHost:
-		return fmt.Sprintf("add route %s %s through %s table %d proto %d", familyOf(o.Host.Addr), o.Host.Addr, o.Host.Link, dataplane.PodTable, dataplane.RouteProtocol)
+		return fmt.Sprintf("add route %s %s through %s table %d proto %d", familyOf(o.Host.Addr), o.Host.Addr, o.Host.Link, n.PodTable(), dataplane.RouteProtocol)
 	case SetMTU:
 		return fmt.Sprintf("set MTU %d", o.Number)
 	case SetUp:
@@ -198,13 +200,13 @@ func (o Op) String() string {
 	case DelAddress:
 		return "delete address " + o.Address.String()
 	case AddRule:
-		return "add rule " + o.Rule.String()
+		return "add rule " + o.Rule.text(n)
 	case DelRule:
-		return "delete rule " + o.Rule.String()
+		return "delete rule " + o.Rule.text(n)
 	case AddRoute:
-		return "add route " + o.Route.String()
+		return "add route " + o.Route.text(n)
 	case DelRoute:
-		return "delete route " + o.Route.String()
+		return "delete route " + o.Route.text(n)
 	}
 	return "unknown operation"
 }

@@ -59,12 +59,12 @@ func TestDiff(t *testing.T) {
 		{"renumbered-before-complete", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), false},
 		{"strangers-before-complete", want(full), there(full, func(s *State) {
 			s.Rules = append(s.Rules, Rule{Family: IPv4, Mark: 7, Mask: 7})
-			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: IPv6, Other: "default via 2001:db8::1"})
+			s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: IPv6, Other: "default via 2001:db8::1"})
 		}), false},
 		{"rule-twice", want(full), there(full, func(s *State) { s.Rules = append(s.Rules, s.Rules[0]) }), true},
 		{"rule-and-route-damaged", want(full), there(full, func(s *State) {
 			s.Rules[0].Mask = 0xff
-			s.Routes[0] = Route{Table: dataplane.RouteTable, Family: IPv4, Other: "default via 192.0.2.1"}
+			s.Routes[0] = Route{Table: ToTunnel, Family: IPv4, Other: "default via 192.0.2.1"}
 		}), true},
 	}
 	narrow := func(mtu int, ss ...string) State {
@@ -119,7 +119,7 @@ func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 		if rapid.Bool().Draw(t, "damaged") {
 			s.Link.Up = false
 			s.Rules = append(s.Rules[1:], Rule{Family: IPv4, Mark: rapid.Uint32().Draw(t, "mark")})
-			s.Routes = append(s.Routes[1:], Route{Table: dataplane.RouteTable, Family: IPv6, Other: "x"})
+			s.Routes = append(s.Routes[1:], Route{Table: ToTunnel, Family: IPv6, Other: "x"})
 		}
 		return s
 	})

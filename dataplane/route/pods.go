@@ -7,10 +7,11 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind
-// the host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any
-// other kind, and a daemon that copies it to another table does no harm by that. Other hosts' blocks lead into our
-// link. Behind all of them each pool's subnet is unreachable, but for the parts that are not the mesh's to lead.
+// What leads to this host's pods: a rule for each family, and for each block an unreachable route in the table of pods,
+// behind the host routes of its pods, and one in the table of exported ones. The latter is unreachable too: BIRD takes
+// it as it takes any other kind, and a daemon that copies it to another table does no harm by that. Other hosts' blocks
+// lead into our link. Behind all of them each pool's subnet is unreachable, but for the parts that are not the mesh's
+// to lead.
 //
 // Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
 // ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them, and
@@ -20,7 +21,7 @@ import (
 func (s *State) wantPods(p dataplane.Pods, h Host) {
 	for _, a := range p.Exported {
 		if f := familyOf(a); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes, Route{Table: dataplane.ExportTable, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()), Unreachable: true})
+			s.Routes = append(s.Routes, Route{Table: Exported, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()), Unreachable: true})
 		}
 	}
 	s.wantForward(p, h)
@@ -34,18 +35,18 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 	for _, b := range p.Blocks {
 		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
 			s.Routes = append(s.Routes,
-				Route{Table: dataplane.PodTable, Family: f, Dst: b.Masked(), Unreachable: true},
-				Route{Table: dataplane.ExportTable, Family: f, Dst: b.Masked(), Unreachable: true})
+				Route{Table: ToPods, Family: f, Dst: b.Masked(), Unreachable: true},
+				Route{Table: Exported, Family: f, Dst: b.Masked(), Unreachable: true})
 		}
 	}
 	for _, b := range p.Refused {
 		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes, Route{Table: dataplane.PodTable, Family: f, Dst: b.Masked(), Unreachable: true})
+			s.Routes = append(s.Routes, Route{Table: ToPods, Family: f, Dst: b.Masked(), Unreachable: true})
 		}
 	}
 	for _, n := range p.Remote {
 		if f := familyOf(n.Prefix.Addr()); f == IPv4 || h.IPv6 && h.IPv6OnLink {
-			s.Routes = append(s.Routes, Route{Table: dataplane.PodTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
+			s.Routes = append(s.Routes, Route{Table: ToPods, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
 	for _, r := range p.Routes {
@@ -61,12 +62,12 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 func (s *State) wantPools(p dataplane.Pods, h Host) {
 	taken := map[netip.Prefix]bool{} // a block may be a whole subnet
 	for _, r := range s.Routes {
-		if r.Table == dataplane.PodTable && r.behind() {
+		if r.Table == ToPods && r.behind() {
 			taken[r.Dst] = true
 		}
 	}
 	add := func(dst netip.Prefix, r Route) {
-		r.Table, r.Family, r.Dst = dataplane.PodTable, familyOf(dst.Addr()), dst.Masked()
+		r.Table, r.Family, r.Dst = ToPods, familyOf(dst.Addr()), dst.Masked()
 		if (r.Family == IPv4 || h.IPv6) && !taken[r.Dst] {
 			taken[r.Dst] = true
 			s.Routes = append(s.Routes, r)
@@ -138,12 +139,13 @@ func diffHosts(want, actual State) []Op {
 	return ops
 }
 
-// keepsRule says that a rule to PodTable stays although it is not wanted: it is not surely ours, or pods need it.
+// keepsRule says that a rule to the table of pods stays although it is not wanted: it is not surely ours, or pods need
+// it.
 func keepsRule(r Rule, actual State) bool {
 	if !r.Pods {
 		return false
 	}
-	ours := actual.HadPods || slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != dataplane.RouteTable })
+	ours := actual.HadPods || slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != ToTunnel })
 	needed := slices.ContainsFunc(actual.Hosts, func(h dataplane.PodRoute) bool { return familyOf(h.Addr) == r.Family })
 	return !ours || needed
 }
@@ -152,8 +154,8 @@ func keepsRule(r Rule, actual State) bool {
 func announcedFirst(routes []Route) []Route {
 	out := slices.Clone(routes)
 	slices.SortStableFunc(out, func(a, b Route) int {
-		switch announced := a.Table == dataplane.ExportTable; {
-		case announced == (b.Table == dataplane.ExportTable):
+		switch announced := a.Table == Exported; {
+		case announced == (b.Table == Exported):
 			return 0
 		case announced:
 			return -1
@@ -172,7 +174,7 @@ func (r *Reconciler) noteEnd(p dataplane.Pods) {
 	}
 }
 
-// hasPodRule says that a rule to PodTable is left.
+// hasPodRule says that a rule to the table of pods is left.
 func (s State) hasPodRule() bool {
 	return slices.ContainsFunc(s.Rules, func(r Rule) bool { return r.Pods })
 }

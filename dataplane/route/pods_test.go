@@ -190,8 +190,8 @@ func TestBlockIsRefusedBeforeItIsAnnounced(t *testing.T) {
 	ops := Diff(withPods(pods("10.64.0.0/27", "fd64::/123"), h), there(h, nil), true)
 	at := func(f func(Op) bool) int { return slices.IndexFunc(ops, f) }
 	for _, f := range []Family{IPv4, IPv6} {
-		refused := at(func(o Op) bool { return o.Route.Table == dataplane.PodTable && o.Route.Family == f })
-		announced := at(func(o Op) bool { return o.Route.Table == dataplane.ExportTable && o.Route.Family == f })
+		refused := at(func(o Op) bool { return o.Route.Table == ToPods && o.Route.Family == f })
+		announced := at(func(o Op) bool { return o.Route.Table == Exported && o.Route.Family == f })
 		ruled := at(func(o Op) bool { return o.Rule.Pods && o.Rule.Family == f })
 		if refused < 0 || refused > announced || refused > ruled {
 			t.Errorf("%s: %v", f, ops)

@@ -27,14 +27,15 @@ type Reconciler struct {
 	h      *netlink.Handle
 	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
 	link   string
+	n      dataplane.Numbers
 	cache  *State
 	host   Host
 
 	hadPods bool // a Spec had pods, and the rule for them is still there
 }
 
-// NewReconciler opens a netlink socket in the calling thread's network namespace.
-func NewReconciler(link string) (*Reconciler, error) {
+// NewReconciler opens a netlink socket in the calling thread's network namespace; zero Numbers are the default ones.
+func NewReconciler(link string, n dataplane.Numbers) (*Reconciler, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
@@ -46,7 +47,7 @@ func NewReconciler(link string) (*Reconciler, error) {
 	}
 	// With strict checking the kernel itself sends only the table asked for. Old kernels have it not.
 	_ = routes.SetStrictCheck(true)
-	return &Reconciler{h: h, routes: routes, link: link}, nil
+	return &Reconciler{h: h, routes: routes, link: link, n: n.Filled()}, nil
 }
 
 // Name of the subsystem in reports.
@@ -95,11 +96,11 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
 		case op.Verb == SetForward:
-			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here, and nothing is passed on for other nodes", op, err))
+			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here, and nothing is passed on for other nodes", op.text(r.n), err))
 		case op.Verb == SetRPFilter: // a container's /proc/sys may be read-only; the tunnel works without, mostly
-			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op, err))
+			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op.text(r.n), err))
 		case first == nil:
-			first = fmt.Errorf("%s: %w", op, err) // the rest need not fail with it
+			first = fmt.Errorf("%s: %w", op.text(r.n), err) // the rest need not fail with it
 		}
 	}
 	r.hadPods = r.hadPods && r.cache.hasPodRule()
@@ -125,7 +126,7 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 	}
 	var out []string
 	for _, op := range Diff(want, actual, s.Complete) {
-		out = append(out, op.String())
+		out = append(out, op.text(r.n))
 	}
 	return out, nil
 }
@@ -141,7 +142,7 @@ func (r *Reconciler) Purge() (int, error) {
 	var errs []error
 	for _, op := range Diff(State{}, State{Rules: s.Rules, Routes: s.Routes, Hosts: s.Hosts}, true) {
 		if err := r.apply(op); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			errs = append(errs, fmt.Errorf("%s: %w", op.text(r.n), err))
 			continue
 		}
 		n++
@@ -224,17 +225,17 @@ func (r *Reconciler) readRules(f Family) ([]Rule, error) {
 	}
 	var out []Rule
 	for _, k := range list {
-		mark := k.Priority == dataplane.RulePriority && k.Table == dataplane.RouteTable
-		pods := k.Priority == dataplane.PodRulePriority && k.Table == dataplane.PodTable
+		mark := k.Priority == r.n.RulePriority && k.Table == r.n.RouteTable
+		pods := k.Priority == r.n.PodRule() && k.Table == r.n.PodTable()
 		if (mark || pods) && k.Protocol == dataplane.RouteProtocol {
-			out = append(out, fromRule(f, k))
+			out = append(out, fromRule(f, k, r.n))
 		}
 	}
 	return out, nil
 }
 
 func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
-	list, err := r.list(f, dataplane.RouteTable)
+	list, err := r.list(f, r.n.RouteTable)
 	if err != nil {
 		return nil, err
 	}
@@ -249,15 +250,15 @@ func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
 
 // readPods adds what leads to pods.
 func (r *Reconciler) readPods(f Family, s *State) error {
-	for _, table := range []int{dataplane.PodTable, dataplane.ExportTable} {
-		list, err := r.list(f, table)
+	for _, in := range []Way{ToPods, Exported} {
+		list, err := r.list(f, in.table(r.n))
 		if err != nil {
 			return err
 		}
 		for _, k := range list {
-			if b, ok := fromBlock(f, k, s.Link.Index); ok {
+			if b, ok := fromBlock(f, k, s.Link.Index, in); ok {
 				s.Routes = append(s.Routes, b)
-			} else if a, ok := fromHost(k); ok && table == dataplane.PodTable {
+			} else if a, ok := fromHost(k); ok && in == ToPods {
 				s.Hosts = append(s.Hosts, dataplane.PodRoute{Addr: a})
 			}
 		}
@@ -302,7 +303,7 @@ func (r *Reconciler) addHost(h dataplane.PodRoute) error {
 	if err != nil {
 		return err
 	}
-	err = nlcount.One(r.h).RouteAdd(toHost(h.Addr, l.Attrs().Index))
+	err = nlcount.One(r.h).RouteAdd(toHost(h.Addr, l.Attrs().Index, r.n))
 	if errors.Is(err, unix.EEXIST) {
 		return errThere
 	}
@@ -337,11 +338,11 @@ func (r *Reconciler) apply(o Op) error {
 	case DelAddress:
 		return ignore(nlcount.One(r.h).AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
 	case AddRule:
-		return ignore(nlcount.One(r.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
+		return ignore(nlcount.One(r.h).RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
 	case DelRule:
-		return ignore(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
+		return ignore(nlcount.One(r.h).RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
 	case AddRoute:
-		return nlcount.One(r.h).RouteReplace(toRoute(o.Route, link.Index))
+		return nlcount.One(r.h).RouteReplace(toRoute(o.Route, link.Index, r.n))
 	case DelRoute:
 		return ignore(r.delRoute(o.Route, link.Index), unix.ESRCH)
 	}
@@ -351,9 +352,9 @@ func (r *Reconciler) apply(o Op) error {
 // delRoute deletes a route of ours; one that is neither of the two is looked up again by its text.
 func (r *Reconciler) delRoute(o Route, link int) error {
 	if o.Other == "" {
-		return nlcount.One(r.h).RouteDel(toRoute(o, link))
+		return nlcount.One(r.h).RouteDel(toRoute(o, link, r.n))
 	}
-	list, err := r.list(o.Family, dataplane.RouteTable)
+	list, err := r.list(o.Family, r.n.RouteTable)
 	if err != nil {
 		return err
 	}
@@ -373,7 +374,7 @@ func ignore(err, harmless error) error {
 }
 
 func (r *Reconciler) readHost() Host {
-	var h Host
+	h := Host{Numbers: r.n}
 	h.RPFilterAll, h.HasRPFilter = readInt(rpFilterPath("all"))
 	off, ok := readInt("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	h.IPv6 = ok

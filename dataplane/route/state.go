@@ -28,13 +28,13 @@ type State struct {
 	Link      Link
 	Addresses []netip.Prefix // of our link, sorted, without link-local ones
 	Rules     []Rule         // ours by protocol, priority and table
-	Routes    []Route        // ours by protocol and table, and in PodTable by kind and metric too
+	Routes    []Route        // ours by protocol and table, and in ToPods by kind and metric too
 	// Last is how many of Routes, at the end, are added after all else: wanted, never read.
 	Last     int
 	RPFilter int // of our link; -1: the host has no such setting
 	// Forward4 and Forward6 are whether the link forwards: 0 or 1. Wanted only as 1; 0 leaves it as it is.
 	Forward4, Forward6 int
-	// Hosts are the host routes of PodTable, sorted by address: wanted ones, or whatever is there, then without a link.
+	// Hosts are the host routes of ToPods, sorted by address: wanted ones, or whatever is there, then without a link.
 	Hosts []dataplane.PodRoute
 	// Ready are those that are wanted and missing and whose link is there: read, never wanted.
 	Ready []dataplane.PodRoute
@@ -50,21 +50,41 @@ type Link struct {
 	MTU   int
 }
 
+// Way is one of our three tables, by what it is for; Numbers say which numbers they have.
+type Way uint8
+
+// The three.
+const (
+	ToTunnel Way = iota // of what is marked to enter the tunnel (Numbers.RouteTable)
+	ToPods              // asked for every packet (Numbers.PodTable)
+	Exported            // that no rule leads to (Numbers.ExportTable)
+)
+
+func (w Way) table(n dataplane.Numbers) int {
+	switch w {
+	case ToPods:
+		return n.PodTable()
+	case Exported:
+		return n.ExportTable()
+	}
+	return n.RouteTable
+}
+
 // Rule is a policy rule at one of our two priorities. Other is whatever else it selects by: never ours.
 type Rule struct {
 	Family Family
-	Pods   bool // to PodTable, without a mark
+	Pods   bool // to the table of pods, without a mark
 	Mark   uint32
 	Mask   uint32
 	Other  string
 }
 
-// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that
-// says how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable:
+// Route is a route of ours. In ToTunnel: the default one through our link, the unreachable one behind it, or one that
+// says how large packets to a destination may be. In ToPods and Exported: a block, unreachable. In ToPods:
 // another host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the
 // next rule.
 type Route struct {
-	Table       int
+	Table       Way
 	Family      Family
 	Unreachable bool
 	Throw       bool
@@ -84,9 +104,10 @@ func (r Route) behind() bool { return r.Unreachable || r.Throw }
 
 // Host is what limits the wish on this host.
 type Host struct {
-	IPv6        bool // the kernel has it
-	IPv6OnLink  bool // and our link may use it
-	RPFilterAll int  // net.ipv4.conf.all.rp_filter
+	Numbers     dataplane.Numbers // the zero value: the default ones
+	IPv6        bool              // the kernel has it
+	IPv6OnLink  bool              // and our link may use it
+	RPFilterAll int               // net.ipv4.conf.all.rp_filter
 	HasRPFilter bool
 	HasForward4 bool // links have a setting for IPv4 forwarding
 	HasForward6 bool // and one for IPv6, as of Linux 6.17
@@ -95,6 +116,7 @@ type Host struct {
 
 // Want is the state for this link and these pods on this host.
 func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
+	numbers := h.Numbers.Filled()
 	s := State{Link: Link{Name: l.Name, Up: true, MTU: l.MTU}, RPFilter: -1}
 	var notes []string
 	if h.HasRPFilter {
@@ -115,11 +137,11 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 	slices.SortFunc(s.Addresses, comparePrefix)
 	s.Addresses = slices.Compact(s.Addresses)
 	for _, f := range families {
-		s.Rules = append(s.Rules, Rule{Family: f, Mark: dataplane.MarkRoute, Mask: dataplane.MarkMask})
+		s.Rules = append(s.Rules, Rule{Family: f, Mark: numbers.MarkRoute, Mask: numbers.MarkMask})
 		if f == IPv4 || h.IPv6OnLink {
-			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f})
+			s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: f})
 		}
-		s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Unreachable: true})
+		s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: f, Unreachable: true})
 	}
 	for _, n := range l.Narrow {
 		f := IPv4
@@ -128,7 +150,7 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 		}
 		needed := n.MTU > 0 && n.MTU < l.MTU || n.MTU == l.MTU && within(n, l.Narrow)
 		if needed && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
-			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
+			s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
 	s.wantPods(p, h)
@@ -161,11 +183,13 @@ func comparePrefix(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// String is the rule in ip's words.
-func (r Rule) String() string {
-	s := fmt.Sprintf("%s %d: lookup %d proto %d", r.Family, dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol)
+// String is the rule in ip's words, with the default numbers.
+func (r Rule) String() string { return r.text(dataplane.DefaultNumbers()) }
+
+func (r Rule) text(n dataplane.Numbers) string {
+	s := fmt.Sprintf("%s %d: lookup %d proto %d", r.Family, n.PodRule(), n.PodTable(), dataplane.RouteProtocol)
 	if !r.Pods {
-		s = fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, dataplane.RulePriority, r.Mark, r.Mask, dataplane.RouteTable, dataplane.RouteProtocol)
+		s = fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, n.RulePriority, r.Mark, r.Mask, n.RouteTable, dataplane.RouteProtocol)
 	}
 	if r.Other != "" {
 		s += " " + r.Other
@@ -173,34 +197,37 @@ func (r Rule) String() string {
 	return s
 }
 
-// String is the route in ip's words.
-func (r Route) String() string {
+// String is the route in ip's words, with the default numbers.
+func (r Route) String() string { return r.text(dataplane.DefaultNumbers()) }
+
+func (r Route) text(n dataplane.Numbers) string {
+	table := r.Table.table(n)
 	if r.Other != "" {
 		return r.Family.String() + " " + r.Other
 	}
 	if r.Throw {
-		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol,
+		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, table, dataplane.RouteProtocol,
 			fallbackMetric)
 	}
-	if r.Table == dataplane.PodTable && !r.Unreachable {
-		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)
+	if r.Table == ToPods && !r.Unreachable {
+		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, table, dataplane.RouteProtocol)
 		if r.MTU > 0 {
 			s += fmt.Sprintf(" mtu %d", r.MTU)
 		}
 		return s
 	}
-	if r.Table != dataplane.RouteTable {
-		s := fmt.Sprintf("%s unreachable %s table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)
-		if r.Table == dataplane.PodTable {
+	if r.Table != ToTunnel {
+		s := fmt.Sprintf("%s unreachable %s table %d proto %d", r.Family, r.Dst, table, dataplane.RouteProtocol)
+		if r.Table == ToPods {
 			s += fmt.Sprintf(" metric %d", fallbackMetric)
 		}
 		return s
 	}
 	if r.Unreachable {
-		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, dataplane.RouteTable, fallbackMetric, dataplane.RouteProtocol)
+		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, table, fallbackMetric, dataplane.RouteProtocol)
 	}
 	if r.Dst.IsValid() {
-		return fmt.Sprintf("%s %s through the link mtu %d table %d proto %d", r.Family, r.Dst, r.MTU, dataplane.RouteTable, dataplane.RouteProtocol)
+		return fmt.Sprintf("%s %s through the link mtu %d table %d proto %d", r.Family, r.Dst, r.MTU, table, dataplane.RouteProtocol)
 	}
-	return fmt.Sprintf("%s default through the link table %d proto %d", r.Family, dataplane.RouteTable, dataplane.RouteProtocol)
+	return fmt.Sprintf("%s default through the link table %d proto %d", r.Family, table, dataplane.RouteProtocol)
 }

@@ -29,6 +29,7 @@ type userspaceDevice struct {
 	dev   *device.Device
 	up    bool
 	text  bytes.Buffer
+	count *counters // nil: the library has them elsewhere
 	first *hurrier
 
 	hop      *hop.Device
@@ -69,7 +70,12 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind, &t.handled), hop: hops}, created + 1, nil
+	count, err := newCounters(d)
+	if err != nil {
+		log.Warn("reading WireGuard's counters costs more than it should", "err", err)
+	}
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, count: count, first: newHurrier(d, bind, &t.handled), hop: hops},
+		created + 1, nil
 }
 
 func openTUN(name string, mtu int) (*quietTUN, *hop.Device, error) {
@@ -201,8 +207,14 @@ func (d *userspaceDevice) Read() (State, []dataplane.PeerStatus, error) { return
 
 // Status reads no state: the device is inside this process, and nobody else changes it.
 func (d *userspaceDevice) Status() (*State, []dataplane.PeerStatus, error) {
-	_, peers, err := d.read(false)
-	return nil, peers, err
+	if d.count == nil {
+		_, peers, err := d.read(false)
+		return nil, peers, err
+	}
+	if d.gone() {
+		return nil, nil, ErrGone
+	}
+	return nil, d.count.read(), nil
 }
 
 func (d *userspaceDevice) read(withState bool) (State, []dataplane.PeerStatus, error) {

@@ -53,7 +53,7 @@ type end struct {
 	address netip.Addr
 }
 
-func newEnd(t *testing.T, address string) *end {
+func newEnd(t testing.TB, address string) *end {
 	t.Helper()
 	e := &end{packets: tuntest.NewChannelTUN(), key: newKey(t), address: netip.MustParseAddr(address)}
 	bind, link := newMeshBind(), newQuietTUN(e.packets.TUN(), device.DefaultMTU)

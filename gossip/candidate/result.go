@@ -1,6 +1,7 @@
 package candidate
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,13 +13,47 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// Priorities of candidates; relays are no business of this package.
+// Priorities of candidates: the highest is tried first. A LAN's address comes before what others see, since it is the
+// shorter way wherever it works at all, as RFC 8445 section 5.1.2 has it too.
 const (
 	PriorityForced    = 300
+	PriorityHost      = 250
 	PriorityReflexive = 200 // also of what a router or a cloud's metadata service grants
-	PriorityHost      = 100
-	PrioritySymmetric = 50 // a reflexive address that holds for the STUN server alone
+	PrioritySymmetric = 50  // a reflexive address that holds for the STUN server alone
+	PriorityRelay     = 10
 )
+
+// oldHost is what agents published for host candidates while they tried them before those of 200. They never read it.
+const oldHost = 100
+
+// Priority is that of a record's candidate: as the record has it, but for the hosts' of older agents and where it has none.
+func Priority(c *skeinv1.Candidate) uint32 {
+	p := c.GetPriority()
+	if p == 0 || p == oldHost && c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {
+		return PriorityOf(c.GetType())
+	}
+	return p
+}
+
+// Sorted is a copy of a record's candidates in the order in which they are tried.
+func Sorted(cs []*skeinv1.Candidate) []*skeinv1.Candidate {
+	out := slices.Clone(cs)
+	slices.SortStableFunc(out, func(a, b *skeinv1.Candidate) int { return cmp.Compare(Priority(b), Priority(a)) })
+	return out
+}
+
+// PriorityOf is the priority of a type of candidate.
+func PriorityOf(t skeinv1.CandidateType) uint32 {
+	switch t {
+	case skeinv1.CandidateType_CANDIDATE_TYPE_FORCED:
+		return PriorityForced
+	case skeinv1.CandidateType_CANDIDATE_TYPE_HOST:
+		return PriorityHost
+	case skeinv1.CandidateType_CANDIDATE_TYPE_RELAY:
+		return PriorityRelay
+	}
+	return PriorityReflexive
+}
 
 // maxCandidates is what a record may hold.
 const maxCandidates = 64
@@ -80,6 +115,7 @@ type Result struct {
 	Notes      []Note
 	Problems   []Problem
 	Host       Host
+	Elastic    []netip.Addr // what a cloud's metadata service calls this host's addresses outside: all ports lead here
 }
 
 // Problem is what an operator should mend.
@@ -87,7 +123,7 @@ type Problem struct{ Source, Text, Help string }
 
 // Equal compares what others would care for.
 func (r Result) Equal(o Result) bool {
-	return r.equal(o.NATReport) && r.SameCandidates(o) && slices.Equal(r.Notes, o.Notes) && slices.Equal(r.Problems, o.Problems) && r.Host.Equal(o.Host)
+	return r.equal(o.NATReport) && r.SameCandidates(o) && slices.Equal(r.Notes, o.Notes) && slices.Equal(r.Problems, o.Problems) && r.Host.Equal(o.Host) && slices.Equal(r.Elastic, o.Elastic)
 }
 
 // SameCandidates compares the candidates alone.
@@ -126,7 +162,7 @@ func merge(host Host, steps []Step, found []Found) Result {
 		if f.NAT != nil {
 			r.NATReport = *f.NAT
 		}
-		r.Notes = append(r.Notes, f.Notes...)
+		r.Notes, r.Elastic = append(r.Notes, f.Notes...), append(r.Elastic, f.Elastic...)
 		if f.Problem != "" {
 			r.Problems = append(r.Problems, Problem{Source: steps[i].Source(), Text: f.Problem, Help: f.Help})
 		}

@@ -43,6 +43,7 @@ type Found struct {
 	Problem    string        // what an operator should mend, and in Help how; empty: nothing
 	Help       string        //
 	Again      time.Duration // when to look again; 0: not before the network changes or somebody asks
+	Elastic    []netip.Addr  // addresses outside that lead to this host alone, with all ports
 }
 
 // Note is one line on what a step did, without anything that changes by itself, such as ages.

@@ -30,6 +30,17 @@ const (
 	defaultBits   = 5 // of blockSizeBits, where it is left out
 )
 
+// The reason of a block that Coil had reserved, and what stands before the node that it was reserved for.
+const (
+	reservedAs  = "as Coil did"
+	reservedFor = ", for "
+)
+
+// WasReserved reports whether a reserved block's reason is the one that Parse gives to those that Coil had reserved.
+func WasReserved(reason string) bool {
+	return reason == reservedAs || strings.HasPrefix(reason, reservedAs+reservedFor)
+}
+
 // Import is what a file holds.
 type Import struct {
 	Pools *skeinv1.ImportPools
@@ -258,9 +269,9 @@ func (r *reading) takeBlock(o *object) error {
 	case marked && reserved != "true":
 		return o.errorf("metadata.labels", "%s is %q; only \"true\" is understood", labelReserved, reserved)
 	case marked:
-		b.out.Reason = "as Coil did"
+		b.out.Reason = reservedAs
 		if node != "" {
-			b.out.Reason += ", for " + node
+			b.out.Reason += reservedFor + node
 		}
 	case node == "":
 		return o.errorf("metadata.labels", "it has neither %s nor %s: delete the block in Coil if nothing uses it, or mark it as reserved", labelNode, labelReserved)

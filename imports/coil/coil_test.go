@@ -274,3 +274,15 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What Parse reserves is known again by its reason; what others reserve is not.
+func TestWasReserved(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"as Coil did": true, "as Coil did, for node1": true, "": false, "imported": false, "as Coil did it": false,
+		"for node node1 (imported)": false, "egress internet/nat": false, "static addresses": false, "old load balancers": false,
+	} {
+		if coil.WasReserved(reason) != want {
+			t.Errorf("%q: %t", reason, !want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package addr
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -27,6 +28,27 @@ func TestPrivate(t *testing.T) {
 	} {
 		if have := Private(netip.MustParsePrefix(text)); have != want {
 			t.Errorf("Private(%s) = %t, want %t", text, have, want)
+		}
+	}
+}
+
+func TestInternal(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "invalid IP", "-": "invalid IP", "10.0.0.7": "10.0.0.7", "10.0.0.7/24": "10.0.0.7", "10.0.0.7/32": "10.0.0.7",
+		"10.0.0.6/31": "10.0.0.6", "::ffff:10.0.0.7": "10.0.0.7", "fd00::7/64": "fd00::7", "203.0.113.7/32": "203.0.113.7",
+	} {
+		if have, err := Internal(text); err != nil || have.String() != want {
+			t.Errorf("Internal(%q) = %s, %v, want %s", text, have, err, want)
+		}
+	}
+	for text, says := range map[string]string{
+		"10.0.0.0/24": "is a network: want the host's own address in it, such as 10.0.0.1/24",
+		"fd00::/64":   "such as fd00::1/64", "here": "is no IP address", "10.0.0.256": "is no IP address",
+		"127.0.0.1": "other hosts can send to", "::1/128": "other hosts can send to", "fe80::1%eth0": "other hosts can send to",
+		"224.0.0.1": "other hosts can send to",
+	} {
+		if a, err := Internal(text); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("Internal(%q) = %s, %v, want %q", text, a, err, says)
 		}
 	}
 }

@@ -31,12 +31,19 @@ const (
 	PortRestricted Kind = "port-restricted" // lets in the addresses and ports that were sent to
 	Forwarded      Kind = "forwarded"       // port-restricted, with WireGuard's port forwarded
 	Symmetric      Kind = "symmetric"       // another port for each destination
+	Narrow         Kind = "narrow"          // the same, of the NarrowPorts from NarrowFirst on
 	Sequential     Kind = "sequential"      // the same, each port the last one plus one
 	Blocked        Kind = "blocked"         // no UDP
 )
 
 // WireGuardPort is the port that Forwarded forwards.
 const WireGuardPort = 51820
+
+// The ports of a NAT of kind Narrow.
+const (
+	NarrowFirst = 40000
+	NarrowPorts = 256
+)
 
 // Net is one internet: 203.0.113.0/24, or another /24, and 2001:db8::/64 on a bridge.
 type Net struct {

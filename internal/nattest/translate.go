@@ -18,6 +18,7 @@ const contactKept = time.Minute
 const (
 	reg  = 1
 	reg2 = 9
+	reg3 = 10
 )
 
 // Offsets in the IPv4 and UDP headers.
@@ -77,6 +78,9 @@ func translate(t testing.TB, ns netns.NsHandle, kind Kind, inside, outside netip
 	case Sequential:
 		post(oif("wan"), udp(), sequential(outside))
 		post(oif("wan"), []expr.Any{&expr.Masq{}})
+	case Narrow:
+		post(oif("wan"), udp(), narrow(outside))
+		post(oif("wan"), []expr.Any{&expr.Masq{}})
 	default:
 		post(oif("wan"), []expr.Any{&expr.Masq{FullyRandom: kind == Symmetric}})
 	}
@@ -131,6 +135,16 @@ func dnat(to netip.Addr) []expr.Any { return nat(expr.NATTypeDestNAT, to) }
 func snat(to netip.Addr) []expr.Any { return nat(expr.NATTypeSourceNAT, to) }
 
 // sequential takes the next port for every new flow.
+func narrow(outside netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: reg, Data: outside.AsSlice()},
+		&expr.Immediate{Register: reg2, Data: binaryutil.BigEndian.PutUint16(NarrowFirst)},
+		&expr.Immediate{Register: reg3, Data: binaryutil.BigEndian.PutUint16(NarrowFirst + NarrowPorts - 1)},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg, RegProtoMin: reg2,
+			RegProtoMax: reg3, FullyRandom: true},
+	}
+}
+
 func sequential(outside netip.Addr) []expr.Any {
 	const first, many = 20000, 10000
 	return []expr.Any{

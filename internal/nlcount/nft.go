@@ -84,6 +84,12 @@ func (n *Nft) AddTable(t *nftables.Table) *nftables.Table {
 	return n.c.AddTable(t)
 }
 
+// FlushTable removes the rules of a table's chains.
+func (n *Nft) FlushTable(t *nftables.Table) {
+	n.queued.Add(1)
+	n.c.FlushTable(t)
+}
+
 // DelTable queues the end of a table.
 func (n *Nft) DelTable(t *nftables.Table) {
 	n.queued.Add(1)

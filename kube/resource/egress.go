@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
-
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -72,7 +70,7 @@ func ForEgress(st *events.State, e Egress) Decision {
 func (e Egress) wanted(have *skeinv1.Egress) *skeinv1.Egress {
 	w := &skeinv1.Egress{Replicas: 1}
 	if have != nil {
-		w = proto.CloneOf(have)
+		w = events.Lasting(have)
 	}
 	w.Namespace, w.Name, w.Destinations, w.Gateways = e.Namespace, e.Name, e.Spec.Destinations, e.Spec.Gateways
 	if normal, err := events.Destinations(e.Spec.Destinations); err == nil { // else the log says what is wrong
@@ -95,6 +93,7 @@ func (e Egress) wanted(have *skeinv1.Egress) *skeinv1.Egress {
 
 // egressDiff names the fields that differ, as ChangeEgress does.
 func egressDiff(have, want *skeinv1.Egress) (fields []string) {
+	have = events.Lasting(have) // slots that drain are no wish
 	for _, f := range []struct {
 		name string
 		same bool

@@ -173,7 +173,12 @@ func TestAnEgresssLife(t *testing.T) {
 	l.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeEgress{ChangeEgress: &skeinv1.ChangeEgress{
 		Namespace: "out", Name: "nat", Set: &skeinv1.Egress{Replicas: 2}, Fields: []string{"replicas"},
 	}}})
+	if e := l.State.Egress("out", "nat"); e.GetDraining() != 1 {
+		t.Errorf("no slot drains: %v", e)
+	}
 	l.condition("a command's word", settle(), ReasonCommand, "replicas")
+	e.Spec.Replicas, e.Generation = ptr[uint32](2), 3
+	l.condition("its own word, which is the same", settle(), ReasonApplied, "")
 	e.Deleting = true
 	if d := settle(); !d.Release || l.State.Egress("out", "nat") != nil {
 		t.Errorf("deleted: %+v", d)

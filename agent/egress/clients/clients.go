@@ -34,6 +34,7 @@ type Namespace interface {
 	Apply(dataplane.ClientSpec) (writes int, notes []string, err error)
 	Watch(ctx context.Context, told func(egressclient.Mended)) error
 	Diff(dataplane.ClientSpec) ([]string, error)
+	Flows(to []netip.Prefix) (slots []int, err error)
 	Remove() error
 	Driver() string
 	Close() error
@@ -51,13 +52,15 @@ type Config struct {
 	Epoch   uint64 // start of this agent; rises from one to the next; 0: now
 	// GatewayDir is where the namespaces of gateways are, which are no clients.
 	GatewayDir string
-	Log        *slog.Logger
+	// Owner is dataplane.Numbers.Owner of this host's agent.
+	Owner string
+	Log   *slog.Logger
 }
 
 // OpenNamespace opens namespaces with the driver of the configuration, for Config.Open. What auto means is found out once,
 // when the first one is opened: no pod shall wait for a kernel to say again what it cannot do. host is the path of the namespace that
-// this host's own traffic leaves; empty: the process's.
-func OpenNamespace(driver, host string, log *slog.Logger) func(netns string) (Namespace, error) {
+// this host's own traffic leaves; empty: the process's. There numbers count, in all others the default ones do.
+func OpenNamespace(driver, host string, numbers dataplane.Numbers, log *slog.Logger) func(netns string) (Namespace, error) {
 	chosen := sync.OnceValue(func() string {
 		switch {
 		case driver != "" && driver != fou.Auto:
@@ -68,7 +71,11 @@ func OpenNamespace(driver, host string, log *slog.Logger) func(netns string) (Na
 		return fou.Userspace
 	})
 	return func(netns string) (Namespace, error) {
-		c, err := egressclient.Open(egressclient.Options{NetNS: cmp.Or(netns, host), Driver: chosen(), Log: log})
+		n := numbers
+		if netns != "" {
+			n = dataplane.DefaultNumbers()
+		}
+		c, err := egressclient.Open(egressclient.Options{NetNS: cmp.Or(netns, host), Numbers: n, Driver: chosen(), Log: log})
 		if err != nil {
 			return nil, err
 		}
@@ -130,6 +137,7 @@ type member struct {
 
 	spec    dataplane.ClientSpec
 	choices []Choice
+	flows   map[Ref][]uint32 // see KeepFlows
 	worker  *worker
 }
 
@@ -140,12 +148,14 @@ type Clients struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	all    sync.WaitGroup
+	turns  turns
 
 	mu      sync.Mutex
 	members map[podID]*member
 	count   uint64
 	state   *events.State // the latest; nil: not known yet
 	read    *events.State // that agreed was made of
+	ports   dataplane.FoUPorts
 	agreed  *Agreed
 	visits  chan struct{}                   // has something when addresses shall be read
 	changed chan struct{}                   // closed when something has changed, and made anew
@@ -153,7 +163,8 @@ type Clients struct {
 	lists   map[Ref][]*skeinv1.EgressClient // that gateways shall know
 	pairs   map[pairKey]*pair
 	gen     uint64
-	saved   []byte // what the file has
+	saved   []byte                     // what the file has
+	before  map[podID]map[Ref][]uint32 // by which slots clients had flows when the agent started, until Configure knows whose
 }
 
 // Open reads the file, and forgets pods whose network namespace is gone.
@@ -170,7 +181,11 @@ func Open(cfg Config) (*Clients, error) {
 	if cfg.Epoch == 0 {
 		cfg.Epoch = uint64(time.Now().UnixNano())
 	}
-	c := &Clients{cfg: cfg, members: map[podID]*member{}, changed: make(chan struct{}), visits: make(chan struct{}, 1), told: map[Ref]bool{}, lists: map[Ref][]*skeinv1.EgressClient{}, pairs: map[pairKey]*pair{}}
+	c := &Clients{
+		cfg: cfg, turns: newTurns(), members: map[podID]*member{}, changed: make(chan struct{}),
+		visits: make(chan struct{}, 1), told: map[Ref]bool{}, lists: map[Ref][]*skeinv1.EgressClient{},
+		pairs: map[pairKey]*pair{}, before: map[podID]map[Ref][]uint32{},
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	err := c.load()
 	c.all.Go(c.look)
@@ -197,6 +212,7 @@ func (c *Clients) look() {
 			return
 		case <-tick.C:
 		}
+		c.forgetFlows()
 		c.mu.Lock()
 		for id, m := range c.members {
 			if id.ContainerID != "" && gone(m.pod.NetNS, m.inode) {
@@ -207,6 +223,43 @@ func (c *Clients) look() {
 		c.replan()
 		c.mu.Unlock()
 		c.revisit()
+	}
+}
+
+// forgetFlows finds out by which slots besides their own clients have flows no more. The kernel does not tell: it reports the
+// end only of connections that began while somebody listened.
+func (c *Clients) forgetFlows() {
+	type question struct {
+		of  *member
+		ref Ref
+		ns  Namespace
+		had []uint32
+		to  []netip.Prefix
+	}
+	var all []question
+	c.mu.Lock()
+	for _, m := range c.members {
+		for ref, had := range m.flows {
+			if m.worker != nil && m.worker.ns != nil && c.agreed != nil {
+				all = append(all, question{m, ref, m.worker.ns, slices.Clone(had), c.agreed.Egresses[ref].Destinations})
+			}
+		}
+	}
+	c.mu.Unlock()
+	for _, q := range all {
+		have, err := q.ns.Flows(q.to)
+		if err != nil {
+			c.cfg.Log.Debug("by which slots a client has flows is not known now", "client", q.of.client.Key, "error", err)
+			continue
+		}
+		c.mu.Lock()
+		left := slices.DeleteFunc(slices.Clone(q.of.flows[q.ref]), func(n uint32) bool {
+			return slices.Contains(q.had, n) && !slices.Contains(have, int(n))
+		})
+		if q.of.flows[q.ref] = left; len(left) == 0 {
+			delete(q.of.flows, q.ref)
+		}
+		c.mu.Unlock()
 	}
 }
 
@@ -255,11 +308,11 @@ func (c *Clients) revisit() {
 }
 
 // Follow takes the agreed state, which is not changed any more.
-func (c *Clients) Follow(s *events.State) {
+func (c *Clients) Follow(s *events.State, ports dataplane.FoUPorts) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != s {
-		c.state = s
+	if c.state != s || c.ports != ports {
+		c.state, c.ports, c.read = s, ports, nil
 		c.replan()
 	}
 }
@@ -316,6 +369,8 @@ func (c *Clients) enter(m *member) {
 	m.since = c.count
 	m.inode, _ = inodeOf(m.pod.NetNS)
 	c.members[m.pod.id()] = m
+	m.flows = c.before[m.pod.id()]
+	delete(c.before, m.pod.id())
 }
 
 // await waits for kernel and gateways, and tells how it stands then.
@@ -497,7 +552,7 @@ func (c *Clients) Configure(all []Configured) {
 		if one.NetNS != "" { // visit reads them
 			one.IPv4, one.IPv6 = m.client.IPv4, m.client.IPv6
 		}
-		m.client = Client{Key: addressKey(one.IPv4, one.IPv6), NetNS: one.NetNS, IPv4: one.IPv4, IPv6: one.IPv6, Uplink: one.Uplink, MTU: one.MTU, Host: one.NetNS == ""}
+		m.client = Client{Key: addressKey(one.IPv4, one.IPv6), NetNS: one.NetNS, IPv4: one.IPv4, IPv6: one.IPv6, Uplink: one.Uplink, MTU: one.MTU, Host: one.NetNS == "", Owner: c.cfg.Owner}
 		m.noted = slices.Clone(one.Egresses)
 	}
 	for id := range c.members {
@@ -505,6 +560,7 @@ func (c *Clients) Configure(all []Configured) {
 			c.drop(id, true)
 		}
 	}
+	clear(c.before)
 	c.replan()
 	c.revisit()
 }
@@ -515,7 +571,7 @@ func (c *Clients) replan() {
 		return
 	}
 	if c.state != c.read && (len(c.members) > 0 || len(c.told) > 0 || len(c.pairs) > 0) {
-		c.agreed, c.read = AgreedOf(c.state), c.state
+		c.agreed, c.read = AgreedOf(c.state, c.ports), c.state
 	}
 	spaces := map[string]*member{} // who has a network namespace
 	var clients []Client
@@ -529,6 +585,10 @@ func (c *Clients) replan() {
 			continue
 		}
 		spaces[m.client.NetNS] = m
+		if c.agreed != nil {
+			m.flows = KeepFlows(m.flows, m.choices, m.client, c.agreed)
+			m.client.Flows = m.flows
+		}
 		clients = append(clients, m.client)
 		spec, choices := Plan(m.client, c.agreed)
 		m.choices = choices
@@ -602,7 +662,7 @@ func (c *Clients) Report() []*skeinv1.EgressClientReport {
 // report tells of one member. The caller has mu.
 func (c *Clients) report(m *member) *skeinv1.EgressClientReport {
 	out := &skeinv1.EgressClientReport{Key: m.client.Key, Netns: m.client.NetNS}
-	e := entry(m.client, 0)
+	e := entry(m.client, Choice{})
 	out.Ipv4, out.Ipv6 = e.GetIpv4(), e.GetIpv6()
 	problem, notes := "", ""
 	if w := m.worker; w != nil {

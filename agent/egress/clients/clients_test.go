@@ -32,6 +32,7 @@ type space struct {
 	slow    chan struct{} // Apply waits for it
 	removed bool
 	closed  bool
+	flows   []int // slots that flows go by
 }
 
 func (s *space) Apply(spec dataplane.ClientSpec) (int, []string, error) {
@@ -49,9 +50,14 @@ func (s *space) Watch(ctx context.Context, _ func(egressclient.Mended)) error {
 	return ctx.Err()
 }
 func (s *space) Diff(dataplane.ClientSpec) ([]string, error) { return []string{"add rule 1900"}, nil }
-func (s *space) Remove() error                               { s.mu.Lock(); defer s.mu.Unlock(); s.removed = true; return nil }
-func (s *space) Driver() string                              { return "userspace" }
-func (s *space) Close() error                                { s.mu.Lock(); defer s.mu.Unlock(); s.closed = true; return nil }
+func (s *space) Flows([]netip.Prefix) ([]int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.flows, s.fail
+}
+func (s *space) Remove() error  { s.mu.Lock(); defer s.mu.Unlock(); s.removed = true; return nil }
+func (s *space) Driver() string { return "userspace" }
+func (s *space) Close() error   { s.mu.Lock(); defer s.mu.Unlock(); s.closed = true; return nil }
 
 func (s *space) last() dataplane.ClientSpec {
 	s.mu.Lock()
@@ -202,12 +208,12 @@ func TestFollowingTheSameStateIsNoNews(t *testing.T) {
 	defer c.Close()
 	for _, s := range []*events.State{events.NewState(), events.NewState()} {
 		before := news
-		c.Follow(s)
+		c.Follow(s, dataplane.FoUPorts{})
 		if news == before {
 			t.Error("a new state is no news")
 		}
 		before = news
-		c.Follow(s)
+		c.Follow(s, dataplane.FoUPorts{})
 		if news != before {
 			t.Error("the same state is news")
 		}
@@ -504,4 +510,60 @@ func FuzzDecodeClients(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestFlowsStayOverAStart: an agent that was away while an egress got more slots leads flows by the slot that they began by,
+// and forgets that slot when the kernel has no flows by it any more.
+func TestFlowsStayOverAStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		nat := Ref{Namespace: "internet", Name: "nat"}
+		one, two := world(), world()
+		e := one.Egresses[nat]
+		e.Slots = e.Slots[:1]
+		one.Egresses[nat] = e
+		name := "web-0"
+		for i := 0; events.SlotFor("default/"+name, 2) != 1; i++ {
+			name = fmt.Sprintf("web-%d", i)
+		}
+		p := f.pod(name, "10.20.30.40")
+		c := f.open(one)
+		c.AddPod(t.Context(), p, asks("internet/nat"))
+		f.space(p.NetNS).flows = []int{0}
+		c.Close()
+		time.Sleep(time.Second) // agents are told apart by when they start
+
+		c = f.open(two)
+		defer func() { c.Close() }()
+		also := func() string {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			got := f.got[pairKey{nat, gate1}].GetClients()
+			if len(got) != 1 {
+				return fmt.Sprint(got)
+			}
+			return fmt.Sprint(got[0].GetSlot(), got[0].GetAlso())
+		}
+		synctest.Wait()
+		if s := f.space(p.NetNS).last(); len(s.Flows) != 1 || s.Flows[0].Slot != 0 || also() != "1 [0]" {
+			t.Fatalf("after a start: %+v, gateways know %s", s.Flows, also())
+		}
+		time.Sleep(3 * egress.SyncEvery)
+		synctest.Wait()
+		if s := f.space(p.NetNS).last(); len(s.Flows) != 1 || also() != "1 [0]" {
+			t.Errorf("with flows by slot 0: %+v, gateways know %s", s.Flows, also())
+		}
+		f.space(p.NetNS).set(nil)
+		time.Sleep(2 * egress.SyncEvery)
+		synctest.Wait()
+		if s := f.space(p.NetNS).last(); len(s.Flows) != 0 || also() != "1 []" {
+			t.Errorf("without: %+v, gateways know %s", s.Flows, also())
+		}
+	})
+}
+
+func (s *space) set(flows []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.flows = flows
 }

@@ -2,6 +2,7 @@ package clients
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/wholefile"
 )
 
@@ -28,6 +30,15 @@ type clientsFile struct {
 	Version int         `json:"version"`
 	Told    []Ref       `json:"told,omitempty"` // gateways of these may know clients of this host
 	Pods    []clientRow `json:"pods"`
+	Flows   []flowsRow  `json:"flows,omitempty"`
+}
+
+// flowsRow says by which slots of an egress a client may have flows.
+type flowsRow struct {
+	ContainerID string   `json:"container,omitempty"`
+	Interface   string   `json:"interface"` // of a client from the configuration: the namespace's path
+	Egress      Ref      `json:"egress"`
+	Slots       []uint32 `json:"slots"`
 }
 
 type clientRow struct {
@@ -96,6 +107,13 @@ func (c *Clients) load() error {
 	for _, r := range file.Told {
 		c.told[r] = true
 	}
+	for _, row := range file.Flows {
+		id := podID{row.ContainerID, row.Interface}
+		if c.before[id] == nil {
+			c.before[id] = map[Ref][]uint32{}
+		}
+		c.before[id][row.Egress] = row.Slots
+	}
 	for _, row := range file.Pods {
 		if gone(row.NetNS, row.Inode) {
 			continue
@@ -129,7 +147,35 @@ func decodeClients(b []byte) (clientsFile, error) {
 			return clientsFile{}, fmt.Errorf("the entry of container %.100q is wrong", row.ContainerID)
 		}
 	}
+	for _, row := range f.Flows {
+		if !row.Egress.Valid() || len(row.Slots) > dataplane.ClientFlowSlots {
+			return clientsFile{}, fmt.Errorf("the slots of container %.100q are wrong", row.ContainerID)
+		}
+	}
 	return f, nil
+}
+
+// flowsRows are the slots by which clients may have flows: of members, and of those that the agent knows by the file only.
+func (c *Clients) flowsRows() (out []flowsRow) {
+	for _, m := range c.ordered() {
+		id := m.pod.id()
+		for _, ch := range m.choices {
+			if slots := m.flows[ch.Ref]; ch.Led {
+				out = append(out, flowsRow{id.ContainerID, id.Interface, ch.Ref, append([]uint32{ch.Slot}, slots...)})
+			} else if len(slots) > 0 {
+				out = append(out, flowsRow{id.ContainerID, id.Interface, ch.Ref, slots})
+			}
+		}
+	}
+	for id, all := range c.before {
+		for ref, slots := range all {
+			out = append(out, flowsRow{id.ContainerID, id.Interface, ref, slots})
+		}
+	}
+	slices.SortFunc(out, func(a, b flowsRow) int {
+		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface), a.Egress.Compare(b.Egress))
+	})
+	return out
 }
 
 // save writes the file if it would be different. The caller has mu.
@@ -149,7 +195,8 @@ func (c *Clients) save() {
 		}
 		file.Pods = append(file.Pods, row)
 	}
-	if len(file.Told)+len(file.Pods) == 0 && c.saved == nil {
+	file.Flows = c.flowsRows()
+	if len(file.Told)+len(file.Pods)+len(file.Flows) == 0 && c.saved == nil {
 		return // there is no file, and none is needed
 	}
 	b, err := json.MarshalIndent(file, "", " ")

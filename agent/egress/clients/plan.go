@@ -27,6 +27,7 @@ type Agreed struct {
 	Egresses map[Ref]AgreedEgress
 	// Inside are the overlay and the pools, sorted.
 	Inside []netip.Prefix
+	Ports  dataplane.FoUPorts // of tunnels
 }
 
 // AgreedEgress is one egress.
@@ -34,7 +35,14 @@ type AgreedEgress struct {
 	Destinations   []netip.Prefix
 	SourcePortAuto bool
 	Slots          []AgreedSlot // by number
+	Draining       uint32       // of the highest slots: they take no new flows
+	SpreadFlows    bool         // new flows take any slot
 	Gateways       []identity.ID
+}
+
+// replicas are the slots that take new flows.
+func (e AgreedEgress) replicas() uint32 {
+	return uint32(len(e.Slots)) - min(e.Draining, uint32(len(e.Slots)))
 }
 
 // AgreedSlot is where a slot's tunnels lead, and who has it.
@@ -45,8 +53,8 @@ type AgreedSlot struct {
 }
 
 // AgreedOf reads the state.
-func AgreedOf(s *events.State) *Agreed {
-	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
+func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
+	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Ports: ports, Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
 	slices.SortFunc(a.Inside, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
@@ -57,7 +65,7 @@ func AgreedOf(s *events.State) *Agreed {
 	}
 	nodes := s.Nodes()
 	for _, e := range all {
-		one := AgreedEgress{SourcePortAuto: e.GetFouSourcePortAuto()}
+		one := AgreedEgress{SourcePortAuto: e.GetFouSourcePortAuto(), Draining: e.GetDraining(), SpreadFlows: e.GetSpread() == events.SpreadFlow}
 		for _, text := range e.GetDestinations() {
 			if p, err := netip.ParsePrefix(text); err == nil {
 				one.Destinations = append(one.Destinations, p.Masked())
@@ -97,13 +105,17 @@ type Client struct {
 	MTU        int   // of the uplink, in bytes; 0: as the kernel has it
 	Wanted     []Ref // in order of precedence
 	Host       bool
+	Owner      string           // dataplane.Numbers.Owner, of a host
+	Flows      map[Ref][]uint32 // slots by which it may have flows besides its own
 }
 
 // Choice is what becomes of one egress of a client.
 type Choice struct {
 	Ref
-	Slot      uint32
-	Owner     identity.ID // zero: none
+	Slot      uint32      // that new flows take
+	Also      []uint32    // by which it may have other flows, in order
+	Led       bool        // there are routes that lead there
+	Owner     identity.ID // of Slot; zero: none
 	OwnerName string
 	State     string // Ready means here that there is an owner, who has to know the client
 	Reason    string
@@ -114,7 +126,7 @@ type Choice struct {
 func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
 	spec := dataplane.ClientSpec{Name: c.Key, Addr4: c.IPv4, Addr6: c.IPv6, Uplink: c.Uplink, MTU: c.MTU, Host: c.Host}
 	if agreed != nil {
-		spec.Inside = agreed.Inside
+		spec.Inside, spec.Ports = agreed.Inside, agreed.Ports
 	}
 	var out []Choice
 	var refused []dataplane.ClientRoute
@@ -122,6 +134,7 @@ func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
 		out = append(out, choose(c, ref, agreed, &spec, &refused))
 	}
 	spec.Routes = append(spec.Routes, refused...) // behind those of egresses that can
+	spec.Flows = flowsOf(c, out, agreed)
 	return spec, out
 }
 
@@ -136,7 +149,7 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 		out.State, out.Reason = Unknown, fmt.Sprintf("there is no egress %s: it is taken up when it is defined", ref)
 		return out
 	}
-	out.Slot = events.SlotFor(c.Key, uint32(len(e.Slots)))
+	out.Slot = events.SlotFor(c.Key, e.replicas())
 	if int(out.Slot) >= len(e.Slots) {
 		out.Reason = fmt.Sprintf("egress %s has no slots", ref)
 		return out
@@ -149,11 +162,61 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 		}
 	}
 	if c.Host { // this host may be the gateway
-		spec.Links = append(spec.Links, egressns.HostLink(ref.String()))
+		spec.Links = append(spec.Links, egressns.HostLink(c.Owner, ref.String()))
 	}
 	slot := e.Slots[out.Slot]
 	out.Owner, out.OwnerName = slot.Owner, slot.OwnerName
-	led, without := 0, ""
+	routes, none, without := routesTo(c, e, out.Slot)
+	spec.Routes = append(spec.Routes, routes...)
+	*refused = append(*refused, none...)
+	out.Led = len(routes) > 0
+	if out.Led {
+		slots := c.Flows[ref]
+		for n := uint32(0); e.SpreadFlows && n < e.replicas(); n++ {
+			slots = append(slices.Clip(slots), n)
+		}
+		out.Also = usable(slots, out.Slot, e)
+	}
+	for _, n := range append([]uint32{out.Slot}, out.Also...) {
+		to, _, _ := routesTo(c, e, n)
+		for _, r := range to {
+			t := dataplane.ClientTunnel{Remote: r.Remote, SourcePortAuto: e.SourcePortAuto, Slot: int(n)}
+			if n == out.Slot && e.SpreadFlows {
+				t.Spread = choices(out, e)
+			}
+			if !slices.ContainsFunc(spec.Tunnels, t.Equal) {
+				spec.Tunnels = append(spec.Tunnels, t)
+			}
+		}
+	}
+	switch {
+	case !out.Led:
+		out.State, out.Reason = Refused, fmt.Sprintf("egress %s has no destination of a family that this client (%s) and the egress's tunnels both have", ref, addresses(c))
+	case out.Owner.IsZero():
+		out.State, out.Reason = Waiting, fmt.Sprintf("slot %d of egress %s has no owner now: see `skein egress show %s`", out.Slot, ref, ref)
+	default:
+		out.State, out.Reason = Ready, ""
+	}
+	if out.Led && without != "" {
+		out.Reason = join(out.Reason, fmt.Sprintf("egress %s has no tunnels for %s: its %s destinations are refused", ref, without, without))
+	}
+	return out
+}
+
+// choices are the slots that new flows take, where they are spread: all that have an owner, and do not drain.
+func choices(ch Choice, e AgreedEgress) (out []int) {
+	for n := range e.replicas() {
+		if n == ch.Slot && !ch.Owner.IsZero() || slices.Contains(ch.Also, n) {
+			out = append(out, int(n))
+		}
+	}
+	return out
+}
+
+// routesTo are the routes to a slot of an egress, and the destinations that are refused rather than sent another way, since
+// the slot has no tunnel of that family.
+func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.ClientRoute, without string) {
+	slot := e.Slots[n]
 	for _, dst := range e.Destinations {
 		own, remote, family := c.IPv4, slot.IPv4, "IPv4"
 		if dst.Addr().Is6() {
@@ -161,29 +224,75 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 		}
 		switch {
 		case !own.IsValid(): // nothing of this family leaves it
-			continue
-		case !remote.IsValid(): // refused rather than sent another way
+		case !remote.IsValid():
 			without = family
-			*refused = append(*refused, dataplane.ClientRoute{Destination: dst})
+			refused = append(refused, dataplane.ClientRoute{Destination: dst})
 		default:
-			led++
-			t := dataplane.ClientTunnel{Remote: remote, SourcePortAuto: e.SourcePortAuto}
-			if !slices.Contains(spec.Tunnels, t) {
-				spec.Tunnels = append(spec.Tunnels, t)
-			}
-			spec.Routes = append(spec.Routes, dataplane.ClientRoute{Destination: dst, Remote: remote})
+			routes = append(routes, dataplane.ClientRoute{Destination: dst, Remote: remote})
 		}
 	}
-	switch {
-	case led == 0:
-		out.State, out.Reason = Refused, fmt.Sprintf("egress %s has no destination of a family that this client (%s) and the egress's tunnels both have", ref, addresses(c))
-	case out.Owner.IsZero():
-		out.State, out.Reason = Waiting, fmt.Sprintf("slot %d of egress %s has no owner now: see `skein egress show %s`", out.Slot, ref, ref)
-	default:
-		out.State, out.Reason = Ready, ""
+	return routes, refused, without
+}
+
+// usable are those of the slots by which flows may go on: they have an owner. Flows of a slot without one go by the client's.
+func usable(slots []uint32, own uint32, e AgreedEgress) (out []uint32) {
+	for _, n := range slots {
+		if n != own && int(n) < min(len(e.Slots), dataplane.ClientFlowSlots) && !e.Slots[n].Owner.IsZero() {
+			out = append(out, n)
+		}
 	}
-	if led > 0 && without != "" {
-		out.Reason = join(out.Reason, fmt.Sprintf("egress %s has no tunnels for %s: its %s destinations are refused", ref, without, without))
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// flowsOf are the routes of flows that began by other slots than their client's.
+func flowsOf(c Client, choices []Choice, agreed *Agreed) (out []dataplane.ClientFlows) {
+	var slots []uint32
+	for _, ch := range choices {
+		slots = append(slots, ch.Also...)
+	}
+	slices.Sort(slots)
+	for _, n := range slices.Compact(slots) {
+		one := dataplane.ClientFlows{Slot: int(n)}
+		var refused []dataplane.ClientRoute
+		for _, ch := range choices {
+			e := agreed.Egresses[ch.Ref]
+			by := ch.Slot
+			if slices.Contains(ch.Also, n) {
+				by = n
+			}
+			if int(by) < len(e.Slots) {
+				routes, none, _ := routesTo(c, e, by)
+				one.Routes, refused = append(one.Routes, routes...), append(refused, none...)
+			}
+		}
+		one.Routes = append(one.Routes, refused...)
+		out = append(out, one)
+	}
+	return out
+}
+
+// KeepFlows are the slots by which a client may have flows, by egress, without its own of now: those of before, and the
+// one that was its own until now.
+func KeepFlows(have map[Ref][]uint32, former []Choice, c Client, agreed *Agreed) map[Ref][]uint32 {
+	out := map[Ref][]uint32{}
+	for _, ref := range c.Wanted {
+		e, ok := agreed.Egresses[ref]
+		if !ok || len(e.Slots) == 0 {
+			continue
+		}
+		slots := slices.Clone(have[ref])
+		for _, ch := range former {
+			if ch.Ref == ref && ch.Led {
+				slots = append(slots, ch.Slot)
+			}
+		}
+		own := events.SlotFor(c.Key, e.replicas())
+		slots = slices.DeleteFunc(slots, func(n uint32) bool { return n == own || int(n) >= len(e.Slots) })
+		slices.Sort(slots)
+		if slots = slices.Compact(slots); len(slots) > 0 {
+			out[ref] = slots
+		}
 	}
 	return out
 }
@@ -209,8 +318,8 @@ func addresses(c Client) string {
 }
 
 // entry is a client as gateways are told of it.
-func entry(c Client, slot uint32) *skeinv1.EgressClient {
-	e := &skeinv1.EgressClient{Key: c.Key, Slot: slot}
+func entry(c Client, ch Choice) *skeinv1.EgressClient {
+	e := &skeinv1.EgressClient{Key: c.Key, Slot: ch.Slot, Also: ch.Also}
 	if c.IPv4.IsValid() {
 		e.Ipv4 = c.IPv4.String()
 	}
@@ -231,7 +340,7 @@ func Lists(clients []Client, agreed *Agreed) map[Ref][]*skeinv1.EgressClient {
 				continue
 			}
 			out[ch.Ref] = slices.DeleteFunc(out[ch.Ref], func(e *skeinv1.EgressClient) bool { return e.GetKey() == c.Key })
-			out[ch.Ref] = append(out[ch.Ref], entry(c, ch.Slot))
+			out[ch.Ref] = append(out[ch.Ref], entry(c, ch))
 		}
 	}
 	for _, list := range out {

@@ -103,3 +103,100 @@ func TestLists(t *testing.T) {
 		t.Error("lists without a state")
 	}
 }
+
+// TestKeepFlows: slots that were a client's own stay noted as long as there are such slots; the one of now is not noted.
+func TestKeepFlows(t *testing.T) {
+	nat := Ref{Namespace: "internet", Name: "nat"}
+	world := func(slots int) *Agreed {
+		e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}}
+		for i := range slots {
+			at := AgreedSlot{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Owner: gate1, OwnerName: "gate1"}
+			e.Slots = append(e.Slots, at)
+		}
+		return &Agreed{Egresses: map[Ref]AgreedEgress{nat: e}}
+	}
+	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{nat}}
+	for i := 0; events.SlotFor(c.Key, 3) != 2; i++ { // it begins by slot 0, and three slots take it to 2
+		c.Key = fmt.Sprintf("default/web-%d", i)
+	}
+	var choices []Choice
+	step := func(a *Agreed) dataplane.ClientSpec {
+		c.Flows = KeepFlows(c.Flows, choices, c, a)
+		var spec dataplane.ClientSpec
+		spec, choices = Plan(c, a)
+		return spec
+	}
+	if s := step(world(1)); len(s.Flows) != 0 || len(s.Tunnels) != 1 {
+		t.Fatalf("one slot: %+v", s)
+	}
+	three := world(3)
+	for range 2 { // it does not matter how often the state is looked at
+		s := step(three)
+		if fmt.Sprint(choices[0].Slot, choices[0].Also) != "2 [0]" || len(s.Tunnels) != 2 || len(s.Flows) != 1 || s.Flows[0].Slot != 0 {
+			t.Fatalf("three slots: slot %d, also %v, %+v", choices[0].Slot, choices[0].Also, s)
+		}
+		if s.Routes[0].Remote != three.Egresses[nat].Slots[2].IPv4 || s.Flows[0].Routes[0].Remote != three.Egresses[nat].Slots[0].IPv4 {
+			t.Errorf("new flows are led to %s, those of slot 0 to %s", s.Routes[0].Remote, s.Flows[0].Routes[0].Remote)
+		}
+		if e := entry(c, choices[0]); fmt.Sprint(e.GetSlot(), e.GetAlso()) != "2 [0]" {
+			t.Errorf("gateways are told %v", e)
+		}
+	}
+	lost := world(3)
+	lost.Egresses[nat].Slots[0] = AgreedSlot{IPv4: addr("10.68.0.1")}
+	if s := step(lost); len(s.Flows) != 0 || len(c.Flows[nat]) != 1 {
+		t.Errorf("slot 0 has no owner: %+v, kept %v", s.Flows, c.Flows)
+	}
+	if step(three); fmt.Sprint(choices[0].Also) != "[0]" {
+		t.Errorf("slot 0 has an owner again: also %v", choices[0].Also)
+	}
+	if s := step(world(1)); len(s.Flows) != 0 || len(c.Flows) != 0 {
+		t.Errorf("one slot again: %+v, kept %v", s, c.Flows)
+	}
+}
+
+// TestFlowsOfOneEgressLeaveOthersAlone: the routes of flows by a former slot of one egress lead other egresses' destinations
+// where they always are.
+func TestFlowsOfOneEgressLeaveOthersAlone(t *testing.T) {
+	nat, dc := Ref{Namespace: "internet", Name: "nat"}, Ref{Namespace: "dc", Name: "nat"}
+	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{dc, nat}}
+	own := events.SlotFor(c.Key, 2)
+	c.Flows = map[Ref][]uint32{nat: {1 - own}}
+	spec, _ := Plan(c, world())
+	if len(spec.Flows) != 1 || spec.Flows[0].Slot != int(1-own) || len(spec.Flows[0].Routes) != 2 {
+		t.Fatalf("%+v", spec.Flows)
+	}
+	slots := world().Egresses[nat].Slots
+	for _, r := range spec.Flows[0].Routes {
+		want := slots[1-own].IPv4
+		if r.Destination == pfx("192.168.10.0/24") {
+			want = addr("10.68.0.3")
+		}
+		if r.Remote != want {
+			t.Errorf("%s leads to %s, want %s", r.Destination, r.Remote, want)
+		}
+	}
+}
+
+// TestSpreadFlows: new flows of one client take all slots that have an owner and do not drain, and gateways are told so.
+func TestSpreadFlows(t *testing.T) {
+	nat := Ref{Namespace: "internet", Name: "nat"}
+	e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}, SpreadFlows: true, Draining: 1}
+	for i := range 4 {
+		e.Slots = append(e.Slots, AgreedSlot{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Owner: gate1, OwnerName: "gate1"})
+	}
+	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{nat}}
+	own := events.SlotFor(c.Key, 3)
+	without := (own + 1) % 3
+	e.Slots[without].Owner = identity.ID{}
+	third := 3 - own - without
+	c.Flows = map[Ref][]uint32{nat: {3}} // it has flows by the slot that drains
+	spec, choices := Plan(c, &Agreed{Egresses: map[Ref]AgreedEgress{nat: e}})
+	want := fmt.Sprint([]uint32{min(own, third), max(own, third)})
+	if fmt.Sprint(choices[0].Also) != fmt.Sprint([]uint32{third, 3}) || fmt.Sprint(spec.Tunnels[0].Spread) != want {
+		t.Errorf("own slot %d, none at %d: also %v, new flows take %v, want %s", own, without, choices[0].Also, spec.Tunnels[0].Spread, want)
+	}
+	if len(spec.Tunnels) != 3 || len(spec.Flows) != 2 || spec.Tunnels[1].Spread != nil {
+		t.Errorf("%+v", spec)
+	}
+}

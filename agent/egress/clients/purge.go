@@ -6,11 +6,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 // Purge removes the rules, routes and devices of clients while no agent runs: of those in the file, of configured
 // network namespaces, "" being the host's own. A namespace that is gone has taken its own along.
-func Purge(file string, configured []string, driver string, log *slog.Logger) error {
+func Purge(file string, configured []string, driver string, numbers dataplane.Numbers, log *slog.Logger) error {
 	spaces := map[string]bool{}
 	var errs []error
 	b, err := os.ReadFile(file)
@@ -31,7 +33,7 @@ func Purge(file string, configured []string, driver string, log *slog.Logger) er
 			spaces[path] = true
 		}
 	}
-	open := OpenNamespace(driver, "", log)
+	open := OpenNamespace(driver, "", numbers, log)
 	for path := range spaces {
 		ns, err := open(path)
 		if err != nil {

@@ -214,7 +214,7 @@ func (c *Clients) known(client Client, ch Choice) (state, reason string) {
 	if why, refused := p.refused[client.Key]; refused {
 		return Refused, fmt.Sprintf("gateway %s: %s", ch.OwnerName, why)
 	}
-	if slices.ContainsFunc(p.installed, func(e *skeinv1.EgressClient) bool { return proto.Equal(e, entry(client, ch.Slot)) }) {
+	if slices.ContainsFunc(p.installed, func(e *skeinv1.EgressClient) bool { return proto.Equal(e, entry(client, ch)) }) {
 		return Ready, ""
 	}
 	if p.problem != "" {

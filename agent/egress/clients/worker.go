@@ -3,6 +3,8 @@ package clients
 import (
 	"context"
 	"errors"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/skeinmesh/skein/dataplane"
@@ -15,11 +17,44 @@ const (
 	openLast  = 10 * time.Second
 )
 
+// turnMost is how long a client that is slow keeps its turn.
+const turnMost = time.Second
+
+// turns bound what changes of many clients at once take from what clients send: each of these changes some thousand
+// things in the kernel, under locks that all of the host share, and flows that run need none of them. Each turn ends
+// after as long a pause as the work took.
+type turns chan struct{}
+
+// newTurns is for half of the processors, which the pauses make a quarter.
+func newTurns() turns { return make(turns, max(1, runtime.GOMAXPROCS(0)/2)) }
+
+// take waits for a turn, or until now is closed; done is to be called once after the work, and ok is false when ctx has
+// ended before.
+func (t turns) take(ctx context.Context, now <-chan struct{}) (done func(), ok bool) {
+	select {
+	case t <- struct{}{}:
+	case <-now:
+		return func() {}, true
+	case <-ctx.Done():
+		return nil, false
+	}
+	var once sync.Once
+	free := func() { once.Do(func() { <-t }) }
+	began := time.Now()
+	late := time.AfterFunc(turnMost, free)
+	return func() {
+		if late.Stop() {
+			time.AfterFunc(time.Since(began), free)
+		}
+	}, true
+}
+
 // worker does the kernel's part for one client, so that one that is slow holds nobody else up. Clients.mu guards it.
 type worker struct {
 	c          *Clients
 	key, netns string
 	poke       chan struct{} // has something when want is new
+	ending     chan struct{} // closed when it is to end
 	done       chan struct{} // closed at the end
 
 	want           dataplane.ClientSpec
@@ -34,7 +69,8 @@ type worker struct {
 
 // start makes a worker. The caller has mu.
 func (c *Clients) start(key, netns string) *worker {
-	w := &worker{c: c, key: key, netns: netns, poke: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &worker{c: c, key: key, netns: netns, poke: make(chan struct{}, 1), ending: make(chan struct{}),
+		done: make(chan struct{})}
 	c.all.Go(w.run)
 	return w
 }
@@ -48,6 +84,9 @@ func (w *worker) apply(s dataplane.ClientSpec) {
 
 // stop ends it, with or without what is in the kernel. The caller has mu.
 func (w *worker) stop(remove bool) {
+	if !w.end {
+		close(w.ending)
+	}
 	w.end, w.remove = true, remove
 	w.wake()
 }
@@ -91,11 +130,19 @@ func (w *worker) run() {
 		case <-w.poke:
 		case <-retry.C:
 		}
+		done := func() {}
+		if ns != nil { // what a pod waits for at its start waits for nobody
+			var ok bool
+			if done, ok = w.c.turns.take(ctx, w.ending); !ok {
+				return
+			}
+		}
 		w.c.mu.Lock()
 		want, asked, end, remove := w.want, w.asked, w.end, w.remove
 		w.c.mu.Unlock()
 		if end {
 			w.finish(ns, remove)
+			done()
 			return
 		}
 		var err error
@@ -110,6 +157,7 @@ func (w *worker) run() {
 			watching = w.watch(ctx, ns)
 		}
 		_, notes, err := ns.Apply(want)
+		done()
 		w.c.mu.Lock()
 		w.ns = ns
 		w.c.mu.Unlock()

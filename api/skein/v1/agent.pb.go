@@ -21,6 +21,94 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type JournalRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Most          uint32                 `protobuf:"varint,1,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JournalRequest) Reset() {
+	*x = JournalRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JournalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JournalRequest) ProtoMessage() {}
+
+func (x *JournalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JournalRequest.ProtoReflect.Descriptor instead.
+func (*JournalRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *JournalRequest) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+type JournalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*JournalEntry        `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JournalResponse) Reset() {
+	*x = JournalResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JournalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JournalResponse) ProtoMessage() {}
+
+func (x *JournalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JournalResponse.ProtoReflect.Descriptor instead.
+func (*JournalResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *JournalResponse) GetEntries() []*JournalEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -29,7 +117,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[0]
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -41,7 +129,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[0]
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -54,7 +142,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type StatusResponse struct {
@@ -103,14 +191,16 @@ type StatusResponse struct {
 	Hops             *HopCounts             `protobuf:"bytes,38,opt,name=hops,proto3" json:"hops,omitempty"`                                              // absent: no packet has travelled inside another one
 	Carries          []*PlainPeerView       `protobuf:"bytes,39,rep,name=carries,proto3" json:"carries,omitempty"`                                        // the plain peers that this node holds
 	GossipKeys       *GossipKeysView        `protobuf:"bytes,60,opt,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
-	Gossip           *GossipStatus          `protobuf:"bytes,50,opt,name=gossip,proto3" json:"gossip,omitempty"` // absent: with everybody, as where no site speaks through leaders
+	Gossip           *GossipStatus          `protobuf:"bytes,50,opt,name=gossip,proto3" json:"gossip,omitempty"`                           // absent: with everybody, as where no site speaks through leaders
+	ConfigFile       string                 `protobuf:"bytes,70,opt,name=config_file,json=configFile,proto3" json:"config_file,omitempty"` // that Reload reads; empty: there is none to read
+	RestartDue       []*ConfigChange        `protobuf:"bytes,71,rep,name=restart_due,json=restartDue,proto3" json:"restart_due,omitempty"` // keys of that file whose values take effect at the agent's next start
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[1]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -122,7 +212,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[1]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -135,7 +225,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -453,6 +543,245 @@ func (x *StatusResponse) GetGossip() *GossipStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetConfigFile() string {
+	if x != nil {
+		return x.ConfigFile
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetRestartDue() []*ConfigChange {
+	if x != nil {
+		return x.RestartDue
+	}
+	return nil
+}
+
+// ConfigChange is a key of the configuration file whose value is another one. Values are written as YAML in one line.
+type ConfigChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // with dots between its parts
+	Old           string                 `protobuf:"bytes,2,opt,name=old,proto3" json:"old,omitempty"` // that the agent runs with; empty: not set
+	New           string                 `protobuf:"bytes,3,opt,name=new,proto3" json:"new,omitempty"` // that the file has, or the default where the file has none
+	Why           string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"` // it does not take effect now; empty: it does
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigChange) Reset() {
+	*x = ConfigChange{}
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigChange) ProtoMessage() {}
+
+func (x *ConfigChange) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
+func (*ConfigChange) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ConfigChange) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetOld() string {
+	if x != nil {
+		return x.Old
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetNew() string {
+	if x != nil {
+		return x.New
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // read and check the file, and change nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReloadRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ReloadResponse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	File       string                 `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Live       []*ConfigChange        `protobuf:"bytes,2,rep,name=live,proto3" json:"live,omitempty"`                               // took effect; old is the value before
+	RestartDue []*ConfigChange        `protobuf:"bytes,3,rep,name=restart_due,json=restartDue,proto3" json:"restart_due,omitempty"` // takes effect at the agent's next start
+	Agreed     []*ConfigChange        `protobuf:"bytes,4,rep,name=agreed,proto3" json:"agreed,omitempty"`                           // has no effect: what was agreed when the node joined counts
+	// How long the agent took from the call until its parts had the new values and its data plane had followed; 0:
+	// nothing changed now. What is discovered anew, and what others make of this node's record, come a moment later.
+	TookNanos   int64 `protobuf:"varint,5,opt,name=took_nanos,json=tookNanos,proto3" json:"took_nanos,omitempty"`
+	NotFollowed bool  `protobuf:"varint,6,opt,name=not_followed,json=notFollowed,proto3" json:"not_followed,omitempty"` // that was not so within five seconds; the agent's problems tell why
+	// What took effect when the file was last read and had something new, and when that was, Unix ns; told where live is
+	// empty, since the agent may have read the changed file by itself. 0: not since the agent's start.
+	Last          []*ConfigChange `protobuf:"bytes,7,rep,name=last,proto3" json:"last,omitempty"`
+	LastAt        int64           `protobuf:"varint,8,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
+	LastTookNanos int64           `protobuf:"varint,9,opt,name=last_took_nanos,json=lastTookNanos,proto3" json:"last_took_nanos,omitempty"` // until the data plane had followed then; 0: it has not yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadResponse) Reset() {
+	*x = ReloadResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadResponse) ProtoMessage() {}
+
+func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
+func (*ReloadResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ReloadResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ReloadResponse) GetLive() []*ConfigChange {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetRestartDue() []*ConfigChange {
+	if x != nil {
+		return x.RestartDue
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetAgreed() []*ConfigChange {
+	if x != nil {
+		return x.Agreed
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetTookNanos() int64 {
+	if x != nil {
+		return x.TookNanos
+	}
+	return 0
+}
+
+func (x *ReloadResponse) GetNotFollowed() bool {
+	if x != nil {
+		return x.NotFollowed
+	}
+	return false
+}
+
+func (x *ReloadResponse) GetLast() []*ConfigChange {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetLastAt() int64 {
+	if x != nil {
+		return x.LastAt
+	}
+	return 0
+}
+
+func (x *ReloadResponse) GetLastTookNanos() int64 {
+	if x != nil {
+		return x.LastTookNanos
+	}
+	return 0
+}
+
 // GossipKeysView tells gossip keys apart without showing them: by the first 4 bytes of their SHA-256, in hex.
 type GossipKeysView struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -465,7 +794,7 @@ type GossipKeysView struct {
 
 func (x *GossipKeysView) Reset() {
 	*x = GossipKeysView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -477,7 +806,7 @@ func (x *GossipKeysView) String() string {
 func (*GossipKeysView) ProtoMessage() {}
 
 func (x *GossipKeysView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -490,7 +819,7 @@ func (x *GossipKeysView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipKeysView.ProtoReflect.Descriptor instead.
 func (*GossipKeysView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GossipKeysView) GetAgreed() string {
@@ -528,7 +857,7 @@ type GossipStatus struct {
 
 func (x *GossipStatus) Reset() {
 	*x = GossipStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +869,7 @@ func (x *GossipStatus) String() string {
 func (*GossipStatus) ProtoMessage() {}
 
 func (x *GossipStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +882,7 @@ func (x *GossipStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipStatus.ProtoReflect.Descriptor instead.
 func (*GossipStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GossipStatus) GetWith() string {
@@ -608,7 +937,7 @@ type HopCounts struct {
 
 func (x *HopCounts) Reset() {
 	*x = HopCounts{}
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +949,7 @@ func (x *HopCounts) String() string {
 func (*HopCounts) ProtoMessage() {}
 
 func (x *HopCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +962,7 @@ func (x *HopCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopCounts.ProtoReflect.Descriptor instead.
 func (*HopCounts) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HopCounts) GetSent() uint64 {
@@ -699,7 +1028,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +1040,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +1053,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Problem) GetSubject() string {
@@ -776,7 +1105,7 @@ type ServerStatus struct {
 
 func (x *ServerStatus) Reset() {
 	*x = ServerStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +1117,7 @@ func (x *ServerStatus) String() string {
 func (*ServerStatus) ProtoMessage() {}
 
 func (x *ServerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +1130,7 @@ func (x *ServerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStatus.ProtoReflect.Descriptor instead.
 func (*ServerStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ServerStatus) GetNodeId() string {
@@ -854,7 +1183,7 @@ type NodesRequest struct {
 
 func (x *NodesRequest) Reset() {
 	*x = NodesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +1195,7 @@ func (x *NodesRequest) String() string {
 func (*NodesRequest) ProtoMessage() {}
 
 func (x *NodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1208,7 @@ func (x *NodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesRequest.ProtoReflect.Descriptor instead.
 func (*NodesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 type NodesResponse struct {
@@ -893,7 +1222,7 @@ type NodesResponse struct {
 
 func (x *NodesResponse) Reset() {
 	*x = NodesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +1234,7 @@ func (x *NodesResponse) String() string {
 func (*NodesResponse) ProtoMessage() {}
 
 func (x *NodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1247,7 @@ func (x *NodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesResponse.ProtoReflect.Descriptor instead.
 func (*NodesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodesResponse) GetNodes() []*NodeView {
@@ -962,7 +1291,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1303,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1316,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeView) GetNode() *Node {
@@ -1088,7 +1417,7 @@ type AddPlainPeerRequest struct {
 
 func (x *AddPlainPeerRequest) Reset() {
 	*x = AddPlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1429,7 @@ func (x *AddPlainPeerRequest) String() string {
 func (*AddPlainPeerRequest) ProtoMessage() {}
 
 func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1442,7 @@ func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AddPlainPeerRequest) GetName() string {
@@ -1172,7 +1501,7 @@ type AddPlainPeerResponse struct {
 
 func (x *AddPlainPeerResponse) Reset() {
 	*x = AddPlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1513,7 @@ func (x *AddPlainPeerResponse) String() string {
 func (*AddPlainPeerResponse) ProtoMessage() {}
 
 func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1526,7 @@ func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AddPlainPeerResponse) GetPeer() *PlainPeer {
@@ -1254,7 +1583,7 @@ type PlainEndpoint struct {
 
 func (x *PlainEndpoint) Reset() {
 	*x = PlainEndpoint{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1595,7 @@ func (x *PlainEndpoint) String() string {
 func (*PlainEndpoint) ProtoMessage() {}
 
 func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1608,7 @@ func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainEndpoint.ProtoReflect.Descriptor instead.
 func (*PlainEndpoint) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PlainEndpoint) GetNodeId() string {
@@ -1318,7 +1647,7 @@ type PlainPeersRequest struct {
 
 func (x *PlainPeersRequest) Reset() {
 	*x = PlainPeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1659,7 @@ func (x *PlainPeersRequest) String() string {
 func (*PlainPeersRequest) ProtoMessage() {}
 
 func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1672,7 @@ func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersRequest.ProtoReflect.Descriptor instead.
 func (*PlainPeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 type PlainPeersResponse struct {
@@ -1355,7 +1684,7 @@ type PlainPeersResponse struct {
 
 func (x *PlainPeersResponse) Reset() {
 	*x = PlainPeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1696,7 @@ func (x *PlainPeersResponse) String() string {
 func (*PlainPeersResponse) ProtoMessage() {}
 
 func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1709,7 @@ func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersResponse.ProtoReflect.Descriptor instead.
 func (*PlainPeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PlainPeersResponse) GetPeers() []*PlainPeerView {
@@ -1408,7 +1737,7 @@ type PlainPeerView struct {
 
 func (x *PlainPeerView) Reset() {
 	*x = PlainPeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1749,7 @@ func (x *PlainPeerView) String() string {
 func (*PlainPeerView) ProtoMessage() {}
 
 func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1762,7 @@ func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeerView.ProtoReflect.Descriptor instead.
 func (*PlainPeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PlainPeerView) GetPeer() *PlainPeer {
@@ -1515,7 +1844,7 @@ type RemovePlainPeerRequest struct {
 
 func (x *RemovePlainPeerRequest) Reset() {
 	*x = RemovePlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1856,7 @@ func (x *RemovePlainPeerRequest) String() string {
 func (*RemovePlainPeerRequest) ProtoMessage() {}
 
 func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1869,7 @@ func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemovePlainPeerRequest) GetName() string {
@@ -1560,7 +1889,7 @@ type RemovePlainPeerResponse struct {
 
 func (x *RemovePlainPeerResponse) Reset() {
 	*x = RemovePlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1901,7 @@ func (x *RemovePlainPeerResponse) String() string {
 func (*RemovePlainPeerResponse) ProtoMessage() {}
 
 func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1914,7 @@ func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemovePlainPeerResponse) GetPeer() *PlainPeer {
@@ -1613,7 +1942,7 @@ type SetSiteTranslationRequest struct {
 
 func (x *SetSiteTranslationRequest) Reset() {
 	*x = SetSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1954,7 @@ func (x *SetSiteTranslationRequest) String() string {
 func (*SetSiteTranslationRequest) ProtoMessage() {}
 
 func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1967,7 @@ func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetSiteTranslationRequest) GetSite() string {
@@ -1672,7 +2001,7 @@ type SetSiteTranslationResponse struct {
 
 func (x *SetSiteTranslationResponse) Reset() {
 	*x = SetSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +2013,7 @@ func (x *SetSiteTranslationResponse) String() string {
 func (*SetSiteTranslationResponse) ProtoMessage() {}
 
 func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +2026,7 @@ func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetSiteTranslationResponse) GetTranslation() *SiteTranslation {
@@ -1724,7 +2053,7 @@ type RemoveSiteTranslationRequest struct {
 
 func (x *RemoveSiteTranslationRequest) Reset() {
 	*x = RemoveSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +2065,7 @@ func (x *RemoveSiteTranslationRequest) String() string {
 func (*RemoveSiteTranslationRequest) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +2078,7 @@ func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveSiteTranslationRequest) GetSite() string {
@@ -1775,7 +2104,7 @@ type RemoveSiteTranslationResponse struct {
 
 func (x *RemoveSiteTranslationResponse) Reset() {
 	*x = RemoveSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +2116,7 @@ func (x *RemoveSiteTranslationResponse) String() string {
 func (*RemoveSiteTranslationResponse) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +2129,7 @@ func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoveSiteTranslationResponse) GetIndex() uint64 {
@@ -1818,7 +2147,7 @@ type SitesRequest struct {
 
 func (x *SitesRequest) Reset() {
 	*x = SitesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +2159,7 @@ func (x *SitesRequest) String() string {
 func (*SitesRequest) ProtoMessage() {}
 
 func (x *SitesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +2172,7 @@ func (x *SitesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesRequest.ProtoReflect.Descriptor instead.
 func (*SitesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 type SitesResponse struct {
@@ -1855,7 +2184,7 @@ type SitesResponse struct {
 
 func (x *SitesResponse) Reset() {
 	*x = SitesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1867,7 +2196,7 @@ func (x *SitesResponse) String() string {
 func (*SitesResponse) ProtoMessage() {}
 
 func (x *SitesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1880,7 +2209,7 @@ func (x *SitesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesResponse.ProtoReflect.Descriptor instead.
 func (*SitesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SitesResponse) GetSites() []*SiteView {
@@ -1901,7 +2230,7 @@ type SiteView struct {
 
 func (x *SiteView) Reset() {
 	*x = SiteView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2242,7 @@ func (x *SiteView) String() string {
 func (*SiteView) ProtoMessage() {}
 
 func (x *SiteView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2255,7 @@ func (x *SiteView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteView.ProtoReflect.Descriptor instead.
 func (*SiteView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SiteView) GetName() string {
@@ -1961,7 +2290,7 @@ type TranslationView struct {
 
 func (x *TranslationView) Reset() {
 	*x = TranslationView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2302,7 @@ func (x *TranslationView) String() string {
 func (*TranslationView) ProtoMessage() {}
 
 func (x *TranslationView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2315,7 @@ func (x *TranslationView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslationView.ProtoReflect.Descriptor instead.
 func (*TranslationView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TranslationView) GetTranslation() *SiteTranslation {
@@ -2005,13 +2334,16 @@ func (x *TranslationView) GetNodes() []string {
 
 type PeersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`                    // name or ID of the member that is asked; empty: this node
+	At            uint64                 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`                       // of this node's past: an index, or
+	AtTime        int64                  `protobuf:"varint,3,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"` // Unix ns; RTT, counters and handshakes are unset then, and path may be unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2023,7 +2355,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2036,7 +2368,28 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PeersRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PeersRequest) GetAt() uint64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *PeersRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
 }
 
 type PeersResponse struct {
@@ -2050,7 +2403,7 @@ type PeersResponse struct {
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2415,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2428,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -2126,7 +2479,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2491,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2504,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -2296,7 +2649,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2661,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2674,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -2356,7 +2709,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2721,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2734,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -2514,7 +2867,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2879,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2892,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -2578,7 +2931,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2590,7 +2943,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2603,7 +2956,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -2668,7 +3021,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +3033,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +3046,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -2741,7 +3094,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2753,7 +3106,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2766,7 +3119,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2791,7 +3144,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +3156,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +3169,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 type ListTokensResponse struct {
@@ -2828,7 +3181,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +3193,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +3206,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -2872,7 +3225,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3237,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3250,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -2915,7 +3268,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +3280,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +3293,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 type RepairClockRequest struct {
@@ -2952,7 +3305,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +3317,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +3330,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -2998,7 +3351,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3363,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3376,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -3056,7 +3409,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3421,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3434,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -3101,7 +3454,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3466,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3479,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -3154,7 +3507,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3519,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3532,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -3213,7 +3566,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3578,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3591,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -3267,7 +3620,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3279,7 +3632,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3292,7 +3645,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -3334,7 +3687,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3699,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3712,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -3397,7 +3750,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3762,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3775,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -3478,7 +3831,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3843,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3856,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -3527,6 +3880,127 @@ func (x *SetNodeResponse) GetWas() string {
 	return ""
 }
 
+// RotateNodeKeyRequest: force also where plain peers' configurations name the former key.
+type RotateNodeKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateNodeKeyRequest) Reset() {
+	*x = RotateNodeKeyRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateNodeKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateNodeKeyRequest) ProtoMessage() {}
+
+func (x *RotateNodeKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateNodeKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateNodeKeyRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *RotateNodeKeyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RotateNodeKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WireguardKey  []byte                 `protobuf:"bytes,1,opt,name=wireguard_key,json=wireguardKey,proto3" json:"wireguard_key,omitempty"` // public
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Ready         uint32                 `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`                          // peers with a session that were ready
+	Late          []string               `protobuf:"bytes,4,rep,name=late,proto3" json:"late,omitempty"`                             // names of those that were not: what they carry pauses until they have the event
+	TookNanos     int64                  `protobuf:"varint,5,opt,name=took_nanos,json=tookNanos,proto3" json:"took_nanos,omitempty"` // from the change of the device to the event
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateNodeKeyResponse) Reset() {
+	*x = RotateNodeKeyResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateNodeKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateNodeKeyResponse) ProtoMessage() {}
+
+func (x *RotateNodeKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateNodeKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateNodeKeyResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *RotateNodeKeyResponse) GetWireguardKey() []byte {
+	if x != nil {
+		return x.WireguardKey
+	}
+	return nil
+}
+
+func (x *RotateNodeKeyResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *RotateNodeKeyResponse) GetReady() uint32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *RotateNodeKeyResponse) GetLate() []string {
+	if x != nil {
+		return x.Late
+	}
+	return nil
+}
+
+func (x *RotateNodeKeyResponse) GetTookNanos() int64 {
+	if x != nil {
+		return x.TookNanos
+	}
+	return 0
+}
+
 type RotateGossipKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3535,7 +4009,7 @@ type RotateGossipKeyRequest struct {
 
 func (x *RotateGossipKeyRequest) Reset() {
 	*x = RotateGossipKeyRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +4021,7 @@ func (x *RotateGossipKeyRequest) String() string {
 func (*RotateGossipKeyRequest) ProtoMessage() {}
 
 func (x *RotateGossipKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +4034,7 @@ func (x *RotateGossipKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateGossipKeyRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 type RotateGossipKeyResponse struct {
@@ -3573,7 +4047,7 @@ type RotateGossipKeyResponse struct {
 
 func (x *RotateGossipKeyResponse) Reset() {
 	*x = RotateGossipKeyResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +4059,7 @@ func (x *RotateGossipKeyResponse) String() string {
 func (*RotateGossipKeyResponse) ProtoMessage() {}
 
 func (x *RotateGossipKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +4072,7 @@ func (x *RotateGossipKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateGossipKeyResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RotateGossipKeyResponse) GetKeys() *GossipKeysView {
@@ -3625,7 +4099,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +4111,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +4124,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -3677,7 +4151,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +4163,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +4176,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -3730,7 +4204,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +4216,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +4229,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3788,7 +4262,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +4274,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +4287,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3823,16 +4297,18 @@ func (x *EventsResponse) GetEvent() *Event {
 	return nil
 }
 
+// Moments are an index, or a time in Unix ns; both 0: now.
 type StateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	At            uint64                 `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
+	AtTime        int64                  `protobuf:"varint,2,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4320,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3857,12 +4333,19 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StateRequest) GetAt() uint64 {
 	if x != nil {
 		return x.At
+	}
+	return 0
+}
+
+func (x *StateRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
 	}
 	return 0
 }
@@ -3877,7 +4360,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3889,7 +4372,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3902,7 +4385,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -3923,13 +4406,15 @@ type DiffRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
 	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	FromTime      int64                  `protobuf:"varint,3,opt,name=from_time,json=fromTime,proto3" json:"from_time,omitempty"`
+	ToTime        int64                  `protobuf:"varint,4,opt,name=to_time,json=toTime,proto3" json:"to_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4426,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4439,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -3971,6 +4456,20 @@ func (x *DiffRequest) GetTo() uint64 {
 	return 0
 }
 
+func (x *DiffRequest) GetFromTime() int64 {
+	if x != nil {
+		return x.FromTime
+	}
+	return 0
+}
+
+func (x *DiffRequest) GetToTime() int64 {
+	if x != nil {
+		return x.ToTime
+	}
+	return 0
+}
+
 type DiffResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lines         []string               `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
@@ -3980,7 +4479,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4491,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,12 +4504,226 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DiffResponse) GetLines() []string {
 	if x != nil {
 		return x.Lines
+	}
+	return nil
+}
+
+// PlanStepsRequest asks how a node's plan changed between two moments.
+type PlanStepsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that is asked, by name or ID; empty: this one
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	FromTime      int64                  `protobuf:"varint,4,opt,name=from_time,json=fromTime,proto3" json:"from_time,omitempty"`
+	ToTime        int64                  `protobuf:"varint,5,opt,name=to_time,json=toTime,proto3" json:"to_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStepsRequest) Reset() {
+	*x = PlanStepsRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStepsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStepsRequest) ProtoMessage() {}
+
+func (x *PlanStepsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStepsRequest.ProtoReflect.Descriptor instead.
+func (*PlanStepsRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *PlanStepsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PlanStepsRequest) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *PlanStepsRequest) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *PlanStepsRequest) GetFromTime() int64 {
+	if x != nil {
+		return x.FromTime
+	}
+	return 0
+}
+
+func (x *PlanStepsRequest) GetToTime() int64 {
+	if x != nil {
+		return x.ToTime
+	}
+	return 0
+}
+
+type PlanStepsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []*PlanStep            `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	NodeId        string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStepsResponse) Reset() {
+	*x = PlanStepsResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStepsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStepsResponse) ProtoMessage() {}
+
+func (x *PlanStepsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStepsResponse.ProtoReflect.Descriptor instead.
+func (*PlanStepsResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *PlanStepsResponse) GetSteps() []*PlanStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *PlanStepsResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+// PlanStep is one change of a node's plan.
+type PlanStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          int64                  `protobuf:"varint,1,opt,name=time,proto3" json:"time,omitempty"`
+	FromIndex     uint64                 `protobuf:"varint,2,opt,name=from_index,json=fromIndex,proto3" json:"from_index,omitempty"` // of the plan before
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`                          // of this one: the events after from_index and up to this one came with it
+	Removed       []string               `protobuf:"bytes,4,rep,name=removed,proto3" json:"removed,omitempty"`                       // lines
+	Added         []string               `protobuf:"bytes,5,rep,name=added,proto3" json:"added,omitempty"`
+	Because       []string               `protobuf:"bytes,6,rep,name=because,proto3" json:"because,omitempty"` // what the node decided for itself meanwhile, a sentence each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStep) Reset() {
+	*x = PlanStep{}
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStep) ProtoMessage() {}
+
+func (x *PlanStep) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStep.ProtoReflect.Descriptor instead.
+func (*PlanStep) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *PlanStep) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *PlanStep) GetFromIndex() uint64 {
+	if x != nil {
+		return x.FromIndex
+	}
+	return 0
+}
+
+func (x *PlanStep) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PlanStep) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *PlanStep) GetAdded() []string {
+	if x != nil {
+		return x.Added
+	}
+	return nil
+}
+
+func (x *PlanStep) GetBecause() []string {
+	if x != nil {
+		return x.Because
 	}
 	return nil
 }
@@ -4025,7 +4738,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4750,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4763,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -4085,7 +4798,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4097,7 +4810,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4110,7 +4823,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -4202,7 +4915,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4927,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4940,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -4310,7 +5023,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +5035,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +5048,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -4369,7 +5082,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4381,7 +5094,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4394,7 +5107,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -4462,7 +5175,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4474,7 +5187,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4487,7 +5200,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -4548,16 +5261,17 @@ func (x *ProbeView) GetOutcome() string {
 
 type PlanRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	At            uint64                 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
-	Diff          bool                   `protobuf:"varint,3,opt,name=diff,proto3" json:"diff,omitempty"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`                    // that is asked, by name or ID; empty: this one
+	At            uint64                 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`                       // the last plan that followed from the state of this index
+	Diff          bool                   `protobuf:"varint,3,opt,name=diff,proto3" json:"diff,omitempty"`                   // tell what differs from the kernel, too
+	AtTime        int64                  `protobuf:"varint,4,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"` // Unix ns
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +5283,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +5296,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -4606,18 +5320,27 @@ func (x *PlanRequest) GetDiff() bool {
 	return false
 }
 
+func (x *PlanRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
+}
+
 type PlanResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
-	SpecJson      []byte                 `protobuf:"bytes,2,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
+	SpecJson      []byte                 `protobuf:"bytes,2,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"` // of this node's newest plan alone
 	Changes       []string               `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	Time          int64                  `protobuf:"varint,4,opt,name=time,proto3" json:"time,omitempty"`   // since when the plan held
+	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the agreed state that it followed from
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +5352,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +5365,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -4666,6 +5389,20 @@ func (x *PlanResponse) GetChanges() []string {
 	return nil
 }
 
+func (x *PlanResponse) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *PlanResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type DownRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Purge         bool                   `protobuf:"varint,1,opt,name=purge,proto3" json:"purge,omitempty"`
@@ -4675,7 +5412,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +5424,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +5437,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -4718,7 +5455,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +5467,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +5480,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 type RelayRequest struct {
@@ -4754,7 +5491,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +5503,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +5516,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 type RelayResponse struct {
@@ -4792,7 +5529,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +5541,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +5554,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -4857,7 +5594,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4869,7 +5606,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4882,7 +5619,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -5008,7 +5745,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5020,7 +5757,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5033,7 +5770,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -5163,7 +5900,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5912,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5925,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -5261,7 +5998,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5273,7 +6010,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5286,7 +6023,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -5389,7 +6126,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5401,7 +6138,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5414,7 +6151,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -5433,7 +6170,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +6182,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +6195,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -5478,7 +6215,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5490,7 +6227,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5503,7 +6240,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -5529,7 +6266,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5541,7 +6278,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5554,7 +6291,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -5573,7 +6310,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +6322,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +6335,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -5617,7 +6354,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5629,7 +6366,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5642,7 +6379,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -5661,7 +6398,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +6410,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +6423,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -5715,7 +6452,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5727,7 +6464,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5740,7 +6477,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -5831,7 +6568,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5843,7 +6580,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5856,7 +6593,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -5892,7 +6629,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5904,7 +6641,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5917,7 +6654,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -5959,7 +6696,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5971,7 +6708,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5984,7 +6721,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -6017,7 +6754,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6029,7 +6766,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6042,7 +6779,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -6064,7 +6801,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6076,7 +6813,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6089,7 +6826,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -6131,7 +6868,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6143,7 +6880,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6156,7 +6893,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -6190,7 +6927,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6202,7 +6939,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6215,7 +6952,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -6242,7 +6979,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6254,7 +6991,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6267,7 +7004,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -6296,7 +7033,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6308,7 +7045,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6321,7 +7058,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -6363,7 +7100,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +7112,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +7125,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -6422,7 +7159,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6434,7 +7171,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6447,7 +7184,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -6472,7 +7209,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6484,7 +7221,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6497,7 +7234,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 type StaticsResponse struct {
@@ -6509,7 +7246,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6521,7 +7258,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6534,7 +7271,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -6555,7 +7292,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6567,7 +7304,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +7317,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -6628,7 +7365,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6640,7 +7377,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6653,7 +7390,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -6781,7 +7518,7 @@ type TranslatedAddress struct {
 
 func (x *TranslatedAddress) Reset() {
 	*x = TranslatedAddress{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6793,7 +7530,7 @@ func (x *TranslatedAddress) String() string {
 func (*TranslatedAddress) ProtoMessage() {}
 
 func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6806,7 +7543,7 @@ func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslatedAddress.ProtoReflect.Descriptor instead.
 func (*TranslatedAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TranslatedAddress) GetSite() string {
@@ -6855,7 +7592,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6867,7 +7604,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6880,7 +7617,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -6946,15 +7683,17 @@ func (x *Holder) GetState() string {
 	return ""
 }
 
+// PodsRequest: look has the agent look for pods of other programs again; a later answer has them.
 type PodsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Look          bool                   `protobuf:"varint,1,opt,name=look,proto3" json:"look,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6966,7 +7705,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6979,7 +7718,14 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *PodsRequest) GetLook() bool {
+	if x != nil {
+		return x.Look
+	}
+	return false
 }
 
 type PodsResponse struct {
@@ -6991,7 +7737,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7003,7 +7749,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7016,7 +7762,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -7038,7 +7784,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7050,7 +7796,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7063,7 +7809,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -7103,7 +7849,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7115,7 +7861,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7128,7 +7874,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -7149,7 +7895,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7161,7 +7907,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7174,7 +7920,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -7207,7 +7953,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7219,7 +7965,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7232,7 +7978,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -7251,7 +7997,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7263,7 +8009,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7276,7 +8022,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -7299,7 +8045,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7311,7 +8057,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7324,7 +8070,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -7365,7 +8111,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7377,7 +8123,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7390,7 +8136,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -7416,7 +8162,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7428,7 +8174,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7441,7 +8187,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -7459,7 +8205,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7471,7 +8217,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7484,7 +8230,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
 }
 
 type EgressesResponse struct {
@@ -7496,7 +8242,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7508,7 +8254,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7521,7 +8267,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -7542,7 +8288,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7554,7 +8300,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7567,7 +8313,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -7603,7 +8349,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7615,7 +8361,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7628,7 +8374,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -7669,7 +8415,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7681,7 +8427,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7694,7 +8440,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -7717,13 +8463,14 @@ type ShowEgressResponse struct {
 	Gateways      []*EgressGateway       `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"` // of those that answered
 	Silent        []*EgressNodeError     `protobuf:"bytes,3,rep,name=silent,proto3" json:"silent,omitempty"`     // those that did not
 	Clients       []*EgressHostClients   `protobuf:"bytes,4,rep,name=clients,proto3" json:"clients,omitempty"`
+	FouPort       uint32                 `protobuf:"varint,5,opt,name=fou_port,json=fouPort,proto3" json:"fou_port,omitempty"` // UDP, of the tunnels
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7735,7 +8482,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7748,7 +8495,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -7779,6 +8526,13 @@ func (x *ShowEgressResponse) GetClients() []*EgressHostClients {
 	return nil
 }
 
+func (x *ShowEgressResponse) GetFouPort() uint32 {
+	if x != nil {
+		return x.FouPort
+	}
+	return 0
+}
+
 type EgressNodeError struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -7789,7 +8543,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7801,7 +8555,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7814,7 +8568,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -7841,7 +8595,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7853,7 +8607,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7866,7 +8620,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -7883,18 +8637,22 @@ func (x *EgressHostClients) GetClients() []*EgressClientReport {
 	return nil
 }
 
+// ExplainEgressRequest: client is a pod (namespace/name) or an address, or empty; at (an index) and at_time (Unix ns)
+// ask for what the log said then.
 type ExplainEgressRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Client        string                 `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
+	At            uint64                 `protobuf:"varint,4,opt,name=at,proto3" json:"at,omitempty"`
+	AtTime        int64                  `protobuf:"varint,5,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7906,7 +8664,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7919,7 +8677,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -7943,6 +8701,20 @@ func (x *ExplainEgressRequest) GetClient() string {
 	return ""
 }
 
+func (x *ExplainEgressRequest) GetAt() uint64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *ExplainEgressRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
+}
+
 type ExplainEgressResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lines         []string               `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
@@ -7952,7 +8724,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7964,7 +8736,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7977,7 +8749,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -8001,7 +8773,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8013,7 +8785,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8026,7 +8798,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -8073,7 +8845,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8085,7 +8857,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8098,7 +8870,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -8119,7 +8891,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8131,7 +8903,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8144,7 +8916,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -8179,7 +8951,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8191,7 +8963,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8204,7 +8976,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -8236,7 +9008,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8248,7 +9020,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8261,7 +9033,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{134}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -8301,7 +9073,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8313,7 +9085,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8326,7 +9098,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -8539,7 +9311,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8551,7 +9323,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8564,7 +9336,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -8641,7 +9413,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[127]
+	mi := &file_skein_v1_agent_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8653,7 +9425,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[127]
+	mi := &file_skein_v1_agent_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8666,7 +9438,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{127}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -8841,7 +9613,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[128]
+	mi := &file_skein_v1_agent_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8853,7 +9625,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[128]
+	mi := &file_skein_v1_agent_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8866,7 +9638,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{128}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -8900,7 +9672,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[129]
+	mi := &file_skein_v1_agent_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8912,7 +9684,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[129]
+	mi := &file_skein_v1_agent_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8925,7 +9697,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{129}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -8953,7 +9725,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[130]
+	mi := &file_skein_v1_agent_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8965,7 +9737,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[130]
+	mi := &file_skein_v1_agent_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8978,7 +9750,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{130}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -8999,8 +9771,12 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xd9\v\n" +
+	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"$\n" +
+	"\x0eJournalRequest\x12\x12\n" +
+	"\x04most\x18\x01 \x01(\rR\x04most\"C\n" +
+	"\x0fJournalResponse\x120\n" +
+	"\aentries\x18\x01 \x03(\v2\x16.skein.v1.JournalEntryR\aentries\"\x0f\n" +
+	"\rStatusRequest\"\xb3\f\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -9057,7 +9833,30 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\x129\n" +
 	"\vgossip_keys\x18< \x01(\v2\x18.skein.v1.GossipKeysViewR\n" +
 	"gossipKeys\x12.\n" +
-	"\x06gossip\x182 \x01(\v2\x16.skein.v1.GossipStatusR\x06gossip\"X\n" +
+	"\x06gossip\x182 \x01(\v2\x16.skein.v1.GossipStatusR\x06gossip\x12\x1f\n" +
+	"\vconfig_file\x18F \x01(\tR\n" +
+	"configFile\x127\n" +
+	"\vrestart_due\x18G \x03(\v2\x16.skein.v1.ConfigChangeR\n" +
+	"restartDue\"V\n" +
+	"\fConfigChange\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x10\n" +
+	"\x03old\x18\x02 \x01(\tR\x03old\x12\x10\n" +
+	"\x03new\x18\x03 \x01(\tR\x03new\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\"(\n" +
+	"\rReloadRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"\xe8\x02\n" +
+	"\x0eReloadResponse\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12*\n" +
+	"\x04live\x18\x02 \x03(\v2\x16.skein.v1.ConfigChangeR\x04live\x127\n" +
+	"\vrestart_due\x18\x03 \x03(\v2\x16.skein.v1.ConfigChangeR\n" +
+	"restartDue\x12.\n" +
+	"\x06agreed\x18\x04 \x03(\v2\x16.skein.v1.ConfigChangeR\x06agreed\x12\x1d\n" +
+	"\n" +
+	"took_nanos\x18\x05 \x01(\x03R\ttookNanos\x12!\n" +
+	"\fnot_followed\x18\x06 \x01(\bR\vnotFollowed\x12*\n" +
+	"\x04last\x18\a \x03(\v2\x16.skein.v1.ConfigChangeR\x04last\x12\x17\n" +
+	"\alast_at\x18\b \x01(\x03R\x06lastAt\x12&\n" +
+	"\x0flast_took_nanos\x18\t \x01(\x03R\rlastTookNanos\"X\n" +
 	"\x0eGossipKeysView\x12\x16\n" +
 	"\x06agreed\x18\x01 \x01(\tR\x06agreed\x12\x1a\n" +
 	"\baccepted\x18\x02 \x03(\tR\baccepted\x12\x12\n" +
@@ -9173,8 +9972,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\ftranslations\x18\x03 \x03(\v2\x19.skein.v1.TranslationViewR\ftranslations\"d\n" +
 	"\x0fTranslationView\x12;\n" +
 	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\x12\x14\n" +
-	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"\x0e\n" +
-	"\fPeersRequest\"\xef\x01\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"K\n" +
+	"\fPeersRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x04R\x02at\x12\x17\n" +
+	"\aat_time\x18\x03 \x01(\x03R\x06atTime\"\xef\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
 	"\x0fpeer_transports\x18\x02 \x03(\v2+.skein.v1.PeersResponse.PeerTransportsEntryR\x0epeerTransports\x12\x1b\n" +
@@ -9300,7 +10102,16 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fSetNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x10\n" +
-	"\x03was\x18< \x01(\tR\x03was\"\x18\n" +
+	"\x03was\x18< \x01(\tR\x03was\",\n" +
+	"\x14RotateNodeKeyRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\"\x9b\x01\n" +
+	"\x15RotateNodeKeyResponse\x12#\n" +
+	"\rwireguard_key\x18\x01 \x01(\fR\fwireguardKey\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x14\n" +
+	"\x05ready\x18\x03 \x01(\rR\x05ready\x12\x12\n" +
+	"\x04late\x18\x04 \x03(\tR\x04late\x12\x1d\n" +
+	"\n" +
+	"took_nanos\x18\x05 \x01(\x03R\ttookNanos\"\x18\n" +
 	"\x16RotateGossipKeyRequest\"]\n" +
 	"\x17RotateGossipKeyResponse\x12,\n" +
 	"\x04keys\x18\x01 \x01(\v2\x18.skein.v1.GossipKeysViewR\x04keys\x12\x14\n" +
@@ -9316,17 +10127,37 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x14\n" +
 	"\x05limit\x18\x03 \x01(\rR\x05limit\"7\n" +
 	"\x0eEventsResponse\x12%\n" +
-	"\x05event\x18\x01 \x01(\v2\x0f.skein.v1.EventR\x05event\"\x1e\n" +
+	"\x05event\x18\x01 \x01(\v2\x0f.skein.v1.EventR\x05event\"7\n" +
 	"\fStateRequest\x12\x0e\n" +
-	"\x02at\x18\x01 \x01(\x04R\x02at\"J\n" +
+	"\x02at\x18\x01 \x01(\x04R\x02at\x12\x17\n" +
+	"\aat_time\x18\x02 \x01(\x03R\x06atTime\"J\n" +
 	"\rStateResponse\x12%\n" +
 	"\x05state\x18\x01 \x01(\v2\x0f.skein.v1.StateR\x05state\x12\x12\n" +
-	"\x04hash\x18\x02 \x01(\tR\x04hash\"1\n" +
+	"\x04hash\x18\x02 \x01(\tR\x04hash\"g\n" +
 	"\vDiffRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x04R\x02to\"$\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x1b\n" +
+	"\tfrom_time\x18\x03 \x01(\x03R\bfromTime\x12\x17\n" +
+	"\ato_time\x18\x04 \x01(\x03R\x06toTime\"$\n" +
 	"\fDiffResponse\x12\x14\n" +
-	"\x05lines\x18\x01 \x03(\tR\x05lines\"8\n" +
+	"\x05lines\x18\x01 \x03(\tR\x05lines\"\x80\x01\n" +
+	"\x10PlanStepsRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\x04R\x02to\x12\x1b\n" +
+	"\tfrom_time\x18\x04 \x01(\x03R\bfromTime\x12\x17\n" +
+	"\ato_time\x18\x05 \x01(\x03R\x06toTime\"V\n" +
+	"\x11PlanStepsResponse\x12(\n" +
+	"\x05steps\x18\x01 \x03(\v2\x12.skein.v1.PlanStepR\x05steps\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\"\x9d\x01\n" +
+	"\bPlanStep\x12\x12\n" +
+	"\x04time\x18\x01 \x01(\x03R\x04time\x12\x1d\n" +
+	"\n" +
+	"from_index\x18\x02 \x01(\x04R\tfromIndex\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x18\n" +
+	"\aremoved\x18\x04 \x03(\tR\aremoved\x12\x14\n" +
+	"\x05added\x18\x05 \x03(\tR\x05added\x12\x18\n" +
+	"\abecause\x18\x06 \x03(\tR\abecause\"8\n" +
 	"\x12ExplainPeerRequest\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x0e\n" +
 	"\x02at\x18\x02 \x01(\x03R\x02at\"\x91\x03\n" +
@@ -9374,15 +10205,18 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\tlast_sent\x18\x05 \x01(\x03R\blastSent\x12#\n" +
 	"\rlast_answered\x18\x06 \x01(\x03R\flastAnswered\x12\x1b\n" +
 	"\trtt_nanos\x18\a \x01(\x03R\brttNanos\x12\x18\n" +
-	"\aoutcome\x18\b \x01(\tR\aoutcome\"E\n" +
+	"\aoutcome\x18\b \x01(\tR\aoutcome\"^\n" +
 	"\vPlanRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x0e\n" +
 	"\x02at\x18\x02 \x01(\x04R\x02at\x12\x12\n" +
-	"\x04diff\x18\x03 \x01(\bR\x04diff\"Y\n" +
+	"\x04diff\x18\x03 \x01(\bR\x04diff\x12\x17\n" +
+	"\aat_time\x18\x04 \x01(\x03R\x06atTime\"\x83\x01\n" +
 	"\fPlanResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x1b\n" +
 	"\tspec_json\x18\x02 \x01(\fR\bspecJson\x12\x18\n" +
-	"\achanges\x18\x03 \x03(\tR\achanges\"#\n" +
+	"\achanges\x18\x03 \x03(\tR\achanges\x12\x12\n" +
+	"\x04time\x18\x04 \x01(\x03R\x04time\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\"#\n" +
 	"\vDownRequest\x12\x14\n" +
 	"\x05purge\x18\x01 \x01(\bR\x05purge\"\x0e\n" +
 	"\fDownResponse\"\x0e\n" +
@@ -9575,8 +10409,9 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04ipv6\x18\x06 \x01(\tR\x04ipv6\x12\x14\n" +
 	"\x05since\x18\a \x01(\x03R\x05since\x12\x14\n" +
 	"\x05until\x18\b \x01(\x03R\x05until\x12\x14\n" +
-	"\x05state\x18\t \x01(\tR\x05state\"\r\n" +
-	"\vPodsRequest\"5\n" +
+	"\x05state\x18\t \x01(\tR\x05state\"!\n" +
+	"\vPodsRequest\x12\x12\n" +
+	"\x04look\x18\x01 \x01(\bR\x04look\"5\n" +
 	"\fPodsResponse\x12%\n" +
 	"\x04pods\x18\x01 \x03(\v2\x11.skein.v1.PodViewR\x04pods\"\x84\x01\n" +
 	"\aPodView\x12(\n" +
@@ -9618,22 +10453,25 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05alive\x18\x04 \x01(\bR\x05alive\"E\n" +
 	"\x11ShowEgressRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xe6\x01\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x81\x02\n" +
 	"\x12ShowEgressResponse\x121\n" +
 	"\asummary\x18\x01 \x01(\v2\x17.skein.v1.EgressSummaryR\asummary\x123\n" +
 	"\bgateways\x18\x02 \x03(\v2\x17.skein.v1.EgressGatewayR\bgateways\x121\n" +
 	"\x06silent\x18\x03 \x03(\v2\x19.skein.v1.EgressNodeErrorR\x06silent\x125\n" +
-	"\aclients\x18\x04 \x03(\v2\x1b.skein.v1.EgressHostClientsR\aclients\";\n" +
+	"\aclients\x18\x04 \x03(\v2\x1b.skein.v1.EgressHostClientsR\aclients\x12\x19\n" +
+	"\bfou_port\x18\x05 \x01(\rR\afouPort\";\n" +
 	"\x0fEgressNodeError\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"_\n" +
 	"\x11EgressHostClients\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x126\n" +
-	"\aclients\x18\x02 \x03(\v2\x1c.skein.v1.EgressClientReportR\aclients\"`\n" +
+	"\aclients\x18\x02 \x03(\v2\x1c.skein.v1.EgressClientReportR\aclients\"\x89\x01\n" +
 	"\x14ExplainEgressRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
-	"\x06client\x18\x03 \x01(\tR\x06client\"-\n" +
+	"\x06client\x18\x03 \x01(\tR\x06client\x12\x0e\n" +
+	"\x02at\x18\x04 \x01(\x04R\x02at\x12\x17\n" +
+	"\aat_time\x18\x05 \x01(\x03R\x06atTime\"-\n" +
 	"\x15ExplainEgressResponse\x12\x14\n" +
 	"\x05lines\x18\x01 \x03(\tR\x05lines\"\x9c\x01\n" +
 	"\x13AttachEgressRequest\x12\x10\n" +
@@ -9735,7 +10573,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xd1\x1b\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xe6\x1d\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -9755,7 +10593,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04Diff\x12\x15.skein.v1.DiffRequest\x1a\x16.skein.v1.DiffResponse\x12J\n" +
 	"\vExplainPeer\x12\x1c.skein.v1.ExplainPeerRequest\x1a\x1d.skein.v1.ExplainPeerResponse\x128\n" +
 	"\x05Graph\x12\x16.skein.v1.GraphRequest\x1a\x17.skein.v1.GraphResponse\x125\n" +
-	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x125\n" +
+	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x12D\n" +
+	"\tPlanSteps\x12\x1a.skein.v1.PlanStepsRequest\x1a\x1b.skein.v1.PlanStepsResponse\x125\n" +
 	"\x04Down\x12\x15.skein.v1.DownRequest\x1a\x16.skein.v1.DownResponse\x128\n" +
 	"\x05Relay\x12\x16.skein.v1.RelayRequest\x1a\x17.skein.v1.RelayResponse\x12A\n" +
 	"\n" +
@@ -9785,7 +10624,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
 	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x12>\n" +
 	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x12V\n" +
-	"\x0fRotateGossipKey\x12 .skein.v1.RotateGossipKeyRequest\x1a!.skein.v1.RotateGossipKeyResponse\x12M\n" +
+	"\x0fRotateGossipKey\x12 .skein.v1.RotateGossipKeyRequest\x1a!.skein.v1.RotateGossipKeyResponse\x12P\n" +
+	"\rRotateNodeKey\x12\x1e.skein.v1.RotateNodeKeyRequest\x1a\x1f.skein.v1.RotateNodeKeyResponse\x12M\n" +
 	"\fAddPlainPeer\x12\x1d.skein.v1.AddPlainPeerRequest\x1a\x1e.skein.v1.AddPlainPeerResponse\x12G\n" +
 	"\n" +
 	"PlainPeers\x12\x1b.skein.v1.PlainPeersRequest\x1a\x1c.skein.v1.PlainPeersResponse\x12V\n" +
@@ -9794,7 +10634,9 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x15RemoveSiteTranslation\x12&.skein.v1.RemoveSiteTranslationRequest\x1a'.skein.v1.RemoveSiteTranslationResponse\x128\n" +
 	"\x05Sites\x12\x16.skein.v1.SitesRequest\x1a\x17.skein.v1.SitesResponse\x128\n" +
 	"\x05Usage\x12\x16.skein.v1.UsageRequest\x1a\x17.skein.v1.UsageResponse\x12@\n" +
-	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01\x12;\n" +
+	"\x06Reload\x12\x17.skein.v1.ReloadRequest\x1a\x18.skein.v1.ReloadResponse\x12>\n" +
+	"\aJournal\x12\x18.skein.v1.JournalRequest\x1a\x19.skein.v1.JournalResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -9808,365 +10650,390 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 133)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 143)
 var file_skein_v1_agent_proto_goTypes = []any{
-	(*StatusRequest)(nil),                 // 0: skein.v1.StatusRequest
-	(*StatusResponse)(nil),                // 1: skein.v1.StatusResponse
-	(*GossipKeysView)(nil),                // 2: skein.v1.GossipKeysView
-	(*GossipStatus)(nil),                  // 3: skein.v1.GossipStatus
-	(*HopCounts)(nil),                     // 4: skein.v1.HopCounts
-	(*Problem)(nil),                       // 5: skein.v1.Problem
-	(*ServerStatus)(nil),                  // 6: skein.v1.ServerStatus
-	(*NodesRequest)(nil),                  // 7: skein.v1.NodesRequest
-	(*NodesResponse)(nil),                 // 8: skein.v1.NodesResponse
-	(*NodeView)(nil),                      // 9: skein.v1.NodeView
-	(*AddPlainPeerRequest)(nil),           // 10: skein.v1.AddPlainPeerRequest
-	(*AddPlainPeerResponse)(nil),          // 11: skein.v1.AddPlainPeerResponse
-	(*PlainEndpoint)(nil),                 // 12: skein.v1.PlainEndpoint
-	(*PlainPeersRequest)(nil),             // 13: skein.v1.PlainPeersRequest
-	(*PlainPeersResponse)(nil),            // 14: skein.v1.PlainPeersResponse
-	(*PlainPeerView)(nil),                 // 15: skein.v1.PlainPeerView
-	(*RemovePlainPeerRequest)(nil),        // 16: skein.v1.RemovePlainPeerRequest
-	(*RemovePlainPeerResponse)(nil),       // 17: skein.v1.RemovePlainPeerResponse
-	(*SetSiteTranslationRequest)(nil),     // 18: skein.v1.SetSiteTranslationRequest
-	(*SetSiteTranslationResponse)(nil),    // 19: skein.v1.SetSiteTranslationResponse
-	(*RemoveSiteTranslationRequest)(nil),  // 20: skein.v1.RemoveSiteTranslationRequest
-	(*RemoveSiteTranslationResponse)(nil), // 21: skein.v1.RemoveSiteTranslationResponse
-	(*SitesRequest)(nil),                  // 22: skein.v1.SitesRequest
-	(*SitesResponse)(nil),                 // 23: skein.v1.SitesResponse
-	(*SiteView)(nil),                      // 24: skein.v1.SiteView
-	(*TranslationView)(nil),               // 25: skein.v1.TranslationView
-	(*PeersRequest)(nil),                  // 26: skein.v1.PeersRequest
-	(*PeersResponse)(nil),                 // 27: skein.v1.PeersResponse
-	(*PeerView)(nil),                      // 28: skein.v1.PeerView
-	(*NetcheckRequest)(nil),               // 29: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),              // 30: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),                 // 31: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),                    // 32: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),            // 33: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),           // 34: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),             // 35: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),            // 36: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),            // 37: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),           // 38: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),            // 39: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),           // 40: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),               // 41: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),              // 42: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),             // 43: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),            // 44: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),                // 45: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),               // 46: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),                // 47: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),               // 48: skein.v1.SetNodeResponse
-	(*RotateGossipKeyRequest)(nil),        // 49: skein.v1.RotateGossipKeyRequest
-	(*RotateGossipKeyResponse)(nil),       // 50: skein.v1.RotateGossipKeyResponse
-	(*SettingsRequest)(nil),               // 51: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),              // 52: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),                 // 53: skein.v1.EventsRequest
-	(*EventsResponse)(nil),                // 54: skein.v1.EventsResponse
-	(*StateRequest)(nil),                  // 55: skein.v1.StateRequest
-	(*StateResponse)(nil),                 // 56: skein.v1.StateResponse
-	(*DiffRequest)(nil),                   // 57: skein.v1.DiffRequest
-	(*DiffResponse)(nil),                  // 58: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),            // 59: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),           // 60: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),                 // 61: skein.v1.PortGuessView
-	(*GraphRequest)(nil),                  // 62: skein.v1.GraphRequest
-	(*GraphResponse)(nil),                 // 63: skein.v1.GraphResponse
-	(*ProbeView)(nil),                     // 64: skein.v1.ProbeView
-	(*PlanRequest)(nil),                   // 65: skein.v1.PlanRequest
-	(*PlanResponse)(nil),                  // 66: skein.v1.PlanResponse
-	(*DownRequest)(nil),                   // 67: skein.v1.DownRequest
-	(*DownResponse)(nil),                  // 68: skein.v1.DownResponse
-	(*RelayRequest)(nil),                  // 69: skein.v1.RelayRequest
-	(*RelayResponse)(nil),                 // 70: skein.v1.RelayResponse
-	(*RelaySession)(nil),                  // 71: skein.v1.RelaySession
-	(*RelayServer)(nil),                   // 72: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),             // 73: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),                   // 74: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),             // 75: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),             // 76: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),                  // 77: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),             // 78: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),            // 79: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),                  // 80: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),                 // 81: skein.v1.PoolsResponse
-	(*PoolView)(nil),                      // 82: skein.v1.PoolView
-	(*PoolHolder)(nil),                    // 83: skein.v1.PoolHolder
-	(*LocalPool)(nil),                     // 84: skein.v1.LocalPool
-	(*BlocksRequest)(nil),                 // 85: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),                // 86: skein.v1.BlocksResponse
-	(*BlockView)(nil),                     // 87: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),           // 88: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),           // 89: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),                 // 90: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil),         // 91: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil),         // 92: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),                // 93: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),                // 94: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),               // 95: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),                    // 96: skein.v1.WhoRequest
-	(*WhoResponse)(nil),                   // 97: skein.v1.WhoResponse
-	(*TranslatedAddress)(nil),             // 98: skein.v1.TranslatedAddress
-	(*Holder)(nil),                        // 99: skein.v1.Holder
-	(*PodsRequest)(nil),                   // 100: skein.v1.PodsRequest
-	(*PodsResponse)(nil),                  // 101: skein.v1.PodsResponse
-	(*PodView)(nil),                       // 102: skein.v1.PodView
-	(*ImportRequest)(nil),                 // 103: skein.v1.ImportRequest
-	(*ImportResponse)(nil),                // 104: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),           // 105: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),           // 106: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),                // 107: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),           // 108: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),          // 109: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),               // 110: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),              // 111: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),                 // 112: skein.v1.EgressSummary
-	(*SlotView)(nil),                      // 113: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),             // 114: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),            // 115: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),               // 116: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),             // 117: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),          // 118: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil),         // 119: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),           // 120: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),          // 121: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),              // 122: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),             // 123: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),                  // 124: skein.v1.UsageRequest
-	(*UsageResponse)(nil),                 // 125: skein.v1.UsageResponse
-	(*PeerUsage)(nil),                     // 126: skein.v1.PeerUsage
-	(*UsageRates)(nil),                    // 127: skein.v1.UsageRates
-	(*PeerRates)(nil),                     // 128: skein.v1.PeerRates
-	(*ProfileRequest)(nil),                // 129: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),               // 130: skein.v1.ProfileResponse
-	nil,                                   // 131: skein.v1.PeersResponse.PeerTransportsEntry
-	nil,                                   // 132: skein.v1.SetNodeRequest.SetLabelsEntry
-	(NatType)(0),                          // 133: skein.v1.NatType
-	(*Node)(nil),                          // 134: skein.v1.Node
-	(*Record)(nil),                        // 135: skein.v1.Record
-	(*PlainPeer)(nil),                     // 136: skein.v1.PlainPeer
-	(*SiteTranslation)(nil),               // 137: skein.v1.SiteTranslation
-	(*Candidate)(nil),                     // 138: skein.v1.Candidate
-	(*Token)(nil),                         // 139: skein.v1.Token
-	(*NodeSettings)(nil),                  // 140: skein.v1.NodeSettings
-	(*Settings)(nil),                      // 141: skein.v1.Settings
-	(*Event)(nil),                         // 142: skein.v1.Event
-	(*State)(nil),                         // 143: skein.v1.State
-	(*JournalEntry)(nil),                  // 144: skein.v1.JournalEntry
-	(*Pool)(nil),                          // 145: skein.v1.Pool
-	(*ChangePool)(nil),                    // 146: skein.v1.ChangePool
-	(*Grant)(nil),                         // 147: skein.v1.Grant
-	(*StaticAddress)(nil),                 // 148: skein.v1.StaticAddress
-	(*Block)(nil),                         // 149: skein.v1.Block
-	(*ImportPools)(nil),                   // 150: skein.v1.ImportPools
-	(*Egress)(nil),                        // 151: skein.v1.Egress
-	(*ChangeEgress)(nil),                  // 152: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),                    // 153: skein.v1.EgressSlot
-	(*EgressGateway)(nil),                 // 154: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),            // 155: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),                // 156: skein.v1.EgressOfClient
+	(*JournalRequest)(nil),                // 0: skein.v1.JournalRequest
+	(*JournalResponse)(nil),               // 1: skein.v1.JournalResponse
+	(*StatusRequest)(nil),                 // 2: skein.v1.StatusRequest
+	(*StatusResponse)(nil),                // 3: skein.v1.StatusResponse
+	(*ConfigChange)(nil),                  // 4: skein.v1.ConfigChange
+	(*ReloadRequest)(nil),                 // 5: skein.v1.ReloadRequest
+	(*ReloadResponse)(nil),                // 6: skein.v1.ReloadResponse
+	(*GossipKeysView)(nil),                // 7: skein.v1.GossipKeysView
+	(*GossipStatus)(nil),                  // 8: skein.v1.GossipStatus
+	(*HopCounts)(nil),                     // 9: skein.v1.HopCounts
+	(*Problem)(nil),                       // 10: skein.v1.Problem
+	(*ServerStatus)(nil),                  // 11: skein.v1.ServerStatus
+	(*NodesRequest)(nil),                  // 12: skein.v1.NodesRequest
+	(*NodesResponse)(nil),                 // 13: skein.v1.NodesResponse
+	(*NodeView)(nil),                      // 14: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),           // 15: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),          // 16: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),                 // 17: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),             // 18: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),            // 19: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),                 // 20: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),        // 21: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil),       // 22: skein.v1.RemovePlainPeerResponse
+	(*SetSiteTranslationRequest)(nil),     // 23: skein.v1.SetSiteTranslationRequest
+	(*SetSiteTranslationResponse)(nil),    // 24: skein.v1.SetSiteTranslationResponse
+	(*RemoveSiteTranslationRequest)(nil),  // 25: skein.v1.RemoveSiteTranslationRequest
+	(*RemoveSiteTranslationResponse)(nil), // 26: skein.v1.RemoveSiteTranslationResponse
+	(*SitesRequest)(nil),                  // 27: skein.v1.SitesRequest
+	(*SitesResponse)(nil),                 // 28: skein.v1.SitesResponse
+	(*SiteView)(nil),                      // 29: skein.v1.SiteView
+	(*TranslationView)(nil),               // 30: skein.v1.TranslationView
+	(*PeersRequest)(nil),                  // 31: skein.v1.PeersRequest
+	(*PeersResponse)(nil),                 // 32: skein.v1.PeersResponse
+	(*PeerView)(nil),                      // 33: skein.v1.PeerView
+	(*NetcheckRequest)(nil),               // 34: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),              // 35: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),                 // 36: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),                    // 37: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),            // 38: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),           // 39: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),             // 40: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),            // 41: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),            // 42: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),           // 43: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),            // 44: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),           // 45: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),               // 46: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),              // 47: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),             // 48: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),            // 49: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),                // 50: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),               // 51: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),                // 52: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),               // 53: skein.v1.SetNodeResponse
+	(*RotateNodeKeyRequest)(nil),          // 54: skein.v1.RotateNodeKeyRequest
+	(*RotateNodeKeyResponse)(nil),         // 55: skein.v1.RotateNodeKeyResponse
+	(*RotateGossipKeyRequest)(nil),        // 56: skein.v1.RotateGossipKeyRequest
+	(*RotateGossipKeyResponse)(nil),       // 57: skein.v1.RotateGossipKeyResponse
+	(*SettingsRequest)(nil),               // 58: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),              // 59: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),                 // 60: skein.v1.EventsRequest
+	(*EventsResponse)(nil),                // 61: skein.v1.EventsResponse
+	(*StateRequest)(nil),                  // 62: skein.v1.StateRequest
+	(*StateResponse)(nil),                 // 63: skein.v1.StateResponse
+	(*DiffRequest)(nil),                   // 64: skein.v1.DiffRequest
+	(*DiffResponse)(nil),                  // 65: skein.v1.DiffResponse
+	(*PlanStepsRequest)(nil),              // 66: skein.v1.PlanStepsRequest
+	(*PlanStepsResponse)(nil),             // 67: skein.v1.PlanStepsResponse
+	(*PlanStep)(nil),                      // 68: skein.v1.PlanStep
+	(*ExplainPeerRequest)(nil),            // 69: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),           // 70: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),                 // 71: skein.v1.PortGuessView
+	(*GraphRequest)(nil),                  // 72: skein.v1.GraphRequest
+	(*GraphResponse)(nil),                 // 73: skein.v1.GraphResponse
+	(*ProbeView)(nil),                     // 74: skein.v1.ProbeView
+	(*PlanRequest)(nil),                   // 75: skein.v1.PlanRequest
+	(*PlanResponse)(nil),                  // 76: skein.v1.PlanResponse
+	(*DownRequest)(nil),                   // 77: skein.v1.DownRequest
+	(*DownResponse)(nil),                  // 78: skein.v1.DownResponse
+	(*RelayRequest)(nil),                  // 79: skein.v1.RelayRequest
+	(*RelayResponse)(nil),                 // 80: skein.v1.RelayResponse
+	(*RelaySession)(nil),                  // 81: skein.v1.RelaySession
+	(*RelayServer)(nil),                   // 82: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),             // 83: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),                   // 84: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),             // 85: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),             // 86: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),                  // 87: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),             // 88: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),            // 89: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),                  // 90: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),                 // 91: skein.v1.PoolsResponse
+	(*PoolView)(nil),                      // 92: skein.v1.PoolView
+	(*PoolHolder)(nil),                    // 93: skein.v1.PoolHolder
+	(*LocalPool)(nil),                     // 94: skein.v1.LocalPool
+	(*BlocksRequest)(nil),                 // 95: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),                // 96: skein.v1.BlocksResponse
+	(*BlockView)(nil),                     // 97: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),           // 98: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),           // 99: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),                 // 100: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),         // 101: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),         // 102: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),                // 103: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),                // 104: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),               // 105: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),                    // 106: skein.v1.WhoRequest
+	(*WhoResponse)(nil),                   // 107: skein.v1.WhoResponse
+	(*TranslatedAddress)(nil),             // 108: skein.v1.TranslatedAddress
+	(*Holder)(nil),                        // 109: skein.v1.Holder
+	(*PodsRequest)(nil),                   // 110: skein.v1.PodsRequest
+	(*PodsResponse)(nil),                  // 111: skein.v1.PodsResponse
+	(*PodView)(nil),                       // 112: skein.v1.PodView
+	(*ImportRequest)(nil),                 // 113: skein.v1.ImportRequest
+	(*ImportResponse)(nil),                // 114: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),           // 115: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),           // 116: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),                // 117: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),           // 118: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),          // 119: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),               // 120: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),              // 121: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),                 // 122: skein.v1.EgressSummary
+	(*SlotView)(nil),                      // 123: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),             // 124: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),            // 125: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),               // 126: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),             // 127: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),          // 128: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),         // 129: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),           // 130: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),          // 131: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),              // 132: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),             // 133: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),                  // 134: skein.v1.UsageRequest
+	(*UsageResponse)(nil),                 // 135: skein.v1.UsageResponse
+	(*PeerUsage)(nil),                     // 136: skein.v1.PeerUsage
+	(*UsageRates)(nil),                    // 137: skein.v1.UsageRates
+	(*PeerRates)(nil),                     // 138: skein.v1.PeerRates
+	(*ProfileRequest)(nil),                // 139: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),               // 140: skein.v1.ProfileResponse
+	nil,                                   // 141: skein.v1.PeersResponse.PeerTransportsEntry
+	nil,                                   // 142: skein.v1.SetNodeRequest.SetLabelsEntry
+	(*JournalEntry)(nil),                  // 143: skein.v1.JournalEntry
+	(NatType)(0),                          // 144: skein.v1.NatType
+	(*Node)(nil),                          // 145: skein.v1.Node
+	(*Record)(nil),                        // 146: skein.v1.Record
+	(*PlainPeer)(nil),                     // 147: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),               // 148: skein.v1.SiteTranslation
+	(*Candidate)(nil),                     // 149: skein.v1.Candidate
+	(*Token)(nil),                         // 150: skein.v1.Token
+	(*NodeSettings)(nil),                  // 151: skein.v1.NodeSettings
+	(*Settings)(nil),                      // 152: skein.v1.Settings
+	(*Event)(nil),                         // 153: skein.v1.Event
+	(*State)(nil),                         // 154: skein.v1.State
+	(*Pool)(nil),                          // 155: skein.v1.Pool
+	(*ChangePool)(nil),                    // 156: skein.v1.ChangePool
+	(*Grant)(nil),                         // 157: skein.v1.Grant
+	(*StaticAddress)(nil),                 // 158: skein.v1.StaticAddress
+	(*Block)(nil),                         // 159: skein.v1.Block
+	(*ImportPools)(nil),                   // 160: skein.v1.ImportPools
+	(*Egress)(nil),                        // 161: skein.v1.Egress
+	(*ChangeEgress)(nil),                  // 162: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),                    // 163: skein.v1.EgressSlot
+	(*EgressGateway)(nil),                 // 164: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),            // 165: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                // 166: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	133, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
-	5,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
-	6,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
-	4,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
-	15,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
-	2,   // 5: skein.v1.StatusResponse.gossip_keys:type_name -> skein.v1.GossipKeysView
-	3,   // 6: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
-	9,   // 7: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	15,  // 8: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	134, // 9: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	135, // 10: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	136, // 11: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	12,  // 12: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
-	15,  // 13: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	136, // 14: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	136, // 15: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	137, // 16: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
-	24,  // 17: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
-	25,  // 18: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
-	137, // 19: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
-	28,  // 20: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	131, // 21: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	133, // 22: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	133, // 23: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	138, // 24: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	32,  // 25: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	31,  // 26: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	139, // 27: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	139, // 28: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	9,   // 29: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	134, // 30: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	134, // 31: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	140, // 32: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	132, // 33: skein.v1.SetNodeRequest.set_labels:type_name -> skein.v1.SetNodeRequest.SetLabelsEntry
-	134, // 34: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	2,   // 35: skein.v1.RotateGossipKeyResponse.keys:type_name -> skein.v1.GossipKeysView
-	141, // 36: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	141, // 37: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	142, // 38: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	143, // 39: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	28,  // 40: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	135, // 41: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	135, // 42: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	64,  // 43: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	144, // 44: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	61,  // 45: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	9,   // 46: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	28,  // 47: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	71,  // 48: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	72,  // 49: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	74,  // 50: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	73,  // 51: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	145, // 52: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	146, // 53: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	145, // 54: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	82,  // 55: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	145, // 56: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	83,  // 57: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	147, // 58: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	148, // 59: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	84,  // 60: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	87,  // 61: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	149, // 62: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	149, // 63: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	148, // 64: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	148, // 65: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	149, // 66: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	99,  // 67: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	98,  // 68: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
-	102, // 69: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	99,  // 70: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	150, // 71: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	151, // 72: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	152, // 73: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	151, // 74: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	112, // 75: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	151, // 76: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	113, // 77: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	153, // 78: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	112, // 79: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	154, // 80: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	116, // 81: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	117, // 82: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	155, // 83: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	156, // 84: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	134, // 85: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	113, // 86: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	126, // 87: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	125, // 88: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	128, // 89: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	126, // 90: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 91: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	7,   // 92: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	26,  // 93: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	29,  // 94: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	33,  // 95: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	35,  // 96: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	37,  // 97: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	39,  // 98: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	41,  // 99: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	43,  // 100: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	51,  // 101: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	53,  // 102: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	55,  // 103: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	57,  // 104: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	59,  // 105: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	62,  // 106: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	65,  // 107: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	67,  // 108: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	69,  // 109: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	75,  // 110: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	76,  // 111: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	78,  // 112: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	80,  // 113: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	85,  // 114: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	88,  // 115: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	89,  // 116: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	91,  // 117: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	92,  // 118: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	94,  // 119: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	96,  // 120: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	100, // 121: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	103, // 122: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	105, // 123: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	106, // 124: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	108, // 125: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	110, // 126: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	114, // 127: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	118, // 128: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	120, // 129: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	122, // 130: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	45,  // 131: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	47,  // 132: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	49,  // 133: skein.v1.AgentService.RotateGossipKey:input_type -> skein.v1.RotateGossipKeyRequest
-	10,  // 134: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	13,  // 135: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	16,  // 136: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	18,  // 137: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
-	20,  // 138: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
-	22,  // 139: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
-	124, // 140: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	129, // 141: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 142: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	8,   // 143: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	27,  // 144: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	30,  // 145: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	34,  // 146: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	36,  // 147: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	38,  // 148: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	40,  // 149: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	42,  // 150: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	44,  // 151: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	52,  // 152: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	54,  // 153: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	56,  // 154: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	58,  // 155: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	60,  // 156: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	63,  // 157: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	66,  // 158: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	68,  // 159: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	70,  // 160: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	77,  // 161: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	77,  // 162: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	79,  // 163: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	81,  // 164: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	86,  // 165: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	90,  // 166: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	90,  // 167: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	93,  // 168: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	93,  // 169: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	95,  // 170: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	97,  // 171: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	101, // 172: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	104, // 173: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	107, // 174: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	107, // 175: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	109, // 176: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	111, // 177: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	115, // 178: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	119, // 179: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	121, // 180: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	123, // 181: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	46,  // 182: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	48,  // 183: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	50,  // 184: skein.v1.AgentService.RotateGossipKey:output_type -> skein.v1.RotateGossipKeyResponse
-	11,  // 185: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	14,  // 186: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	17,  // 187: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	19,  // 188: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
-	21,  // 189: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
-	23,  // 190: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
-	125, // 191: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	130, // 192: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	142, // [142:193] is the sub-list for method output_type
-	91,  // [91:142] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	143, // 0: skein.v1.JournalResponse.entries:type_name -> skein.v1.JournalEntry
+	144, // 1: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	10,  // 2: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
+	11,  // 3: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
+	9,   // 4: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
+	20,  // 5: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
+	7,   // 6: skein.v1.StatusResponse.gossip_keys:type_name -> skein.v1.GossipKeysView
+	8,   // 7: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
+	4,   // 8: skein.v1.StatusResponse.restart_due:type_name -> skein.v1.ConfigChange
+	4,   // 9: skein.v1.ReloadResponse.live:type_name -> skein.v1.ConfigChange
+	4,   // 10: skein.v1.ReloadResponse.restart_due:type_name -> skein.v1.ConfigChange
+	4,   // 11: skein.v1.ReloadResponse.agreed:type_name -> skein.v1.ConfigChange
+	4,   // 12: skein.v1.ReloadResponse.last:type_name -> skein.v1.ConfigChange
+	14,  // 13: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
+	20,  // 14: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
+	145, // 15: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	146, // 16: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	147, // 17: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	17,  // 18: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
+	20,  // 19: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
+	147, // 20: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	147, // 21: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	148, // 22: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
+	29,  // 23: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
+	30,  // 24: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
+	148, // 25: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
+	33,  // 26: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	141, // 27: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	144, // 28: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	144, // 29: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	149, // 30: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	37,  // 31: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	36,  // 32: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	150, // 33: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	150, // 34: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	14,  // 35: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	145, // 36: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	145, // 37: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	151, // 38: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	142, // 39: skein.v1.SetNodeRequest.set_labels:type_name -> skein.v1.SetNodeRequest.SetLabelsEntry
+	145, // 40: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	7,   // 41: skein.v1.RotateGossipKeyResponse.keys:type_name -> skein.v1.GossipKeysView
+	152, // 42: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	152, // 43: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	153, // 44: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	154, // 45: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	68,  // 46: skein.v1.PlanStepsResponse.steps:type_name -> skein.v1.PlanStep
+	33,  // 47: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	146, // 48: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	146, // 49: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	74,  // 50: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	143, // 51: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	71,  // 52: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	14,  // 53: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	33,  // 54: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	81,  // 55: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	82,  // 56: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	84,  // 57: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	83,  // 58: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	155, // 59: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	156, // 60: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	155, // 61: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	92,  // 62: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	155, // 63: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	93,  // 64: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	157, // 65: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	158, // 66: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	94,  // 67: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	97,  // 68: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	159, // 69: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	159, // 70: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	158, // 71: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	158, // 72: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	159, // 73: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	109, // 74: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	108, // 75: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
+	112, // 76: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	109, // 77: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	160, // 78: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	161, // 79: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	162, // 80: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	161, // 81: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	122, // 82: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	161, // 83: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	123, // 84: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	163, // 85: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	122, // 86: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	164, // 87: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	126, // 88: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	127, // 89: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	165, // 90: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	166, // 91: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	145, // 92: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	123, // 93: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	136, // 94: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	135, // 95: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	138, // 96: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	136, // 97: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	2,   // 98: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	12,  // 99: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	31,  // 100: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	34,  // 101: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	38,  // 102: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	40,  // 103: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	42,  // 104: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	44,  // 105: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	46,  // 106: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	48,  // 107: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	58,  // 108: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	60,  // 109: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	62,  // 110: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	64,  // 111: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	69,  // 112: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	72,  // 113: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	75,  // 114: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	66,  // 115: skein.v1.AgentService.PlanSteps:input_type -> skein.v1.PlanStepsRequest
+	77,  // 116: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	79,  // 117: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	85,  // 118: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	86,  // 119: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	88,  // 120: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	90,  // 121: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	95,  // 122: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	98,  // 123: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	99,  // 124: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	101, // 125: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	102, // 126: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	104, // 127: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	106, // 128: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	110, // 129: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	113, // 130: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	115, // 131: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	116, // 132: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	118, // 133: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	120, // 134: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	124, // 135: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	128, // 136: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	130, // 137: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	132, // 138: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	50,  // 139: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	52,  // 140: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	56,  // 141: skein.v1.AgentService.RotateGossipKey:input_type -> skein.v1.RotateGossipKeyRequest
+	54,  // 142: skein.v1.AgentService.RotateNodeKey:input_type -> skein.v1.RotateNodeKeyRequest
+	15,  // 143: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	18,  // 144: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	21,  // 145: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	23,  // 146: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
+	25,  // 147: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
+	27,  // 148: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
+	134, // 149: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	139, // 150: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	5,   // 151: skein.v1.AgentService.Reload:input_type -> skein.v1.ReloadRequest
+	0,   // 152: skein.v1.AgentService.Journal:input_type -> skein.v1.JournalRequest
+	3,   // 153: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	13,  // 154: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	32,  // 155: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	35,  // 156: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	39,  // 157: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	41,  // 158: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	43,  // 159: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	45,  // 160: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	47,  // 161: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	49,  // 162: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	59,  // 163: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	61,  // 164: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	63,  // 165: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	65,  // 166: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	70,  // 167: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	73,  // 168: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	76,  // 169: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	67,  // 170: skein.v1.AgentService.PlanSteps:output_type -> skein.v1.PlanStepsResponse
+	78,  // 171: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	80,  // 172: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	87,  // 173: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	87,  // 174: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	89,  // 175: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	91,  // 176: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	96,  // 177: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	100, // 178: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	100, // 179: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	103, // 180: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	103, // 181: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	105, // 182: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	107, // 183: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	111, // 184: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	114, // 185: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	117, // 186: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	117, // 187: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	119, // 188: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	121, // 189: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	125, // 190: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	129, // 191: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	131, // 192: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	133, // 193: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	51,  // 194: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	53,  // 195: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	57,  // 196: skein.v1.AgentService.RotateGossipKey:output_type -> skein.v1.RotateGossipKeyResponse
+	55,  // 197: skein.v1.AgentService.RotateNodeKey:output_type -> skein.v1.RotateNodeKeyResponse
+	16,  // 198: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	19,  // 199: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	22,  // 200: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	24,  // 201: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
+	26,  // 202: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
+	28,  // 203: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
+	135, // 204: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	140, // 205: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	6,   // 206: skein.v1.AgentService.Reload:output_type -> skein.v1.ReloadResponse
+	1,   // 207: skein.v1.AgentService.Journal:output_type -> skein.v1.JournalResponse
+	153, // [153:208] is the sub-list for method output_type
+	98,  // [98:153] is the sub-list for method input_type
+	98,  // [98:98] is the sub-list for extension type_name
+	98,  // [98:98] is the sub-list for extension extendee
+	0,   // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -10185,7 +11052,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   133,
+			NumMessages:   143,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

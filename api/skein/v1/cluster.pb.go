@@ -21,6 +21,61 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Signal_Rekey_Phase int32
+
+const (
+	Signal_Rekey_PHASE_UNSPECIFIED Signal_Rekey_Phase = 0
+	Signal_Rekey_PREPARE           Signal_Rekey_Phase = 1
+	Signal_Rekey_READY             Signal_Rekey_Phase = 2
+	Signal_Rekey_SWITCHED          Signal_Rekey_Phase = 3
+	Signal_Rekey_FOLLOWED          Signal_Rekey_Phase = 4
+)
+
+// Enum value maps for Signal_Rekey_Phase.
+var (
+	Signal_Rekey_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "PREPARE",
+		2: "READY",
+		3: "SWITCHED",
+		4: "FOLLOWED",
+	}
+	Signal_Rekey_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"PREPARE":           1,
+		"READY":             2,
+		"SWITCHED":          3,
+		"FOLLOWED":          4,
+	}
+)
+
+func (x Signal_Rekey_Phase) Enum() *Signal_Rekey_Phase {
+	p := new(Signal_Rekey_Phase)
+	*p = x
+	return p
+}
+
+func (x Signal_Rekey_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Signal_Rekey_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_cluster_proto_enumTypes[0].Descriptor()
+}
+
+func (Signal_Rekey_Phase) Type() protoreflect.EnumType {
+	return &file_skein_v1_cluster_proto_enumTypes[0]
+}
+
+func (x Signal_Rekey_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Signal_Rekey_Phase.Descriptor instead.
+func (Signal_Rekey_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2, 0}
+}
+
 type Signal_Birthday_Phase int32
 
 const (
@@ -60,11 +115,11 @@ func (x Signal_Birthday_Phase) String() string {
 }
 
 func (Signal_Birthday_Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_skein_v1_cluster_proto_enumTypes[0].Descriptor()
+	return file_skein_v1_cluster_proto_enumTypes[1].Descriptor()
 }
 
 func (Signal_Birthday_Phase) Type() protoreflect.EnumType {
-	return &file_skein_v1_cluster_proto_enumTypes[0]
+	return &file_skein_v1_cluster_proto_enumTypes[1]
 }
 
 func (x Signal_Birthday_Phase) Number() protoreflect.EnumNumber {
@@ -73,7 +128,7 @@ func (x Signal_Birthday_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Phase.Descriptor instead.
 func (Signal_Birthday_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2, 0}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 3, 0}
 }
 
 type Signal_Birthday_Role int32
@@ -112,11 +167,11 @@ func (x Signal_Birthday_Role) String() string {
 }
 
 func (Signal_Birthday_Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_skein_v1_cluster_proto_enumTypes[1].Descriptor()
+	return file_skein_v1_cluster_proto_enumTypes[2].Descriptor()
 }
 
 func (Signal_Birthday_Role) Type() protoreflect.EnumType {
-	return &file_skein_v1_cluster_proto_enumTypes[1]
+	return &file_skein_v1_cluster_proto_enumTypes[2]
 }
 
 func (x Signal_Birthday_Role) Number() protoreflect.EnumNumber {
@@ -125,7 +180,7 @@ func (x Signal_Birthday_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Role.Descriptor instead.
 func (Signal_Birthday_Role) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2, 1}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 3, 1}
 }
 
 type ProposeRequest struct {
@@ -1085,6 +1140,7 @@ type Signal struct {
 	//	*Signal_Punch_
 	//	*Signal_Birthday_
 	//	*Signal_Knock_
+	//	*Signal_Rekey_
 	Body          isSignal_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1161,6 +1217,15 @@ func (x *Signal) GetKnock() *Signal_Knock {
 	return nil
 }
 
+func (x *Signal) GetRekey() *Signal_Rekey {
+	if x != nil {
+		if x, ok := x.Body.(*Signal_Rekey_); ok {
+			return x.Rekey
+		}
+	}
+	return nil
+}
+
 type isSignal_Body interface {
 	isSignal_Body()
 }
@@ -1177,11 +1242,197 @@ type Signal_Knock_ struct {
 	Knock *Signal_Knock `protobuf:"bytes,4,opt,name=knock,proto3,oneof"`
 }
 
+type Signal_Rekey_ struct {
+	Rekey *Signal_Rekey `protobuf:"bytes,5,opt,name=rekey,proto3,oneof"`
+}
+
 func (*Signal_Punch_) isSignal_Body() {}
 
 func (*Signal_Birthday_) isSignal_Body() {}
 
 func (*Signal_Knock_) isSignal_Body() {}
+
+func (*Signal_Rekey_) isSignal_Body() {}
+
+type PeerPathsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerPathsRequest) Reset() {
+	*x = PeerPathsRequest{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerPathsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerPathsRequest) ProtoMessage() {}
+
+func (x *PeerPathsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerPathsRequest.ProtoReflect.Descriptor instead.
+func (*PeerPathsRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+type PeerPathsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peers         []*PeerPath            `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerPathsResponse) Reset() {
+	*x = PeerPathsResponse{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerPathsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerPathsResponse) ProtoMessage() {}
+
+func (x *PeerPathsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerPathsResponse.ProtoReflect.Descriptor instead.
+func (*PeerPathsResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PeerPathsResponse) GetPeers() []*PeerPath {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+type PeerPath struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`   // direct | relay | hop | none
+	Relay         string                 `protobuf:"bytes,3,opt,name=relay,proto3" json:"relay,omitempty"` // node ID, as PeerView has it
+	RttNanos      int64                  `protobuf:"varint,4,opt,name=rtt_nanos,json=rttNanos,proto3" json:"rtt_nanos,omitempty"`
+	Since         int64                  `protobuf:"varint,5,opt,name=since,proto3" json:"since,omitempty"` // Unix ns
+	Rule          string                 `protobuf:"bytes,6,opt,name=rule,proto3" json:"rule,omitempty"`
+	Alive         bool                   `protobuf:"varint,7,opt,name=alive,proto3" json:"alive,omitempty"`
+	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"` // udp | session
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerPath) Reset() {
+	*x = PeerPath{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerPath) ProtoMessage() {}
+
+func (x *PeerPath) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerPath.ProtoReflect.Descriptor instead.
+func (*PeerPath) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PeerPath) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PeerPath) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PeerPath) GetRelay() string {
+	if x != nil {
+		return x.Relay
+	}
+	return ""
+}
+
+func (x *PeerPath) GetRttNanos() int64 {
+	if x != nil {
+		return x.RttNanos
+	}
+	return 0
+}
+
+func (x *PeerPath) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *PeerPath) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *PeerPath) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+func (x *PeerPath) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
 
 type HolderRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1193,7 +1444,7 @@ type HolderRequest struct {
 
 func (x *HolderRequest) Reset() {
 	*x = HolderRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1456,7 @@ func (x *HolderRequest) String() string {
 func (*HolderRequest) ProtoMessage() {}
 
 func (x *HolderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1469,7 @@ func (x *HolderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HolderRequest.ProtoReflect.Descriptor instead.
 func (*HolderRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HolderRequest) GetAddress() string {
@@ -1244,7 +1495,7 @@ type HolderResponse struct {
 
 func (x *HolderResponse) Reset() {
 	*x = HolderResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1507,7 @@ func (x *HolderResponse) String() string {
 func (*HolderResponse) ProtoMessage() {}
 
 func (x *HolderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1520,7 @@ func (x *HolderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HolderResponse.ProtoReflect.Descriptor instead.
 func (*HolderResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HolderResponse) GetHolders() []*Holder {
@@ -1291,7 +1542,7 @@ type SubscribeResponse_Heartbeat struct {
 
 func (x *SubscribeResponse_Heartbeat) Reset() {
 	*x = SubscribeResponse_Heartbeat{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1554,7 @@ func (x *SubscribeResponse_Heartbeat) String() string {
 func (*SubscribeResponse_Heartbeat) ProtoMessage() {}
 
 func (x *SubscribeResponse_Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1608,7 @@ type JoinToken_Seed struct {
 
 func (x *JoinToken_Seed) Reset() {
 	*x = JoinToken_Seed{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[18]
+	mi := &file_skein_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1620,7 @@ func (x *JoinToken_Seed) String() string {
 func (*JoinToken_Seed) ProtoMessage() {}
 
 func (x *JoinToken_Seed) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[18]
+	mi := &file_skein_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,13 +1655,14 @@ type Signal_Punch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // at most 16 addr:port
 	Reply         bool                   `protobuf:"varint,2,opt,name=reply,proto3" json:"reply,omitempty"`        // an answer to a Punch; not answered again
+	Unheard       bool                   `protobuf:"varint,3,opt,name=unheard,proto3" json:"unheard,omitempty"`    // the sender's WireGuard does not hear the receiver's over their direct path, and has left it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Signal_Punch) Reset() {
 	*x = Signal_Punch{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1674,7 @@ func (x *Signal_Punch) String() string {
 func (*Signal_Punch) ProtoMessage() {}
 
 func (x *Signal_Punch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,6 +1704,13 @@ func (x *Signal_Punch) GetReply() bool {
 	return false
 }
 
+func (x *Signal_Punch) GetUnheard() bool {
+	if x != nil {
+		return x.Unheard
+	}
+	return false
+}
+
 // Knock asks the receiver to begin a session of WireGuard's, since it answers none that the sender begins. It refuses
 // them when the sender's clock went back.
 type Signal_Knock struct {
@@ -1462,7 +1721,7 @@ type Signal_Knock struct {
 
 func (x *Signal_Knock) Reset() {
 	*x = Signal_Knock{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[20]
+	mi := &file_skein_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1733,7 @@ func (x *Signal_Knock) String() string {
 func (*Signal_Knock) ProtoMessage() {}
 
 func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[20]
+	mi := &file_skein_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,6 +1747,69 @@ func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Signal_Knock.ProtoReflect.Descriptor instead.
 func (*Signal_Knock) Descriptor() ([]byte, []int) {
 	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 1}
+}
+
+// Rekey lets a peer follow the sender's tunnel to another WireGuard key without a break: PREPARE names the key, READY
+// answers that WireGuard has it as a peer, SWITCHED says that the sender's device changes to it now, and FOLLOWED
+// answers that its addresses are led there. The log agrees on the key later.
+type Signal_Rekey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         Signal_Rekey_Phase     `protobuf:"varint,1,opt,name=phase,proto3,enum=skein.v1.Signal_Rekey_Phase" json:"phase,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`     // the sender's next public key; READY, FOLLOWED: the receiver's
+	Proof         []byte                 `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"` // PREPARE: of the private key; the pair's key for "next key of " and the sender's ID
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Signal_Rekey) Reset() {
+	*x = Signal_Rekey{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Signal_Rekey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Signal_Rekey) ProtoMessage() {}
+
+func (x *Signal_Rekey) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Signal_Rekey.ProtoReflect.Descriptor instead.
+func (*Signal_Rekey) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2}
+}
+
+func (x *Signal_Rekey) GetPhase() Signal_Rekey_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Signal_Rekey_PHASE_UNSPECIFIED
+}
+
+func (x *Signal_Rekey) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Signal_Rekey) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 // Birthday agrees on a joint attempt to find a pair of open ports: both ends begin when each has heard the other.
@@ -1508,7 +1830,7 @@ type Signal_Birthday struct {
 
 func (x *Signal_Birthday) Reset() {
 	*x = Signal_Birthday{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[21]
+	mi := &file_skein_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1842,7 @@ func (x *Signal_Birthday) String() string {
 func (*Signal_Birthday) ProtoMessage() {}
 
 func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[21]
+	mi := &file_skein_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1855,7 @@ func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal_Birthday.ProtoReflect.Descriptor instead.
 func (*Signal_Birthday) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 3}
 }
 
 func (x *Signal_Birthday) GetPhase() Signal_Birthday_Phase {
@@ -1685,16 +2007,28 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
-	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\x9f\x05\n" +
+	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xa3\a\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12.\n" +
 	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x127\n" +
 	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x12.\n" +
-	"\x05knock\x18\x04 \x01(\v2\x16.skein.v1.Signal.KnockH\x00R\x05knock\x1a;\n" +
+	"\x05knock\x18\x04 \x01(\v2\x16.skein.v1.Signal.KnockH\x00R\x05knock\x12.\n" +
+	"\x05rekey\x18\x05 \x01(\v2\x16.skein.v1.Signal.RekeyH\x00R\x05rekey\x1aU\n" +
 	"\x05Punch\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x14\n" +
-	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\a\n" +
-	"\x05Knock\x1a\x99\x03\n" +
+	"\x05reply\x18\x02 \x01(\bR\x05reply\x12\x18\n" +
+	"\aunheard\x18\x03 \x01(\bR\aunheard\x1a\a\n" +
+	"\x05Knock\x1a\xb7\x01\n" +
+	"\x05Rekey\x122\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x1c.skein.v1.Signal.Rekey.PhaseR\x05phase\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"R\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aPREPARE\x10\x01\x12\t\n" +
+	"\x05READY\x10\x02\x12\f\n" +
+	"\bSWITCHED\x10\x03\x12\f\n" +
+	"\bFOLLOWED\x10\x04\x1a\x99\x03\n" +
 	"\bBirthday\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.skein.v1.Signal.Birthday.PhaseR\x05phase\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x122\n" +
@@ -1719,12 +2053,24 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x03ONE\x10\x01\x12\b\n" +
 	"\x04MANY\x10\x02\x12\b\n" +
 	"\x04TWIN\x10\x03B\x06\n" +
-	"\x04body\"9\n" +
+	"\x04body\"\x12\n" +
+	"\x10PeerPathsRequest\"=\n" +
+	"\x11PeerPathsResponse\x12(\n" +
+	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerPathR\x05peers\"\xc2\x01\n" +
+	"\bPeerPath\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x05relay\x18\x03 \x01(\tR\x05relay\x12\x1b\n" +
+	"\trtt_nanos\x18\x04 \x01(\x03R\brttNanos\x12\x14\n" +
+	"\x05since\x18\x05 \x01(\x03R\x05since\x12\x12\n" +
+	"\x04rule\x18\x06 \x01(\tR\x04rule\x12\x14\n" +
+	"\x05alive\x18\a \x01(\bR\x05alive\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\"9\n" +
 	"\rHolderRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x0e\n" +
 	"\x02at\x18\x02 \x01(\x03R\x02at\"<\n" +
 	"\x0eHolderResponse\x12*\n" +
-	"\aholders\x18\x01 \x03(\v2\x10.skein.v1.HolderR\aholders2\xad\x03\n" +
+	"\aholders\x18\x01 \x03(\v2\x10.skein.v1.HolderR\aholders2\xf0\x04\n" +
 	"\x0eClusterService\x12>\n" +
 	"\aPropose\x12\x18.skein.v1.ProposeRequest\x1a\x19.skein.v1.ProposeResponse\x12F\n" +
 	"\tSubscribe\x12\x1a.skein.v1.SubscribeRequest\x1a\x1b.skein.v1.SubscribeResponse0\x01\x12D\n" +
@@ -1733,7 +2079,10 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"ReadEvents\x12\x1b.skein.v1.ReadEventsRequest\x1a\x1c.skein.v1.ReadEventsResponse\x12G\n" +
 	"\n" +
 	"FilterTest\x12\x1b.skein.v1.FilterTestRequest\x1a\x1c.skein.v1.FilterTestResponse\x12;\n" +
-	"\x06Holder\x12\x17.skein.v1.HolderRequest\x1a\x18.skein.v1.HolderResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x06Holder\x12\x17.skein.v1.HolderRequest\x1a\x18.skein.v1.HolderResponse\x12D\n" +
+	"\tPeerPaths\x12\x1a.skein.v1.PeerPathsRequest\x1a\x1b.skein.v1.PeerPathsResponse\x125\n" +
+	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x12D\n" +
+	"\tPlanSteps\x12\x1a.skein.v1.PlanStepsRequest\x1a\x1b.skein.v1.PlanStepsResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_cluster_proto_rawDescOnce sync.Once
@@ -1747,82 +2096,100 @@ func file_skein_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_skein_v1_cluster_proto_rawDescData
 }
 
-var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_skein_v1_cluster_proto_goTypes = []any{
-	(Signal_Birthday_Phase)(0),          // 0: skein.v1.Signal.Birthday.Phase
-	(Signal_Birthday_Role)(0),           // 1: skein.v1.Signal.Birthday.Role
-	(*ProposeRequest)(nil),              // 2: skein.v1.ProposeRequest
-	(*ProposeResponse)(nil),             // 3: skein.v1.ProposeResponse
-	(*SubscribeRequest)(nil),            // 4: skein.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),           // 5: skein.v1.SubscribeResponse
-	(*Checkpoint)(nil),                  // 6: skein.v1.Checkpoint
-	(*ReadStateRequest)(nil),            // 7: skein.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),           // 8: skein.v1.ReadStateResponse
-	(*ReadEventsRequest)(nil),           // 9: skein.v1.ReadEventsRequest
-	(*ReadEventsResponse)(nil),          // 10: skein.v1.ReadEventsResponse
-	(*FilterTestRequest)(nil),           // 11: skein.v1.FilterTestRequest
-	(*FilterTestResponse)(nil),          // 12: skein.v1.FilterTestResponse
-	(*JoinRequest)(nil),                 // 13: skein.v1.JoinRequest
-	(*JoinResponse)(nil),                // 14: skein.v1.JoinResponse
-	(*JoinToken)(nil),                   // 15: skein.v1.JoinToken
-	(*Signal)(nil),                      // 16: skein.v1.Signal
-	(*HolderRequest)(nil),               // 17: skein.v1.HolderRequest
-	(*HolderResponse)(nil),              // 18: skein.v1.HolderResponse
-	(*SubscribeResponse_Heartbeat)(nil), // 19: skein.v1.SubscribeResponse.Heartbeat
-	(*JoinToken_Seed)(nil),              // 20: skein.v1.JoinToken.Seed
-	(*Signal_Punch)(nil),                // 21: skein.v1.Signal.Punch
-	(*Signal_Knock)(nil),                // 22: skein.v1.Signal.Knock
-	(*Signal_Birthday)(nil),             // 23: skein.v1.Signal.Birthday
-	(*Command)(nil),                     // 24: skein.v1.Command
-	(*Answer)(nil),                      // 25: skein.v1.Answer
-	(*State)(nil),                       // 26: skein.v1.State
-	(*Batch)(nil),                       // 27: skein.v1.Batch
-	(*Event)(nil),                       // 28: skein.v1.Event
-	(*NewNode)(nil),                     // 29: skein.v1.NewNode
-	(*SignedRecord)(nil),                // 30: skein.v1.SignedRecord
-	(*Node)(nil),                        // 31: skein.v1.Node
-	(*Holder)(nil),                      // 32: skein.v1.Holder
+	(Signal_Rekey_Phase)(0),             // 0: skein.v1.Signal.Rekey.Phase
+	(Signal_Birthday_Phase)(0),          // 1: skein.v1.Signal.Birthday.Phase
+	(Signal_Birthday_Role)(0),           // 2: skein.v1.Signal.Birthday.Role
+	(*ProposeRequest)(nil),              // 3: skein.v1.ProposeRequest
+	(*ProposeResponse)(nil),             // 4: skein.v1.ProposeResponse
+	(*SubscribeRequest)(nil),            // 5: skein.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),           // 6: skein.v1.SubscribeResponse
+	(*Checkpoint)(nil),                  // 7: skein.v1.Checkpoint
+	(*ReadStateRequest)(nil),            // 8: skein.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),           // 9: skein.v1.ReadStateResponse
+	(*ReadEventsRequest)(nil),           // 10: skein.v1.ReadEventsRequest
+	(*ReadEventsResponse)(nil),          // 11: skein.v1.ReadEventsResponse
+	(*FilterTestRequest)(nil),           // 12: skein.v1.FilterTestRequest
+	(*FilterTestResponse)(nil),          // 13: skein.v1.FilterTestResponse
+	(*JoinRequest)(nil),                 // 14: skein.v1.JoinRequest
+	(*JoinResponse)(nil),                // 15: skein.v1.JoinResponse
+	(*JoinToken)(nil),                   // 16: skein.v1.JoinToken
+	(*Signal)(nil),                      // 17: skein.v1.Signal
+	(*PeerPathsRequest)(nil),            // 18: skein.v1.PeerPathsRequest
+	(*PeerPathsResponse)(nil),           // 19: skein.v1.PeerPathsResponse
+	(*PeerPath)(nil),                    // 20: skein.v1.PeerPath
+	(*HolderRequest)(nil),               // 21: skein.v1.HolderRequest
+	(*HolderResponse)(nil),              // 22: skein.v1.HolderResponse
+	(*SubscribeResponse_Heartbeat)(nil), // 23: skein.v1.SubscribeResponse.Heartbeat
+	(*JoinToken_Seed)(nil),              // 24: skein.v1.JoinToken.Seed
+	(*Signal_Punch)(nil),                // 25: skein.v1.Signal.Punch
+	(*Signal_Knock)(nil),                // 26: skein.v1.Signal.Knock
+	(*Signal_Rekey)(nil),                // 27: skein.v1.Signal.Rekey
+	(*Signal_Birthday)(nil),             // 28: skein.v1.Signal.Birthday
+	(*Command)(nil),                     // 29: skein.v1.Command
+	(*Answer)(nil),                      // 30: skein.v1.Answer
+	(*State)(nil),                       // 31: skein.v1.State
+	(*Batch)(nil),                       // 32: skein.v1.Batch
+	(*Event)(nil),                       // 33: skein.v1.Event
+	(*NewNode)(nil),                     // 34: skein.v1.NewNode
+	(*SignedRecord)(nil),                // 35: skein.v1.SignedRecord
+	(*Node)(nil),                        // 36: skein.v1.Node
+	(*Holder)(nil),                      // 37: skein.v1.Holder
+	(*PlanRequest)(nil),                 // 38: skein.v1.PlanRequest
+	(*PlanStepsRequest)(nil),            // 39: skein.v1.PlanStepsRequest
+	(*PlanResponse)(nil),                // 40: skein.v1.PlanResponse
+	(*PlanStepsResponse)(nil),           // 41: skein.v1.PlanStepsResponse
 }
 var file_skein_v1_cluster_proto_depIdxs = []int32{
-	24, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
-	25, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
-	26, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
-	27, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
-	19, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
-	6,  // 5: skein.v1.SubscribeResponse.checkpoint:type_name -> skein.v1.Checkpoint
-	26, // 6: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
-	28, // 7: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
-	29, // 8: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
-	30, // 9: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
-	26, // 10: skein.v1.JoinResponse.state:type_name -> skein.v1.State
-	30, // 11: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
-	31, // 12: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	27, // 13: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
-	20, // 14: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
-	21, // 15: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	23, // 16: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	22, // 17: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
-	32, // 18: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
-	0,  // 19: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
-	1,  // 20: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
-	2,  // 21: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	4,  // 22: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	7,  // 23: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	9,  // 24: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	11, // 25: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	17, // 26: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
-	3,  // 27: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	5,  // 28: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	8,  // 29: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	10, // 30: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	12, // 31: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	18, // 32: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	29, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
+	30, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
+	31, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
+	32, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
+	23, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
+	7,  // 5: skein.v1.SubscribeResponse.checkpoint:type_name -> skein.v1.Checkpoint
+	31, // 6: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
+	33, // 7: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
+	34, // 8: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
+	35, // 9: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
+	31, // 10: skein.v1.JoinResponse.state:type_name -> skein.v1.State
+	35, // 11: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
+	36, // 12: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
+	32, // 13: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
+	24, // 14: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
+	25, // 15: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
+	28, // 16: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	26, // 17: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
+	27, // 18: skein.v1.Signal.rekey:type_name -> skein.v1.Signal.Rekey
+	20, // 19: skein.v1.PeerPathsResponse.peers:type_name -> skein.v1.PeerPath
+	37, // 20: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
+	0,  // 21: skein.v1.Signal.Rekey.phase:type_name -> skein.v1.Signal.Rekey.Phase
+	1,  // 22: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	2,  // 23: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	3,  // 24: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	5,  // 25: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	8,  // 26: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	10, // 27: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	12, // 28: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	21, // 29: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
+	18, // 30: skein.v1.ClusterService.PeerPaths:input_type -> skein.v1.PeerPathsRequest
+	38, // 31: skein.v1.ClusterService.Plan:input_type -> skein.v1.PlanRequest
+	39, // 32: skein.v1.ClusterService.PlanSteps:input_type -> skein.v1.PlanStepsRequest
+	4,  // 33: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	6,  // 34: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	9,  // 35: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	11, // 36: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	13, // 37: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	22, // 38: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
+	19, // 39: skein.v1.ClusterService.PeerPaths:output_type -> skein.v1.PeerPathsResponse
+	40, // 40: skein.v1.ClusterService.Plan:output_type -> skein.v1.PlanResponse
+	41, // 41: skein.v1.ClusterService.PlanSteps:output_type -> skein.v1.PlanStepsResponse
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
@@ -1843,14 +2210,15 @@ func file_skein_v1_cluster_proto_init() {
 		(*Signal_Punch_)(nil),
 		(*Signal_Birthday_)(nil),
 		(*Signal_Knock_)(nil),
+		(*Signal_Rekey_)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cluster_proto_rawDesc), len(file_skein_v1_cluster_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   22,
+			NumEnums:      3,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -238,6 +238,7 @@ type GatewayState struct {
 	Ready         bool                   `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`                                     // its namespace is made and knows all clients it was told of
 	Health        GatewayState_Health    `protobuf:"varint,4,opt,name=health,proto3,enum=skein.v1.GatewayState_Health" json:"health,omitempty"` // by probes through the data path
 	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`                                    // why it is not ready, or unhealthy
+	Idle          []uint32               `protobuf:"varint,6,rep,packed,name=idle,proto3" json:"idle,omitempty"`                                // slots that drain, and by which it knows of no flow
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -305,6 +306,13 @@ func (x *GatewayState) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *GatewayState) GetIdle() []uint32 {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
 }
 
 type EgressReportRequest struct {
@@ -1077,7 +1085,8 @@ type EgressClient struct {
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // namespace/pod, or the address: what the slot follows from
 	Ipv4          string                 `protobuf:"bytes,2,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
 	Ipv6          string                 `protobuf:"bytes,3,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Slot          uint32                 `protobuf:"varint,4,opt,name=slot,proto3" json:"slot,omitempty"`
+	Slot          uint32                 `protobuf:"varint,4,opt,name=slot,proto3" json:"slot,omitempty"`        // that its new flows take
+	Also          []uint32               `protobuf:"varint,5,rep,packed,name=also,proto3" json:"also,omitempty"` // other slots that it has flows by, in order
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1138,6 +1147,13 @@ func (x *EgressClient) GetSlot() uint32 {
 		return x.Slot
 	}
 	return 0
+}
+
+func (x *EgressClient) GetAlso() []uint32 {
+	if x != nil {
+		return x.Also
+	}
+	return nil
 }
 
 type SyncEgressClientsRequest struct {
@@ -1582,13 +1598,14 @@ const file_skein_v1_egress_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x03 \x01(\rR\x06number\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\xfc\x01\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\x90\x02\n" +
 	"\fGatewayState\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x03 \x01(\bR\x05ready\x125\n" +
 	"\x06health\x18\x04 \x01(\x0e2\x1d.skein.v1.GatewayState.HealthR\x06health\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"U\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04idle\x18\x06 \x03(\rR\x04idle\"U\n" +
 	"\x06Health\x12\x16\n" +
 	"\x12HEALTH_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eHEALTH_UNKNOWN\x10\x01\x12\x0f\n" +
@@ -1674,12 +1691,13 @@ const file_skein_v1_egress_proto_rawDesc = "" +
 	"\x04slot\x18\x01 \x01(\v2\x11.skein.v1.SlotRefR\x04slot\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
 	"\vretry_nanos\x18\x03 \x01(\x03R\n" +
-	"retryNanos\"\\\n" +
+	"retryNanos\"p\n" +
 	"\fEgressClient\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04ipv4\x18\x02 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x03 \x01(\tR\x04ipv6\x12\x12\n" +
-	"\x04slot\x18\x04 \x01(\rR\x04slot\"\xb4\x01\n" +
+	"\x04slot\x18\x04 \x01(\rR\x04slot\x12\x12\n" +
+	"\x04also\x18\x05 \x03(\rR\x04also\"\xb4\x01\n" +
 	"\x18SyncEgressClientsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1e\n" +

@@ -5071,13 +5071,15 @@ func (x *DefineEgress) GetEgress() *Egress {
 
 // ChangeEgress sets the fields that are named.
 type ChangeEgress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Set           *Egress                `protobuf:"bytes,3,opt,name=set,proto3" json:"set,omitempty"`
-	Fields        []string               `protobuf:"bytes,4,rep,name=fields,proto3" json:"fields,omitempty"` // of destinations, gateways, replicas, addresses, fou_source_port_auto, lease_millis, probes
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Namespace      string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Set            *Egress                `protobuf:"bytes,3,opt,name=set,proto3" json:"set,omitempty"`
+	Fields         []string               `protobuf:"bytes,4,rep,name=fields,proto3" json:"fields,omitempty"`                                          // of destinations, gateways, replicas, addresses, fou_source_port_auto, lease_millis, probes, drain_millis, spread
+	EndDraining    uint32                 `protobuf:"varint,5,opt,name=end_draining,json=endDraining,proto3" json:"end_draining,omitempty"`            // so many of the slots that drain end now, the highest first
+	AtChangedIndex uint64                 `protobuf:"varint,6,opt,name=at_changed_index,json=atChangedIndex,proto3" json:"at_changed_index,omitempty"` // refused if the egress was changed since; 0: whatever it is now
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ChangeEgress) Reset() {
@@ -5136,6 +5138,20 @@ func (x *ChangeEgress) GetFields() []string {
 		return x.Fields
 	}
 	return nil
+}
+
+func (x *ChangeEgress) GetEndDraining() uint32 {
+	if x != nil {
+		return x.EndDraining
+	}
+	return 0
+}
+
+func (x *ChangeEgress) GetAtChangedIndex() uint64 {
+	if x != nil {
+		return x.AtChangedIndex
+	}
+	return 0
 }
 
 type RemoveEgress struct {
@@ -6164,12 +6180,14 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"8\n" +
 	"\fDefineEgress\x12(\n" +
-	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"|\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"\xc9\x01\n" +
 	"\fChangeEgress\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\"\n" +
 	"\x03set\x18\x03 \x01(\v2\x10.skein.v1.EgressR\x03set\x12\x16\n" +
-	"\x06fields\x18\x04 \x03(\tR\x06fields\"@\n" +
+	"\x06fields\x18\x04 \x03(\tR\x06fields\x12!\n" +
+	"\fend_draining\x18\x05 \x01(\rR\vendDraining\x12(\n" +
+	"\x10at_changed_index\x18\x06 \x01(\x04R\x0eatChangedIndex\"@\n" +
 	"\fRemoveEgress\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\xb7\x01\n" +

@@ -36,6 +36,7 @@ type JournalEntry struct {
 	//	*JournalEntry_RelayObserved
 	//	*JournalEntry_PodAddress
 	//	*JournalEntry_SlotHeld
+	//	*JournalEntry_Planned
 	Body          isJournalEntry_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -164,6 +165,15 @@ func (x *JournalEntry) GetSlotHeld() *SlotHeld {
 	return nil
 }
 
+func (x *JournalEntry) GetPlanned() *Planned {
+	if x != nil {
+		if x, ok := x.Body.(*JournalEntry_Planned); ok {
+			return x.Planned
+		}
+	}
+	return nil
+}
+
 type isJournalEntry_Body interface {
 	isJournalEntry_Body()
 }
@@ -200,6 +210,10 @@ type JournalEntry_SlotHeld struct {
 	SlotHeld *SlotHeld `protobuf:"bytes,17,opt,name=slot_held,json=slotHeld,proto3,oneof"`
 }
 
+type JournalEntry_Planned struct {
+	Planned *Planned `protobuf:"bytes,18,opt,name=planned,proto3,oneof"`
+}
+
 func (*JournalEntry_PathInput) isJournalEntry_Body() {}
 
 func (*JournalEntry_PathDecision) isJournalEntry_Body() {}
@@ -215,6 +229,8 @@ func (*JournalEntry_RelayObserved) isJournalEntry_Body() {}
 func (*JournalEntry_PodAddress) isJournalEntry_Body() {}
 
 func (*JournalEntry_SlotHeld) isJournalEntry_Body() {}
+
+func (*JournalEntry_Planned) isJournalEntry_Body() {}
 
 // PathInput is an input of the path state machine, enough to replay it.
 type PathInput struct {
@@ -633,6 +649,128 @@ func (x *RelayObserved) GetError() string {
 	return ""
 }
 
+// Planned is a plan that differs from the one before, as text, and what made it up.
+type Planned struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // of the agreed state that it follows from
+	Whole         []byte                 `protobuf:"bytes,2,opt,name=whole,proto3" json:"whole,omitempty"`  // the text, deflated (RFC 1951); empty: as the changes make it of the one before
+	Changes       []*LineChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Planned) Reset() {
+	*x = Planned{}
+	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Planned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Planned) ProtoMessage() {}
+
+func (x *Planned) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Planned.ProtoReflect.Descriptor instead.
+func (*Planned) Descriptor() ([]byte, []int) {
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Planned) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Planned) GetWhole() []byte {
+	if x != nil {
+		return x.Whole
+	}
+	return nil
+}
+
+func (x *Planned) GetChanges() []*LineChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// LineChange goes on in a text: keep lines stay, drop lines go, and add lines come in their place.
+type LineChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keep          uint32                 `protobuf:"varint,1,opt,name=keep,proto3" json:"keep,omitempty"`
+	Drop          uint32                 `protobuf:"varint,2,opt,name=drop,proto3" json:"drop,omitempty"`
+	Add           []string               `protobuf:"bytes,3,rep,name=add,proto3" json:"add,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LineChange) Reset() {
+	*x = LineChange{}
+	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LineChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LineChange) ProtoMessage() {}
+
+func (x *LineChange) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LineChange.ProtoReflect.Descriptor instead.
+func (*LineChange) Descriptor() ([]byte, []int) {
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *LineChange) GetKeep() uint32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+func (x *LineChange) GetDrop() uint32 {
+	if x != nil {
+		return x.Drop
+	}
+	return 0
+}
+
+func (x *LineChange) GetAdd() []string {
+	if x != nil {
+		return x.Add
+	}
+	return nil
+}
+
 // PodAddress tells what became of a pod's address on this node.
 type PodAddress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -651,7 +789,7 @@ type PodAddress struct {
 
 func (x *PodAddress) Reset() {
 	*x = PodAddress{}
-	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	mi := &file_skein_v1_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +801,7 @@ func (x *PodAddress) String() string {
 func (*PodAddress) ProtoMessage() {}
 
 func (x *PodAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	mi := &file_skein_v1_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +814,7 @@ func (x *PodAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodAddress.ProtoReflect.Descriptor instead.
 func (*PodAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_journal_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PodAddress) GetWhat() string {
@@ -759,7 +897,7 @@ type SlotHeld struct {
 
 func (x *SlotHeld) Reset() {
 	*x = SlotHeld{}
-	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	mi := &file_skein_v1_journal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -771,7 +909,7 @@ func (x *SlotHeld) String() string {
 func (*SlotHeld) ProtoMessage() {}
 
 func (x *SlotHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	mi := &file_skein_v1_journal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -784,7 +922,7 @@ func (x *SlotHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotHeld.ProtoReflect.Descriptor instead.
 func (*SlotHeld) Descriptor() ([]byte, []int) {
-	return file_skein_v1_journal_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SlotHeld) GetWhat() string {
@@ -847,7 +985,7 @@ var File_skein_v1_journal_proto protoreflect.FileDescriptor
 
 const file_skein_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\x92\x04\n" +
+	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\xc1\x04\n" +
 	"\fJournalEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x124\n" +
@@ -863,7 +1001,8 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"\x0erelay_observed\x18\x0f \x01(\v2\x17.skein.v1.RelayObservedH\x00R\rrelayObserved\x127\n" +
 	"\vpod_address\x18\x10 \x01(\v2\x14.skein.v1.PodAddressH\x00R\n" +
 	"podAddress\x121\n" +
-	"\tslot_held\x18\x11 \x01(\v2\x12.skein.v1.SlotHeldH\x00R\bslotHeldB\x06\n" +
+	"\tslot_held\x18\x11 \x01(\v2\x12.skein.v1.SlotHeldH\x00R\bslotHeld\x12-\n" +
+	"\aplanned\x18\x12 \x01(\v2\x11.skein.v1.PlannedH\x00R\aplannedB\x06\n" +
 	"\x04body\"\x84\x01\n" +
 	"\tPathInput\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x12\n" +
@@ -896,7 +1035,16 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"\x05relay\x18\x01 \x01(\tR\x05relay\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1b\n" +
 	"\trtt_nanos\x18\x03 \x01(\x03R\brttNanos\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"\xe5\x01\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"e\n" +
+	"\aPlanned\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x14\n" +
+	"\x05whole\x18\x02 \x01(\fR\x05whole\x12.\n" +
+	"\achanges\x18\x03 \x03(\v2\x14.skein.v1.LineChangeR\achanges\"F\n" +
+	"\n" +
+	"LineChange\x12\x12\n" +
+	"\x04keep\x18\x01 \x01(\rR\x04keep\x12\x12\n" +
+	"\x04drop\x18\x02 \x01(\rR\x04drop\x12\x10\n" +
+	"\x03add\x18\x03 \x03(\tR\x03add\"\xe5\x01\n" +
 	"\n" +
 	"PodAddress\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x12\n" +
@@ -931,7 +1079,7 @@ func file_skein_v1_journal_proto_rawDescGZIP() []byte {
 	return file_skein_v1_journal_proto_rawDescData
 }
 
-var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_skein_v1_journal_proto_goTypes = []any{
 	(*JournalEntry)(nil),  // 0: skein.v1.JournalEntry
 	(*PathInput)(nil),     // 1: skein.v1.PathInput
@@ -940,25 +1088,29 @@ var file_skein_v1_journal_proto_goTypes = []any{
 	(*NatObserved)(nil),   // 4: skein.v1.NatObserved
 	(*AgentStarted)(nil),  // 5: skein.v1.AgentStarted
 	(*RelayObserved)(nil), // 6: skein.v1.RelayObserved
-	(*PodAddress)(nil),    // 7: skein.v1.PodAddress
-	(*SlotHeld)(nil),      // 8: skein.v1.SlotHeld
-	(NatType)(0),          // 9: skein.v1.NatType
+	(*Planned)(nil),       // 7: skein.v1.Planned
+	(*LineChange)(nil),    // 8: skein.v1.LineChange
+	(*PodAddress)(nil),    // 9: skein.v1.PodAddress
+	(*SlotHeld)(nil),      // 10: skein.v1.SlotHeld
+	(NatType)(0),          // 11: skein.v1.NatType
 }
 var file_skein_v1_journal_proto_depIdxs = []int32{
-	1, // 0: skein.v1.JournalEntry.path_input:type_name -> skein.v1.PathInput
-	2, // 1: skein.v1.JournalEntry.path_decision:type_name -> skein.v1.PathDecision
-	3, // 2: skein.v1.JournalEntry.reconciled:type_name -> skein.v1.Reconciled
-	4, // 3: skein.v1.JournalEntry.nat_observed:type_name -> skein.v1.NatObserved
-	5, // 4: skein.v1.JournalEntry.agent_started:type_name -> skein.v1.AgentStarted
-	6, // 5: skein.v1.JournalEntry.relay_observed:type_name -> skein.v1.RelayObserved
-	7, // 6: skein.v1.JournalEntry.pod_address:type_name -> skein.v1.PodAddress
-	8, // 7: skein.v1.JournalEntry.slot_held:type_name -> skein.v1.SlotHeld
-	9, // 8: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	1,  // 0: skein.v1.JournalEntry.path_input:type_name -> skein.v1.PathInput
+	2,  // 1: skein.v1.JournalEntry.path_decision:type_name -> skein.v1.PathDecision
+	3,  // 2: skein.v1.JournalEntry.reconciled:type_name -> skein.v1.Reconciled
+	4,  // 3: skein.v1.JournalEntry.nat_observed:type_name -> skein.v1.NatObserved
+	5,  // 4: skein.v1.JournalEntry.agent_started:type_name -> skein.v1.AgentStarted
+	6,  // 5: skein.v1.JournalEntry.relay_observed:type_name -> skein.v1.RelayObserved
+	9,  // 6: skein.v1.JournalEntry.pod_address:type_name -> skein.v1.PodAddress
+	10, // 7: skein.v1.JournalEntry.slot_held:type_name -> skein.v1.SlotHeld
+	7,  // 8: skein.v1.JournalEntry.planned:type_name -> skein.v1.Planned
+	11, // 9: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
+	8,  // 10: skein.v1.Planned.changes:type_name -> skein.v1.LineChange
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_journal_proto_init() }
@@ -976,6 +1128,7 @@ func file_skein_v1_journal_proto_init() {
 		(*JournalEntry_RelayObserved)(nil),
 		(*JournalEntry_PodAddress)(nil),
 		(*JournalEntry_SlotHeld)(nil),
+		(*JournalEntry_Planned)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -983,7 +1136,7 @@ func file_skein_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_journal_proto_rawDesc), len(file_skein_v1_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

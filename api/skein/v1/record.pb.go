@@ -381,7 +381,7 @@ type Candidate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Type          CandidateType          `protobuf:"varint,1,opt,name=type,proto3,enum=skein.v1.CandidateType" json:"type,omitempty"`
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`    // addr:port, or [addr]:port
-	Priority      uint32                 `protobuf:"varint,3,opt,name=priority,proto3" json:"priority,omitempty"` // host 100, srflx 200 (50 when symmetric), relay 10
+	Priority      uint32                 `protobuf:"varint,3,opt,name=priority,proto3" json:"priority,omitempty"` // the highest is tried first: forced 300, host 250 (100 in records of older agents), srflx 200 (50 when symmetric), relay 10
 	Source        string                 `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`      // what found it: interface, stun, imds, pcp, natpmp, upnp, config, probe
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -114,6 +114,10 @@ type Settings struct {
 	Topology                   string                 `protobuf:"bytes,11,opt,name=topology,proto3" json:"topology,omitempty"`                                                                                                       // "full" | "site" [full]: who peers with whom, where site_topology has nothing
 	LeadersPerSite             uint32                 `protobuf:"varint,12,opt,name=leaders_per_site,json=leadersPerSite,proto3" json:"leaders_per_site,omitempty"`                                                                  // [2]
 	SiteTopology               map[string]string      `protobuf:"bytes,13,rep,name=site_topology,json=siteTopology,proto3" json:"site_topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // site -> "full" | "site"
+	StunServers                []string               `protobuf:"bytes,30,rep,name=stun_servers,json=stunServers,proto3" json:"stun_servers,omitempty"`                                                                              // host:port that nodes ask; none: the mesh's own public nodes
+	Stun                       string                 `protobuf:"bytes,31,opt,name=stun,proto3" json:"stun,omitempty"`                                                                                                               // "enabled" | "disabled" [enabled]: whether nodes ask STUN servers and answer STUN
+	FouPort                    uint32                 `protobuf:"varint,32,opt,name=fou_port,json=fouPort,proto3" json:"fou_port,omitempty"`                                                                                         // UDP, of the tunnels of egresses [5555]
+	FouPortChange              *FouPortChange         `protobuf:"bytes,33,opt,name=fou_port_change,json=fouPortChange,proto3" json:"fou_port_change,omitempty"`                                                                      // the last one; set by the leader
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -239,6 +243,87 @@ func (x *Settings) GetSiteTopology() map[string]string {
 	return nil
 }
 
+func (x *Settings) GetStunServers() []string {
+	if x != nil {
+		return x.StunServers
+	}
+	return nil
+}
+
+func (x *Settings) GetStun() string {
+	if x != nil {
+		return x.Stun
+	}
+	return ""
+}
+
+func (x *Settings) GetFouPort() uint32 {
+	if x != nil {
+		return x.FouPort
+	}
+	return 0
+}
+
+func (x *Settings) GetFouPortChange() *FouPortChange {
+	if x != nil {
+		return x.FouPortChange
+	}
+	return nil
+}
+
+// FouPortChange is how the tunnels of egresses came to their port.
+type FouPortChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Former        uint32                 `protobuf:"varint,1,opt,name=former,proto3" json:"former,omitempty"`
+	Since         int64                  `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"` // Unix ns: the event's time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FouPortChange) Reset() {
+	*x = FouPortChange{}
+	mi := &file_skein_v1_state_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FouPortChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FouPortChange) ProtoMessage() {}
+
+func (x *FouPortChange) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FouPortChange.ProtoReflect.Descriptor instead.
+func (*FouPortChange) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FouPortChange) GetFormer() uint32 {
+	if x != nil {
+		return x.Former
+	}
+	return 0
+}
+
+func (x *FouPortChange) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 // Node is an admitted member.
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -264,7 +349,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_skein_v1_state_proto_msgTypes[2]
+	mi := &file_skein_v1_state_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -276,7 +361,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[2]
+	mi := &file_skein_v1_state_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -289,7 +374,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Node) GetId() string {
@@ -419,7 +504,7 @@ type NodeSettings struct {
 
 func (x *NodeSettings) Reset() {
 	*x = NodeSettings{}
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +516,7 @@ func (x *NodeSettings) String() string {
 func (*NodeSettings) ProtoMessage() {}
 
 func (x *NodeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +529,7 @@ func (x *NodeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSettings.ProtoReflect.Descriptor instead.
 func (*NodeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *NodeSettings) GetSiteSet() bool {
@@ -500,7 +585,7 @@ type PodCidrs struct {
 
 func (x *PodCidrs) Reset() {
 	*x = PodCidrs{}
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +597,7 @@ func (x *PodCidrs) String() string {
 func (*PodCidrs) ProtoMessage() {}
 
 func (x *PodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +610,7 @@ func (x *PodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCidrs.ProtoReflect.Descriptor instead.
 func (*PodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PodCidrs) GetKubernetesNode() string {
@@ -554,7 +639,7 @@ type RevokedNode struct {
 
 func (x *RevokedNode) Reset() {
 	*x = RevokedNode{}
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +651,7 @@ func (x *RevokedNode) String() string {
 func (*RevokedNode) ProtoMessage() {}
 
 func (x *RevokedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +664,7 @@ func (x *RevokedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedNode.ProtoReflect.Descriptor instead.
 func (*RevokedNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RevokedNode) GetNode() *Node {
@@ -614,7 +699,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -626,7 +711,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -639,7 +724,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Server) GetNodeId() string {
@@ -681,7 +766,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +778,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +791,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Token) GetId() string {
@@ -789,7 +874,7 @@ type GossipKeys struct {
 
 func (x *GossipKeys) Reset() {
 	*x = GossipKeys{}
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +886,7 @@ func (x *GossipKeys) String() string {
 func (*GossipKeys) ProtoMessage() {}
 
 func (x *GossipKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +899,7 @@ func (x *GossipKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipKeys.ProtoReflect.Descriptor instead.
 func (*GossipKeys) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GossipKeys) GetPrimary() []byte {
@@ -855,7 +940,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +952,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +965,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Answer) GetRequestId() string {
@@ -1010,7 +1095,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1107,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1120,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *State) GetIndex() uint64 {
@@ -1193,7 +1278,7 @@ type SiteTranslation struct {
 
 func (x *SiteTranslation) Reset() {
 	*x = SiteTranslation{}
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1290,7 @@ func (x *SiteTranslation) String() string {
 func (*SiteTranslation) ProtoMessage() {}
 
 func (x *SiteTranslation) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1303,7 @@ func (x *SiteTranslation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteTranslation.ProtoReflect.Descriptor instead.
 func (*SiteTranslation) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SiteTranslation) GetSite() string {
@@ -1272,7 +1357,7 @@ type SiteRange struct {
 
 func (x *SiteRange) Reset() {
 	*x = SiteRange{}
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1369,7 @@ func (x *SiteRange) String() string {
 func (*SiteRange) ProtoMessage() {}
 
 func (x *SiteRange) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1382,7 @@ func (x *SiteRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteRange.ProtoReflect.Descriptor instead.
 func (*SiteRange) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SiteRange) GetSite() string {
@@ -1362,7 +1447,7 @@ type PlainPeer struct {
 
 func (x *PlainPeer) Reset() {
 	*x = PlainPeer{}
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1459,7 @@ func (x *PlainPeer) String() string {
 func (*PlainPeer) ProtoMessage() {}
 
 func (x *PlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1472,7 @@ func (x *PlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeer.ProtoReflect.Descriptor instead.
 func (*PlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PlainPeer) GetName() string {
@@ -1471,7 +1556,7 @@ type PlainCarrier struct {
 
 func (x *PlainCarrier) Reset() {
 	*x = PlainCarrier{}
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1568,7 @@ func (x *PlainCarrier) String() string {
 func (*PlainCarrier) ProtoMessage() {}
 
 func (x *PlainCarrier) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1581,7 @@ func (x *PlainCarrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainCarrier.ProtoReflect.Descriptor instead.
 func (*PlainCarrier) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PlainCarrier) GetNodeId() string {
@@ -1535,7 +1620,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1632,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1645,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Pool) GetName() string {
@@ -1657,7 +1742,7 @@ type PoolSubnet struct {
 
 func (x *PoolSubnet) Reset() {
 	*x = PoolSubnet{}
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1754,7 @@ func (x *PoolSubnet) String() string {
 func (*PoolSubnet) ProtoMessage() {}
 
 func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1767,7 @@ func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
 func (*PoolSubnet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PoolSubnet) GetIpv4() string {
@@ -1716,7 +1801,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1813,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1826,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Block) GetPool() string {
@@ -1813,7 +1898,7 @@ type FreedBlock struct {
 
 func (x *FreedBlock) Reset() {
 	*x = FreedBlock{}
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +1910,7 @@ func (x *FreedBlock) String() string {
 func (*FreedBlock) ProtoMessage() {}
 
 func (x *FreedBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +1923,7 @@ func (x *FreedBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
 func (*FreedBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FreedBlock) GetPool() string {
@@ -1886,7 +1971,7 @@ type StaticAddress struct {
 
 func (x *StaticAddress) Reset() {
 	*x = StaticAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1983,7 @@ func (x *StaticAddress) String() string {
 func (*StaticAddress) ProtoMessage() {}
 
 func (x *StaticAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +1996,7 @@ func (x *StaticAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
 func (*StaticAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StaticAddress) GetPool() string {
@@ -1983,7 +2068,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_skein_v1_state_proto_msgTypes[20]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2080,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[20]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2093,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Grant) GetPool() string {
@@ -2047,23 +2132,27 @@ type Egress struct {
 	Name              string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                                                                   // unique in the namespace
 	Destinations      []string               `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`                                                                   // CIDRs, sorted; 0.0.0.0/0 and ::/0 are everything outside the mesh
 	Gateways          map[string]string      `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // labels that a node has to have to be a gateway
-	Replicas          uint32                 `protobuf:"varint,5,opt,name=replicas,proto3" json:"replicas,omitempty"`                                                                          // slots
+	Replicas          uint32                 `protobuf:"varint,5,opt,name=replicas,proto3" json:"replicas,omitempty"`                                                                          // slots, those that drain among them; in a command: without them
 	Addresses         []*EgressAddress       `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`                                                                         // source address of slot 0, 1 ...; as many as replicas, or none: the gateway node's own
-	FouSourcePortAuto bool                   `protobuf:"varint,7,opt,name=fou_source_port_auto,json=fouSourcePortAuto,proto3" json:"fou_source_port_auto,omitempty"`                           // the tunnels' source port follows from the flow instead of being 5555
+	FouSourcePortAuto bool                   `protobuf:"varint,7,opt,name=fou_source_port_auto,json=fouSourcePortAuto,proto3" json:"fou_source_port_auto,omitempty"`                           // the tunnels' source port follows from the flow instead of being fou_port
 	Pool              string                 `protobuf:"bytes,8,opt,name=pool,proto3" json:"pool,omitempty"`                                                                                   // that the endpoints are taken from
 	LeaseMillis       uint32                 `protobuf:"varint,9,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"`                                                 // how long a gateway goes on without the leader; 0: [1200]
 	Probes            []string               `protobuf:"bytes,10,rep,name=probes,proto3" json:"probes,omitempty"`                                                                              // "icmp:ADDRESS" or "tcp:ADDRESS:PORT" inside the destinations, by which gateways are judged
 	Endpoints         []*EgressAddress       `protobuf:"bytes,11,rep,name=endpoints,proto3" json:"endpoints,omitempty"`                                                                        // the tunnels' address at the gateway, of slot 0, 1 ...; the leader takes them from the pool
 	CreatedAt         int64                  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	CreatedIndex      uint64                 `protobuf:"varint,13,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"`
-	ChangedIndex      uint64                 `protobuf:"varint,14,opt,name=changed_index,json=changedIndex,proto3" json:"changed_index,omitempty"` // of the last event that defined or changed it
+	ChangedIndex      uint64                 `protobuf:"varint,14,opt,name=changed_index,json=changedIndex,proto3" json:"changed_index,omitempty"`    // of the last event that defined or changed it
+	Draining          uint32                 `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`                                // so many of the highest slots take no new flows, and end with their last one; the leader's
+	DrainingSince     int64                  `protobuf:"varint,16,opt,name=draining_since,json=drainingSince,proto3" json:"draining_since,omitempty"` // when the newest of them began to
+	DrainMillis       uint32                 `protobuf:"varint,17,opt,name=drain_millis,json=drainMillis,proto3" json:"drain_millis,omitempty"`       // how long slots drain at most; 0: [600000]
+	Spread            string                 `protobuf:"bytes,18,opt,name=spread,proto3" json:"spread,omitempty"`                                     // what is spread over slots: "client", which empty is too, or "flow"
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_skein_v1_state_proto_msgTypes[21]
+	mi := &file_skein_v1_state_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2164,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[21]
+	mi := &file_skein_v1_state_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2177,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Egress) GetNamespace() string {
@@ -2189,6 +2278,34 @@ func (x *Egress) GetChangedIndex() uint64 {
 	return 0
 }
 
+func (x *Egress) GetDraining() uint32 {
+	if x != nil {
+		return x.Draining
+	}
+	return 0
+}
+
+func (x *Egress) GetDrainingSince() int64 {
+	if x != nil {
+		return x.DrainingSince
+	}
+	return 0
+}
+
+func (x *Egress) GetDrainMillis() uint32 {
+	if x != nil {
+		return x.DrainMillis
+	}
+	return 0
+}
+
+func (x *Egress) GetSpread() string {
+	if x != nil {
+		return x.Spread
+	}
+	return ""
+}
+
 type EgressAddress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ipv4          string                 `protobuf:"bytes,1,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
@@ -2199,7 +2316,7 @@ type EgressAddress struct {
 
 func (x *EgressAddress) Reset() {
 	*x = EgressAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[22]
+	mi := &file_skein_v1_state_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2328,7 @@ func (x *EgressAddress) String() string {
 func (*EgressAddress) ProtoMessage() {}
 
 func (x *EgressAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[22]
+	mi := &file_skein_v1_state_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2341,7 @@ func (x *EgressAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
 func (*EgressAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EgressAddress) GetIpv4() string {
@@ -2261,7 +2378,7 @@ type EgressSlot struct {
 
 func (x *EgressSlot) Reset() {
 	*x = EgressSlot{}
-	mi := &file_skein_v1_state_proto_msgTypes[23]
+	mi := &file_skein_v1_state_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2390,7 @@ func (x *EgressSlot) String() string {
 func (*EgressSlot) ProtoMessage() {}
 
 func (x *EgressSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[23]
+	mi := &file_skein_v1_state_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2403,7 @@ func (x *EgressSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
 func (*EgressSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EgressSlot) GetNamespace() string {
@@ -2377,7 +2494,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12!\n" +
 	"\foverlay_ipv4\x18\x03 \x01(\tR\voverlayIpv4\x12!\n" +
 	"\foverlay_ipv6\x18\x04 \x01(\tR\voverlayIpv6\x12\x19\n" +
-	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xc9\x05\n" +
+	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xdc\x06\n" +
 	"\bSettings\x12:\n" +
 	"\x19handshake_timeout_seconds\x18\x01 \x01(\rR\x17handshakeTimeoutSeconds\x12A\n" +
 	"\x1ddirect_retry_interval_seconds\x18\x02 \x01(\rR\x1adirectRetryIntervalSeconds\x12@\n" +
@@ -2394,10 +2511,17 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	" \x03(\tR\tpodRanges\x12\x1a\n" +
 	"\btopology\x18\v \x01(\tR\btopology\x12(\n" +
 	"\x10leaders_per_site\x18\f \x01(\rR\x0eleadersPerSite\x12I\n" +
-	"\rsite_topology\x18\r \x03(\v2$.skein.v1.Settings.SiteTopologyEntryR\fsiteTopology\x1a?\n" +
+	"\rsite_topology\x18\r \x03(\v2$.skein.v1.Settings.SiteTopologyEntryR\fsiteTopology\x12!\n" +
+	"\fstun_servers\x18\x1e \x03(\tR\vstunServers\x12\x12\n" +
+	"\x04stun\x18\x1f \x01(\tR\x04stun\x12\x19\n" +
+	"\bfou_port\x18  \x01(\rR\afouPort\x12?\n" +
+	"\x0ffou_port_change\x18! \x01(\v2\x17.skein.v1.FouPortChangeR\rfouPortChange\x1a?\n" +
 	"\x11SiteTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"=\n" +
+	"\rFouPortChange\x12\x16\n" +
+	"\x06former\x18\x01 \x01(\rR\x06former\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x03R\x05since\"\xc7\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2592,7 +2716,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x17\n" +
 	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x1c\n" +
-	"\taddresses\x18\x04 \x01(\rR\taddresses\"\xca\x04\n" +
+	"\taddresses\x18\x04 \x01(\rR\taddresses\"\xc8\x05\n" +
 	"\x06Egress\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\"\n" +
@@ -2609,7 +2733,11 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12#\n" +
 	"\rcreated_index\x18\r \x01(\x04R\fcreatedIndex\x12#\n" +
-	"\rchanged_index\x18\x0e \x01(\x04R\fchangedIndex\x1a;\n" +
+	"\rchanged_index\x18\x0e \x01(\x04R\fchangedIndex\x12\x1a\n" +
+	"\bdraining\x18\x0f \x01(\rR\bdraining\x12%\n" +
+	"\x0edraining_since\x18\x10 \x01(\x03R\rdrainingSince\x12!\n" +
+	"\fdrain_millis\x18\x11 \x01(\rR\vdrainMillis\x12\x16\n" +
+	"\x06spread\x18\x12 \x01(\tR\x06spread\x1a;\n" +
 	"\rGatewaysEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
@@ -2644,81 +2772,83 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),         // 0: skein.v1.Cluster
 	(*Settings)(nil),        // 1: skein.v1.Settings
-	(*Node)(nil),            // 2: skein.v1.Node
-	(*NodeSettings)(nil),    // 3: skein.v1.NodeSettings
-	(*PodCidrs)(nil),        // 4: skein.v1.PodCidrs
-	(*RevokedNode)(nil),     // 5: skein.v1.RevokedNode
-	(*Server)(nil),          // 6: skein.v1.Server
-	(*Token)(nil),           // 7: skein.v1.Token
-	(*GossipKeys)(nil),      // 8: skein.v1.GossipKeys
-	(*Answer)(nil),          // 9: skein.v1.Answer
-	(*State)(nil),           // 10: skein.v1.State
-	(*SiteTranslation)(nil), // 11: skein.v1.SiteTranslation
-	(*SiteRange)(nil),       // 12: skein.v1.SiteRange
-	(*PlainPeer)(nil),       // 13: skein.v1.PlainPeer
-	(*PlainCarrier)(nil),    // 14: skein.v1.PlainCarrier
-	(*Pool)(nil),            // 15: skein.v1.Pool
-	(*PoolSubnet)(nil),      // 16: skein.v1.PoolSubnet
-	(*Block)(nil),           // 17: skein.v1.Block
-	(*FreedBlock)(nil),      // 18: skein.v1.FreedBlock
-	(*StaticAddress)(nil),   // 19: skein.v1.StaticAddress
-	(*Grant)(nil),           // 20: skein.v1.Grant
-	(*Egress)(nil),          // 21: skein.v1.Egress
-	(*EgressAddress)(nil),   // 22: skein.v1.EgressAddress
-	(*EgressSlot)(nil),      // 23: skein.v1.EgressSlot
-	nil,                     // 24: skein.v1.Settings.SiteTopologyEntry
-	nil,                     // 25: skein.v1.Node.LabelsEntry
-	nil,                     // 26: skein.v1.Pool.QuotasEntry
-	nil,                     // 27: skein.v1.Egress.GatewaysEntry
+	(*FouPortChange)(nil),   // 2: skein.v1.FouPortChange
+	(*Node)(nil),            // 3: skein.v1.Node
+	(*NodeSettings)(nil),    // 4: skein.v1.NodeSettings
+	(*PodCidrs)(nil),        // 5: skein.v1.PodCidrs
+	(*RevokedNode)(nil),     // 6: skein.v1.RevokedNode
+	(*Server)(nil),          // 7: skein.v1.Server
+	(*Token)(nil),           // 8: skein.v1.Token
+	(*GossipKeys)(nil),      // 9: skein.v1.GossipKeys
+	(*Answer)(nil),          // 10: skein.v1.Answer
+	(*State)(nil),           // 11: skein.v1.State
+	(*SiteTranslation)(nil), // 12: skein.v1.SiteTranslation
+	(*SiteRange)(nil),       // 13: skein.v1.SiteRange
+	(*PlainPeer)(nil),       // 14: skein.v1.PlainPeer
+	(*PlainCarrier)(nil),    // 15: skein.v1.PlainCarrier
+	(*Pool)(nil),            // 16: skein.v1.Pool
+	(*PoolSubnet)(nil),      // 17: skein.v1.PoolSubnet
+	(*Block)(nil),           // 18: skein.v1.Block
+	(*FreedBlock)(nil),      // 19: skein.v1.FreedBlock
+	(*StaticAddress)(nil),   // 20: skein.v1.StaticAddress
+	(*Grant)(nil),           // 21: skein.v1.Grant
+	(*Egress)(nil),          // 22: skein.v1.Egress
+	(*EgressAddress)(nil),   // 23: skein.v1.EgressAddress
+	(*EgressSlot)(nil),      // 24: skein.v1.EgressSlot
+	nil,                     // 25: skein.v1.Settings.SiteTopologyEntry
+	nil,                     // 26: skein.v1.Node.LabelsEntry
+	nil,                     // 27: skein.v1.Pool.QuotasEntry
+	nil,                     // 28: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	24, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
-	25, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
-	4,  // 2: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
-	3,  // 3: skein.v1.Node.settings:type_name -> skein.v1.NodeSettings
-	2,  // 4: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
-	2,  // 5: skein.v1.Answer.node:type_name -> skein.v1.Node
-	7,  // 6: skein.v1.Answer.token:type_name -> skein.v1.Token
-	15, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
-	17, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
-	19, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
-	20, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	21, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
-	23, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
-	13, // 13: skein.v1.Answer.plain_peer:type_name -> skein.v1.PlainPeer
-	0,  // 14: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 15: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 16: skein.v1.State.nodes:type_name -> skein.v1.Node
-	5,  // 17: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	6,  // 18: skein.v1.State.servers:type_name -> skein.v1.Server
-	7,  // 19: skein.v1.State.tokens:type_name -> skein.v1.Token
-	8,  // 20: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	9,  // 21: skein.v1.State.answers:type_name -> skein.v1.Answer
-	15, // 22: skein.v1.State.pools:type_name -> skein.v1.Pool
-	17, // 23: skein.v1.State.blocks:type_name -> skein.v1.Block
-	18, // 24: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	19, // 25: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	20, // 26: skein.v1.State.grants:type_name -> skein.v1.Grant
-	21, // 27: skein.v1.State.egresses:type_name -> skein.v1.Egress
-	23, // 28: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
-	13, // 29: skein.v1.State.plain_peers:type_name -> skein.v1.PlainPeer
-	12, // 30: skein.v1.State.site_ranges:type_name -> skein.v1.SiteRange
-	11, // 31: skein.v1.State.translations:type_name -> skein.v1.SiteTranslation
-	14, // 32: skein.v1.PlainPeer.carriers:type_name -> skein.v1.PlainCarrier
-	16, // 33: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	26, // 34: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	27, // 35: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
-	22, // 36: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
-	22, // 37: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	25, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
+	2,  // 1: skein.v1.Settings.fou_port_change:type_name -> skein.v1.FouPortChange
+	26, // 2: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	5,  // 3: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
+	4,  // 4: skein.v1.Node.settings:type_name -> skein.v1.NodeSettings
+	3,  // 5: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
+	3,  // 6: skein.v1.Answer.node:type_name -> skein.v1.Node
+	8,  // 7: skein.v1.Answer.token:type_name -> skein.v1.Token
+	16, // 8: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	18, // 9: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	20, // 10: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	21, // 11: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	22, // 12: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	24, // 13: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	14, // 14: skein.v1.Answer.plain_peer:type_name -> skein.v1.PlainPeer
+	0,  // 15: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 16: skein.v1.State.settings:type_name -> skein.v1.Settings
+	3,  // 17: skein.v1.State.nodes:type_name -> skein.v1.Node
+	6,  // 18: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	7,  // 19: skein.v1.State.servers:type_name -> skein.v1.Server
+	8,  // 20: skein.v1.State.tokens:type_name -> skein.v1.Token
+	9,  // 21: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	10, // 22: skein.v1.State.answers:type_name -> skein.v1.Answer
+	16, // 23: skein.v1.State.pools:type_name -> skein.v1.Pool
+	18, // 24: skein.v1.State.blocks:type_name -> skein.v1.Block
+	19, // 25: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	20, // 26: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	21, // 27: skein.v1.State.grants:type_name -> skein.v1.Grant
+	22, // 28: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	24, // 29: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	14, // 30: skein.v1.State.plain_peers:type_name -> skein.v1.PlainPeer
+	13, // 31: skein.v1.State.site_ranges:type_name -> skein.v1.SiteRange
+	12, // 32: skein.v1.State.translations:type_name -> skein.v1.SiteTranslation
+	15, // 33: skein.v1.PlainPeer.carriers:type_name -> skein.v1.PlainCarrier
+	17, // 34: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	27, // 35: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	28, // 36: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	23, // 37: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	23, // 38: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -2732,7 +2862,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

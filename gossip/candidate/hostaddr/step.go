@@ -7,6 +7,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Step publishes this host's own addresses. SetInternal may be called by any goroutine.
@@ -14,11 +15,11 @@ type Step struct {
 	Port uint16 // WireGuard's
 
 	mu       sync.Mutex
-	internal netip.Addr // one that was asked for; the zero Addr: none
+	internal netip.Addr // the one inside of the site, if it was named; the zero Addr: it was not
 	wake     func()     // asks for a look; nil before the first one
 }
 
-// SetInternal changes the address that is published first; the zero Addr: none.
+// SetInternal names the host's address inside of its site, instead of all that it has; the zero Addr: all of them.
 func (s *Step) SetInternal(a netip.Addr) {
 	s.mu.Lock()
 	changed := a != s.internal
@@ -45,8 +46,25 @@ func (s *Step) Look(_ context.Context, r candidate.Request) (f candidate.Found) 
 	if internal.IsValid() {
 		add(internal, "config")
 	}
-	for _, a := range r.Host.Addrs {
-		add(a, "interface")
+	for _, a := range Offered(r.Host.Addrs, internal) {
+		if a != internal {
+			add(a, "interface")
+		}
 	}
 	return f
+}
+
+// Offered are the addresses of the interfaces that others are told, where internal is the one inside of the site: besides
+// it the public ones alone, by which the host is reached from outside. The zero Addr: all.
+func Offered(addrs []netip.Addr, internal netip.Addr) []netip.Addr {
+	if !internal.IsValid() {
+		return addrs
+	}
+	out := []netip.Addr{internal}
+	for _, a := range addrs {
+		if a != internal && addr.Public(a) {
+			out = append(out, a)
+		}
+	}
+	return out
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -133,6 +135,9 @@ func text(f candidate.Found) string {
 	var out []string
 	for _, c := range f.Candidates {
 		out = append(out, c.Address+" "+c.Source)
+		if at, err := netip.ParseAddrPort(c.Address); err != nil || !slices.Contains(f.Elastic, at.Addr()) {
+			out = append(out, "which is not among the elastic addresses")
+		}
 	}
 	return strings.Join(out, ", ")
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +64,7 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 		s.last = addrs
 	}
 	f.Notes = []candidate.Note{note}
+	f.Elastic = slices.Clone(s.last)
 	for _, a := range s.last {
 		f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, netip.AddrPortFrom(a, s.port), candidate.PriorityReflexive, s.Source()))
 	}

@@ -124,6 +124,9 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 			words <- word{Found: s.Look(ctx, candidate.Request{Host: host, Full: true, Fresh: true})}
 		case "gone":
 			words <- word{Found: s.Look(ctx, candidate.Request{Full: true, Fresh: true})}
+		case "protocols":
+			s.SetProtocols(strings.FieldsFunc(arguments, func(r rune) bool { return r == ',' }))
+			words <- word{}
 		case "release":
 			s.Release(ctx)
 			words <- word{}
@@ -514,4 +517,20 @@ func TestRouterThatSpeaksNone(t *testing.T) {
 	for !h.read().Woken {
 	}
 	h.granted(h.order("full"), PCP)
+}
+
+// Protocols that may not be used any more give back what they got, and others take their place; none asks nobody.
+func TestProtocolsChange(t *testing.T) {
+	h := newHome(t, internet, "pcp,natpmp,upnp")
+	h.granted(h.order("full"), PCP)
+	h.order("protocols pcp,upnp")
+	h.granted(h.order("check"), PCP)
+	h.order("protocols upnp")
+	h.granted(h.order("check"), UPnP)
+	h.order("protocols")
+	if f := h.order("full"); len(f.Candidates)+len(f.Notes) > 0 || f.Again != 0 || h.mappings() != 0 {
+		t.Errorf("without protocols: %+v, and %d mappings at the router", f, h.mappings())
+	}
+	h.order("protocols natpmp")
+	h.granted(h.order("check"), NATPMP)
 }

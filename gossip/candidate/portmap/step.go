@@ -44,6 +44,12 @@ const (
 type Step struct {
 	c Config
 
+	mu   sync.Mutex
+	want []string // the protocols that may be used; guarded by mu
+	wake func()   // guarded by mu; nil before the first Look
+
+	protocols []string // as of the last Look
+
 	// Owned by Look, and after the last one by Release.
 	lease *lease
 	notes []candidate.Note
@@ -60,7 +66,40 @@ func New(c Config) (*Step, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Step{c: c}, nil
+	return &Step{c: c, want: c.Protocols, protocols: c.Protocols}, nil
+}
+
+// SetProtocols changes which protocols may be used, some of Protocols. A mapping by one that may not be used any more
+// is given back.
+func (s *Step) SetProtocols(protocols []string) {
+	s.mu.Lock()
+	changed := !slices.Equal(protocols, s.want)
+	s.want = protocols
+	wake := s.wake
+	s.mu.Unlock()
+	if changed && wake != nil {
+		wake()
+	}
+}
+
+// follow takes in which protocols may be used now.
+func (s *Step) follow(ctx context.Context, wake func()) {
+	s.mu.Lock()
+	protocols := s.want
+	s.wake = wake
+	s.mu.Unlock()
+	if slices.Equal(protocols, s.protocols) {
+		return
+	}
+	s.protocols, s.notes = protocols, nil
+	if s.lease != nil && !slices.Contains(protocols, s.lease.protocol) {
+		s.release(ctx)
+		s.lease = nil
+	}
+	if len(protocols) == 0 && s.heard != nil {
+		s.heard.close()
+		s.heard = nil
+	}
 }
 
 // Source names the step; each candidate has the name of its protocol.
@@ -68,6 +107,9 @@ func (*Step) Source() string { return "portmap" }
 
 // Look gets a mapping, or sees to it that the one there is holds.
 func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
+	if s.follow(ctx, r.Wake); len(s.protocols) == 0 {
+		return candidate.Found{}
+	}
 	g, why := choose(r.Host)
 	if why != "" {
 		s.lease = nil
@@ -225,7 +267,7 @@ func (s *Step) offers(ctx context.Context, g candidate.Gateway) map[string]offer
 	var mu sync.Mutex
 	out := map[string]offer{}
 	var running sync.WaitGroup
-	for _, protocol := range s.c.Protocols {
+	for _, protocol := range s.protocols {
 		running.Go(func() {
 			var o offer
 			switch protocol {
@@ -300,6 +342,10 @@ func (s *Step) Release(ctx context.Context) {
 	if s.heard != nil {
 		s.heard.close()
 	}
+	s.release(ctx)
+}
+
+func (s *Step) release(ctx context.Context) {
 	if s.lease == nil {
 		return
 	}

@@ -25,6 +25,7 @@ type Evidence struct {
 	Port         uint16       // WireGuard's
 	Local        []netip.Addr // addresses of this host
 	Servers      int          // asked
+	Off          bool         // STUN is switched off
 	Doubtful     bool         // none answered, and nothing shows that any of them is up
 	Observations []candidate.Observation
 	Tests
@@ -236,6 +237,10 @@ func (e Evidence) advice(a Assessment) []string {
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if e.Servers > 0 && e.unanswered() {
 		say("none of %d STUN servers answered, and it cannot be told whether they are up: asking again", e.Servers)
+		return out
+	}
+	if e.Off {
+		say("STUN is switched off (natTraversal.stun, or the cluster's setting): what NAT is in front of this host is not known, and candidates are tried all the same")
 		return out
 	}
 	switch a.NAT {

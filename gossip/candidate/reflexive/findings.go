@@ -17,6 +17,7 @@ type findings struct {
 	hairpin bool
 	kept    bool // nobody answered this time; v4, v6 and hairpin are those of the last time somebody did
 	spare   bool // no STUN server answered, but WireGuard ports of peers did
+	off     bool // nobody is to be asked
 	at      time.Time
 }
 
@@ -29,7 +30,7 @@ func (f findings) report() candidate.NATReport {
 		main = a6 // IPv4 says nothing, IPv6 does
 	}
 	if f.v4.Servers == 0 && f.v6.Servers == 0 {
-		main = Assess(Evidence{Port: f.port, Local: f.local})
+		main = Assess(Evidence{Port: f.port, Local: f.local, Off: f.off})
 	}
 	r := candidate.NATReport{
 		NAT: main.NAT, Mapping: main.Mapping, Filtering: main.Filtering, Advice: main.Advice,

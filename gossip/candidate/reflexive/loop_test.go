@@ -401,12 +401,12 @@ func TestServersCanBeChanged(t *testing.T) {
 			t.Errorf("without servers: %+v", r)
 		}
 		list := append(strings.Split(two, ","), "192.168.1.2:3478", "no port:", "[2001:db8::1]:3478")
-		w.step.SetServers(list)
+		w.step.SetServers(list, false)
 		if r := w.one(w.after(2 * time.Second)); !r.UDP || len(r.Mapped) != 2 {
 			t.Errorf("with servers: %+v", r)
 		}
 		w.requests()
-		w.step.SetServers(list)
+		w.step.SetServers(list, false)
 		if w.after(time.Second); w.requests() != 0 {
 			t.Error("the same servers made a run")
 		}

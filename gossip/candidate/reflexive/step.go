@@ -37,6 +37,7 @@ type Config struct {
 	Port    int      // WireGuard's UDP port
 	Mark    uint32   // SO_MARK of the fresh sockets
 	Servers []string // STUN servers, host:port; names are looked up at each run
+	Off     bool     // STUN is switched off: Servers are none, and the advice says why
 	// Alive says whether the node behind a STUN server's address is known to be up by another way, such as a relay session of
 	// another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not declare itself unreachable to them.
 	// Without it, silence at the start counts as blocked, and silence later as servers away.
@@ -55,6 +56,7 @@ type Step struct {
 
 	mu      sync.Mutex // guards what follows
 	servers []string
+	off     bool             // nobody is to be asked
 	spare   []netip.AddrPort // asked when no server answers
 	wake    func()
 	soon    func()
@@ -90,7 +92,7 @@ func New(c Config) (*Step, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Step{
-		c: c, wg: newAsker(c.Socket.Send), names: resolve.New(c.Lookup), servers: slices.Clone(c.Servers),
+		c: c, wg: newAsker(c.Socket.Send), names: resolve.New(c.Lookup), servers: slices.Clone(c.Servers), off: c.Off,
 		run: state{answered: map[netip.AddrPort]bool{}},
 	}, nil
 }
@@ -106,15 +108,16 @@ func (s *Step) HandleSTUN(from netip.AddrPort, _ netip.Addr, payload []byte, _ t
 	}
 }
 
-// SetServers changes the STUN servers (host:port; what cannot be parsed is left out) and looks again if they differ. Any goroutine may call it.
-func (s *Step) SetServers(servers []string) {
+// SetServers changes the STUN servers (host:port; what cannot be parsed is left out) and looks again if they differ; off: nobody is to be
+// asked, and the advice says so. Any goroutine may call it.
+func (s *Step) SetServers(servers []string, off bool) {
 	servers = slices.DeleteFunc(slices.Clone(servers), func(name string) bool {
 		_, _, err := resolve.Split(name, defaultPort)
 		return err != nil
 	})
 	s.mu.Lock()
-	same := slices.Equal(servers, s.servers)
-	s.servers = servers
+	same := slices.Equal(servers, s.servers) && off == s.off
+	s.servers, s.off = servers, off
 	wake := s.wake
 	s.mu.Unlock()
 	if !same && wake != nil {
@@ -186,6 +189,8 @@ func (s *Step) tell(f findings, report candidate.NATReport) candidate.Found {
 // pause is the time until the next look.
 func (s *Step) pause() time.Duration {
 	switch {
+	case s.run.found.off:
+		return lookEvery // SetServers wakes it
 	case !s.run.report.UDP && s.run.attempt > 0:
 		return min(retryFirst<<min(s.run.attempt-1, 5), retryLast)
 	case s.run.found.translated():
@@ -267,7 +272,10 @@ func doubtful(before, now candidate.NATReport, f, last findings) bool {
 }
 
 func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, candidate.NATReport) {
-	f := findings{port: uint16(s.c.Port), local: r.Host.Addrs, at: time.Now()}
+	s.mu.Lock()
+	off := s.off
+	s.mu.Unlock()
+	f := findings{port: uint16(s.c.Port), local: r.Host.Addrs, at: time.Now(), off: off}
 	servers := s.chosen(ctx, r.Host)
 	ask := func(ctx context.Context, server netip.AddrPort) seen { return askServer(ctx, s.wg, server) }
 	answered := func(x seen) bool { return len(x.observations) > 0 }

@@ -71,6 +71,8 @@ const (
 	AgentServiceGraphProcedure = "/skein.v1.AgentService/Graph"
 	// AgentServicePlanProcedure is the fully-qualified name of the AgentService's Plan RPC.
 	AgentServicePlanProcedure = "/skein.v1.AgentService/Plan"
+	// AgentServicePlanStepsProcedure is the fully-qualified name of the AgentService's PlanSteps RPC.
+	AgentServicePlanStepsProcedure = "/skein.v1.AgentService/PlanSteps"
 	// AgentServiceDownProcedure is the fully-qualified name of the AgentService's Down RPC.
 	AgentServiceDownProcedure = "/skein.v1.AgentService/Down"
 	// AgentServiceRelayProcedure is the fully-qualified name of the AgentService's Relay RPC.
@@ -133,6 +135,9 @@ const (
 	// AgentServiceRotateGossipKeyProcedure is the fully-qualified name of the AgentService's
 	// RotateGossipKey RPC.
 	AgentServiceRotateGossipKeyProcedure = "/skein.v1.AgentService/RotateGossipKey"
+	// AgentServiceRotateNodeKeyProcedure is the fully-qualified name of the AgentService's
+	// RotateNodeKey RPC.
+	AgentServiceRotateNodeKeyProcedure = "/skein.v1.AgentService/RotateNodeKey"
 	// AgentServiceAddPlainPeerProcedure is the fully-qualified name of the AgentService's AddPlainPeer
 	// RPC.
 	AgentServiceAddPlainPeerProcedure = "/skein.v1.AgentService/AddPlainPeer"
@@ -153,6 +158,10 @@ const (
 	AgentServiceUsageProcedure = "/skein.v1.AgentService/Usage"
 	// AgentServiceProfileProcedure is the fully-qualified name of the AgentService's Profile RPC.
 	AgentServiceProfileProcedure = "/skein.v1.AgentService/Profile"
+	// AgentServiceReloadProcedure is the fully-qualified name of the AgentService's Reload RPC.
+	AgentServiceReloadProcedure = "/skein.v1.AgentService/Reload"
+	// AgentServiceJournalProcedure is the fully-qualified name of the AgentService's Journal RPC.
+	AgentServiceJournalProcedure = "/skein.v1.AgentService/Journal"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -175,7 +184,9 @@ type AgentServiceClient interface {
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
 	// Graph is what skein graph draws: members, sites, relays and this node's paths, now or at a moment of the past.
 	Graph(context.Context, *v1.GraphRequest) (*v1.GraphResponse, error)
+	// Plan is what a node's kernel should hold, now or at a moment of the past.
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
+	PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
 	CreatePool(context.Context, *v1.CreatePoolRequest) (*v1.PoolResponse, error)
@@ -203,6 +214,8 @@ type AgentServiceClient interface {
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
 	// RotateGossipKey has the leader make a new gossip key.
 	RotateGossipKey(context.Context, *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error)
+	// RotateNodeKey gives this host another WireGuard key, without losing what its tunnels carry.
+	RotateNodeKey(context.Context, *v1.RotateNodeKeyRequest) (*v1.RotateNodeKeyResponse, error)
 	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
@@ -216,6 +229,11 @@ type AgentServiceClient interface {
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
 	Profile(context.Context, *v1.ProfileRequest) (*connect.ServerStreamForClient[v1.ProfileResponse], error)
+	// Reload reads the agent's configuration file anew: that which it was started with, since the request names none. A
+	// file that is wrong anywhere changes nothing.
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
+	// Journal gives the newest entries of this node's journal.
+	Journal(context.Context, *v1.JournalRequest) (*v1.JournalResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -329,6 +347,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AgentServicePlanProcedure,
 			connect.WithSchema(agentServiceMethods.ByName("Plan")),
+			connect.WithClientOptions(opts...),
+		),
+		planSteps: connect.NewClient[v1.PlanStepsRequest, v1.PlanStepsResponse](
+			httpClient,
+			baseURL+AgentServicePlanStepsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("PlanSteps")),
 			connect.WithClientOptions(opts...),
 		),
 		down: connect.NewClient[v1.DownRequest, v1.DownResponse](
@@ -487,6 +511,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("RotateGossipKey")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateNodeKey: connect.NewClient[v1.RotateNodeKeyRequest, v1.RotateNodeKeyResponse](
+			httpClient,
+			baseURL+AgentServiceRotateNodeKeyProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RotateNodeKey")),
+			connect.WithClientOptions(opts...),
+		),
 		addPlainPeer: connect.NewClient[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse](
 			httpClient,
 			baseURL+AgentServiceAddPlainPeerProcedure,
@@ -535,6 +565,18 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Profile")),
 			connect.WithClientOptions(opts...),
 		),
+		reload: connect.NewClient[v1.ReloadRequest, v1.ReloadResponse](
+			httpClient,
+			baseURL+AgentServiceReloadProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Reload")),
+			connect.WithClientOptions(opts...),
+		),
+		journal: connect.NewClient[v1.JournalRequest, v1.JournalResponse](
+			httpClient,
+			baseURL+AgentServiceJournalProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Journal")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -557,6 +599,7 @@ type agentServiceClient struct {
 	explainPeer           *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
 	graph                 *connect.Client[v1.GraphRequest, v1.GraphResponse]
 	plan                  *connect.Client[v1.PlanRequest, v1.PlanResponse]
+	planSteps             *connect.Client[v1.PlanStepsRequest, v1.PlanStepsResponse]
 	down                  *connect.Client[v1.DownRequest, v1.DownResponse]
 	relay                 *connect.Client[v1.RelayRequest, v1.RelayResponse]
 	createPool            *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
@@ -583,6 +626,7 @@ type agentServiceClient struct {
 	setRole               *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
 	setNode               *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
 	rotateGossipKey       *connect.Client[v1.RotateGossipKeyRequest, v1.RotateGossipKeyResponse]
+	rotateNodeKey         *connect.Client[v1.RotateNodeKeyRequest, v1.RotateNodeKeyResponse]
 	addPlainPeer          *connect.Client[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse]
 	plainPeers            *connect.Client[v1.PlainPeersRequest, v1.PlainPeersResponse]
 	removePlainPeer       *connect.Client[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse]
@@ -591,6 +635,8 @@ type agentServiceClient struct {
 	sites                 *connect.Client[v1.SitesRequest, v1.SitesResponse]
 	usage                 *connect.Client[v1.UsageRequest, v1.UsageResponse]
 	profile               *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
+	reload                *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
+	journal               *connect.Client[v1.JournalRequest, v1.JournalResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -736,6 +782,15 @@ func (c *agentServiceClient) Graph(ctx context.Context, req *v1.GraphRequest) (*
 // Plan calls skein.v1.AgentService.Plan.
 func (c *agentServiceClient) Plan(ctx context.Context, req *v1.PlanRequest) (*v1.PlanResponse, error) {
 	response, err := c.plan.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// PlanSteps calls skein.v1.AgentService.PlanSteps.
+func (c *agentServiceClient) PlanSteps(ctx context.Context, req *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error) {
+	response, err := c.planSteps.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -976,6 +1031,15 @@ func (c *agentServiceClient) RotateGossipKey(ctx context.Context, req *v1.Rotate
 	return nil, err
 }
 
+// RotateNodeKey calls skein.v1.AgentService.RotateNodeKey.
+func (c *agentServiceClient) RotateNodeKey(ctx context.Context, req *v1.RotateNodeKeyRequest) (*v1.RotateNodeKeyResponse, error) {
+	response, err := c.rotateNodeKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AddPlainPeer calls skein.v1.AgentService.AddPlainPeer.
 func (c *agentServiceClient) AddPlainPeer(ctx context.Context, req *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
 	response, err := c.addPlainPeer.CallUnary(ctx, connect.NewRequest(req))
@@ -1044,6 +1108,24 @@ func (c *agentServiceClient) Profile(ctx context.Context, req *v1.ProfileRequest
 	return c.profile.CallServerStream(ctx, connect.NewRequest(req))
 }
 
+// Reload calls skein.v1.AgentService.Reload.
+func (c *agentServiceClient) Reload(ctx context.Context, req *v1.ReloadRequest) (*v1.ReloadResponse, error) {
+	response, err := c.reload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Journal calls skein.v1.AgentService.Journal.
+func (c *agentServiceClient) Journal(ctx context.Context, req *v1.JournalRequest) (*v1.JournalResponse, error) {
+	response, err := c.journal.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -1064,7 +1146,9 @@ type AgentServiceHandler interface {
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
 	// Graph is what skein graph draws: members, sites, relays and this node's paths, now or at a moment of the past.
 	Graph(context.Context, *v1.GraphRequest) (*v1.GraphResponse, error)
+	// Plan is what a node's kernel should hold, now or at a moment of the past.
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
+	PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
 	CreatePool(context.Context, *v1.CreatePoolRequest) (*v1.PoolResponse, error)
@@ -1092,6 +1176,8 @@ type AgentServiceHandler interface {
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
 	// RotateGossipKey has the leader make a new gossip key.
 	RotateGossipKey(context.Context, *v1.RotateGossipKeyRequest) (*v1.RotateGossipKeyResponse, error)
+	// RotateNodeKey gives this host another WireGuard key, without losing what its tunnels carry.
+	RotateNodeKey(context.Context, *v1.RotateNodeKeyRequest) (*v1.RotateNodeKeyResponse, error)
 	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
@@ -1105,6 +1191,11 @@ type AgentServiceHandler interface {
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
 	Profile(context.Context, *v1.ProfileRequest, *connect.ServerStream[v1.ProfileResponse]) error
+	// Reload reads the agent's configuration file anew: that which it was started with, since the request names none. A
+	// file that is wrong anywhere changes nothing.
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
+	// Journal gives the newest entries of this node's journal.
+	Journal(context.Context, *v1.JournalRequest) (*v1.JournalResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -1214,6 +1305,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		AgentServicePlanProcedure,
 		svc.Plan,
 		connect.WithSchema(agentServiceMethods.ByName("Plan")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServicePlanStepsHandler := connect.NewUnaryHandlerSimple(
+		AgentServicePlanStepsProcedure,
+		svc.PlanSteps,
+		connect.WithSchema(agentServiceMethods.ByName("PlanSteps")),
 		connect.WithHandlerOptions(opts...),
 	)
 	agentServiceDownHandler := connect.NewUnaryHandlerSimple(
@@ -1372,6 +1469,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("RotateGossipKey")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceRotateNodeKeyHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRotateNodeKeyProcedure,
+		svc.RotateNodeKey,
+		connect.WithSchema(agentServiceMethods.ByName("RotateNodeKey")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceAddPlainPeerHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceAddPlainPeerProcedure,
 		svc.AddPlainPeer,
@@ -1420,6 +1523,18 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Profile")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceReloadHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceReloadProcedure,
+		svc.Reload,
+		connect.WithSchema(agentServiceMethods.ByName("Reload")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceJournalHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceJournalProcedure,
+		svc.Journal,
+		connect.WithSchema(agentServiceMethods.ByName("Journal")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -1456,6 +1571,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceGraphHandler.ServeHTTP(w, r)
 		case AgentServicePlanProcedure:
 			agentServicePlanHandler.ServeHTTP(w, r)
+		case AgentServicePlanStepsProcedure:
+			agentServicePlanStepsHandler.ServeHTTP(w, r)
 		case AgentServiceDownProcedure:
 			agentServiceDownHandler.ServeHTTP(w, r)
 		case AgentServiceRelayProcedure:
@@ -1508,6 +1625,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceSetNodeHandler.ServeHTTP(w, r)
 		case AgentServiceRotateGossipKeyProcedure:
 			agentServiceRotateGossipKeyHandler.ServeHTTP(w, r)
+		case AgentServiceRotateNodeKeyProcedure:
+			agentServiceRotateNodeKeyHandler.ServeHTTP(w, r)
 		case AgentServiceAddPlainPeerProcedure:
 			agentServiceAddPlainPeerHandler.ServeHTTP(w, r)
 		case AgentServicePlainPeersProcedure:
@@ -1524,6 +1643,10 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceUsageHandler.ServeHTTP(w, r)
 		case AgentServiceProfileProcedure:
 			agentServiceProfileHandler.ServeHTTP(w, r)
+		case AgentServiceReloadProcedure:
+			agentServiceReloadHandler.ServeHTTP(w, r)
+		case AgentServiceJournalProcedure:
+			agentServiceJournalHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1599,6 +1722,10 @@ func (UnimplementedAgentServiceHandler) Graph(context.Context, *v1.GraphRequest)
 
 func (UnimplementedAgentServiceHandler) Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Plan is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.PlanSteps is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error) {
@@ -1705,6 +1832,10 @@ func (UnimplementedAgentServiceHandler) RotateGossipKey(context.Context, *v1.Rot
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RotateGossipKey is not implemented"))
 }
 
+func (UnimplementedAgentServiceHandler) RotateNodeKey(context.Context, *v1.RotateNodeKeyRequest) (*v1.RotateNodeKeyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RotateNodeKey is not implemented"))
+}
+
 func (UnimplementedAgentServiceHandler) AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.AddPlainPeer is not implemented"))
 }
@@ -1735,4 +1866,12 @@ func (UnimplementedAgentServiceHandler) Usage(context.Context, *v1.UsageRequest)
 
 func (UnimplementedAgentServiceHandler) Profile(context.Context, *v1.ProfileRequest, *connect.ServerStream[v1.ProfileResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Profile is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Reload is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Journal(context.Context, *v1.JournalRequest) (*v1.JournalResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Journal is not implemented"))
 }

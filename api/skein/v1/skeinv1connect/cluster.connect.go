@@ -49,6 +49,14 @@ const (
 	ClusterServiceFilterTestProcedure = "/skein.v1.ClusterService/FilterTest"
 	// ClusterServiceHolderProcedure is the fully-qualified name of the ClusterService's Holder RPC.
 	ClusterServiceHolderProcedure = "/skein.v1.ClusterService/Holder"
+	// ClusterServicePeerPathsProcedure is the fully-qualified name of the ClusterService's PeerPaths
+	// RPC.
+	ClusterServicePeerPathsProcedure = "/skein.v1.ClusterService/PeerPaths"
+	// ClusterServicePlanProcedure is the fully-qualified name of the ClusterService's Plan RPC.
+	ClusterServicePlanProcedure = "/skein.v1.ClusterService/Plan"
+	// ClusterServicePlanStepsProcedure is the fully-qualified name of the ClusterService's PlanSteps
+	// RPC.
+	ClusterServicePlanStepsProcedure = "/skein.v1.ClusterService/PlanSteps"
 )
 
 // ClusterServiceClient is a client for the skein.v1.ClusterService service.
@@ -65,6 +73,12 @@ type ClusterServiceClient interface {
 	FilterTest(context.Context, *v1.FilterTestRequest) (*v1.FilterTestResponse, error)
 	// Holder tells which pod of the asked node has, or had at a time, an address.
 	Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error)
+	// PeerPaths tells an admin or a server how the asked node reaches each of its peers.
+	PeerPaths(context.Context, *v1.PeerPathsRequest) (*v1.PeerPathsResponse, error)
+	// Plan and PlanSteps tell an admin or a server what the asked node's kernel should hold, or should have held, and how that changed.
+	// node is unset, and diff and spec_json are not served.
+	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
+	PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error)
 }
 
 // NewClusterServiceClient constructs a client for the skein.v1.ClusterService service. By default,
@@ -114,6 +128,24 @@ func NewClusterServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(clusterServiceMethods.ByName("Holder")),
 			connect.WithClientOptions(opts...),
 		),
+		peerPaths: connect.NewClient[v1.PeerPathsRequest, v1.PeerPathsResponse](
+			httpClient,
+			baseURL+ClusterServicePeerPathsProcedure,
+			connect.WithSchema(clusterServiceMethods.ByName("PeerPaths")),
+			connect.WithClientOptions(opts...),
+		),
+		plan: connect.NewClient[v1.PlanRequest, v1.PlanResponse](
+			httpClient,
+			baseURL+ClusterServicePlanProcedure,
+			connect.WithSchema(clusterServiceMethods.ByName("Plan")),
+			connect.WithClientOptions(opts...),
+		),
+		planSteps: connect.NewClient[v1.PlanStepsRequest, v1.PlanStepsResponse](
+			httpClient,
+			baseURL+ClusterServicePlanStepsProcedure,
+			connect.WithSchema(clusterServiceMethods.ByName("PlanSteps")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -125,6 +157,9 @@ type clusterServiceClient struct {
 	readEvents *connect.Client[v1.ReadEventsRequest, v1.ReadEventsResponse]
 	filterTest *connect.Client[v1.FilterTestRequest, v1.FilterTestResponse]
 	holder     *connect.Client[v1.HolderRequest, v1.HolderResponse]
+	peerPaths  *connect.Client[v1.PeerPathsRequest, v1.PeerPathsResponse]
+	plan       *connect.Client[v1.PlanRequest, v1.PlanResponse]
+	planSteps  *connect.Client[v1.PlanStepsRequest, v1.PlanStepsResponse]
 }
 
 // Propose calls skein.v1.ClusterService.Propose.
@@ -177,6 +212,33 @@ func (c *clusterServiceClient) Holder(ctx context.Context, req *v1.HolderRequest
 	return nil, err
 }
 
+// PeerPaths calls skein.v1.ClusterService.PeerPaths.
+func (c *clusterServiceClient) PeerPaths(ctx context.Context, req *v1.PeerPathsRequest) (*v1.PeerPathsResponse, error) {
+	response, err := c.peerPaths.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Plan calls skein.v1.ClusterService.Plan.
+func (c *clusterServiceClient) Plan(ctx context.Context, req *v1.PlanRequest) (*v1.PlanResponse, error) {
+	response, err := c.plan.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// PlanSteps calls skein.v1.ClusterService.PlanSteps.
+func (c *clusterServiceClient) PlanSteps(ctx context.Context, req *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error) {
+	response, err := c.planSteps.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ClusterServiceHandler is an implementation of the skein.v1.ClusterService service.
 type ClusterServiceHandler interface {
 	// Propose hands a command to a server. A server that does not lead forwards it once.
@@ -191,6 +253,12 @@ type ClusterServiceHandler interface {
 	FilterTest(context.Context, *v1.FilterTestRequest) (*v1.FilterTestResponse, error)
 	// Holder tells which pod of the asked node has, or had at a time, an address.
 	Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error)
+	// PeerPaths tells an admin or a server how the asked node reaches each of its peers.
+	PeerPaths(context.Context, *v1.PeerPathsRequest) (*v1.PeerPathsResponse, error)
+	// Plan and PlanSteps tell an admin or a server what the asked node's kernel should hold, or should have held, and how that changed.
+	// node is unset, and diff and spec_json are not served.
+	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
+	PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error)
 }
 
 // NewClusterServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -236,6 +304,24 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 		connect.WithSchema(clusterServiceMethods.ByName("Holder")),
 		connect.WithHandlerOptions(opts...),
 	)
+	clusterServicePeerPathsHandler := connect.NewUnaryHandlerSimple(
+		ClusterServicePeerPathsProcedure,
+		svc.PeerPaths,
+		connect.WithSchema(clusterServiceMethods.ByName("PeerPaths")),
+		connect.WithHandlerOptions(opts...),
+	)
+	clusterServicePlanHandler := connect.NewUnaryHandlerSimple(
+		ClusterServicePlanProcedure,
+		svc.Plan,
+		connect.WithSchema(clusterServiceMethods.ByName("Plan")),
+		connect.WithHandlerOptions(opts...),
+	)
+	clusterServicePlanStepsHandler := connect.NewUnaryHandlerSimple(
+		ClusterServicePlanStepsProcedure,
+		svc.PlanSteps,
+		connect.WithSchema(clusterServiceMethods.ByName("PlanSteps")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.ClusterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ClusterServiceProposeProcedure:
@@ -250,6 +336,12 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 			clusterServiceFilterTestHandler.ServeHTTP(w, r)
 		case ClusterServiceHolderProcedure:
 			clusterServiceHolderHandler.ServeHTTP(w, r)
+		case ClusterServicePeerPathsProcedure:
+			clusterServicePeerPathsHandler.ServeHTTP(w, r)
+		case ClusterServicePlanProcedure:
+			clusterServicePlanHandler.ServeHTTP(w, r)
+		case ClusterServicePlanStepsProcedure:
+			clusterServicePlanStepsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -281,4 +373,16 @@ func (UnimplementedClusterServiceHandler) FilterTest(context.Context, *v1.Filter
 
 func (UnimplementedClusterServiceHandler) Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.Holder is not implemented"))
+}
+
+func (UnimplementedClusterServiceHandler) PeerPaths(context.Context, *v1.PeerPathsRequest) (*v1.PeerPathsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.PeerPaths is not implemented"))
+}
+
+func (UnimplementedClusterServiceHandler) Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.Plan is not implemented"))
+}
+
+func (UnimplementedClusterServiceHandler) PlanSteps(context.Context, *v1.PlanStepsRequest) (*v1.PlanStepsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.PlanSteps is not implemented"))
 }

@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// peersPatience is how long another node may take to tell of its peers.
+const peersPatience = 5 * time.Second
+
+// peerPaths is how this node reaches its peers, for other nodes: without addresses and counters, which are nobody's else.
+func (a *Agent) peerPaths() []*skeinv1.PeerPath {
+	if a.paths == nil {
+		return nil
+	}
+	paths := a.currentPaths()
+	var out []*skeinv1.PeerPath
+	for _, n := range a.replica.State().Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil || id == a.id {
+			continue
+		}
+		v := a.peerView(n, id, nil, paths[id])
+		out = append(out, &skeinv1.PeerPath{
+			NodeId: v.GetNodeId(), Path: v.GetPath(), Relay: v.GetRelay(), RttNanos: v.GetRttNanos(), Since: v.GetSince(),
+			Rule: v.GetRule(), Alive: v.GetAlive(), Detail: v.GetDetail(),
+		})
+	}
+	return out
+}
+
+// peersOf asks another member how it reaches its peers; err is that of looking it up.
+func (a *Agent) peersOf(ctx context.Context, n *skeinv1.Node, id identity.ID, err error) (*skeinv1.PeersResponse, error) {
+	if err != nil {
+		return nil, err
+	}
+	r, err := consensus.Patiently(ctx, peersPatience,
+		func(ctx context.Context) (*skeinv1.PeerPathsResponse, error) {
+			return a.conns.Cluster(id).PeerPaths(ctx, &skeinv1.PeerPathsRequest{})
+		})
+	if err != nil {
+		return nil, toldNothing(n.GetName(), "its peers", "peers", err)
+	}
+	return peersTold(a.replica.State(), id, r.GetPeers()), nil
+}
+
+// peersTold is what a node said, with the names that the log has. Only members count, each once, and in the words that
+// there are: what comes from another node is shown to a user.
+func peersTold(st *events.State, by identity.ID, told []*skeinv1.PeerPath) *skeinv1.PeersResponse {
+	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}}
+	seen := map[string]bool{by.String(): true}
+	for _, p := range told {
+		id, err := identity.ParseID(p.GetNodeId())
+		if err != nil || seen[id.String()] {
+			continue
+		}
+		n := st.Node(id)
+		if n == nil {
+			continue
+		}
+		seen[id.String()] = true
+		v := &skeinv1.PeerView{
+			NodeId: n.GetId(), Name: n.GetName(), Ipv4: n.GetIpv4(), Ipv6: n.GetIpv6(),
+			RttNanos: max(p.GetRttNanos(), 0), Since: p.GetSince(),
+			Path: oneOf(p.GetPath(), "none", "direct", "relay", "hop"), Detail: oneOf(p.GetDetail(), "", "udp", "session"),
+			Alive: p.GetAlive(), Rule: word(p.GetRule()),
+		}
+		if rid, err := identity.ParseID(p.GetRelay()); err == nil {
+			if relay := st.Node(rid); relay != nil {
+				v.Relay, v.RelayName = relay.GetId(), relay.GetName()
+			}
+		}
+		r.Peers = append(r.Peers, v)
+		r.PeerTransports[v.GetName()] = v.GetPath()
+		if v.GetPath() == "direct" && !v.GetAlive() || v.GetPath() == "none" {
+			r.PeerTransports[v.GetName()] = "down"
+		}
+	}
+	slices.SortFunc(r.Peers, func(x, y *skeinv1.PeerView) int { return strings.Compare(x.GetName(), y.GetName()) })
+	return r
+}
+
+// oneOf is text if it is allowed, else the first word.
+func oneOf(text, other string, allowed ...string) string {
+	if slices.Contains(allowed, text) {
+		return text
+	}
+	return other
+}
+
+// word is a rule's name: small letters, digits and hyphens; anything else is none.
+func word(text string) string {
+	odd := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }
+	if len(text) > 40 || strings.ContainsFunc(text, odd) {
+		return ""
+	}
+	return text
+}

@@ -1,0 +1,132 @@
+// Package linkhold keeps back for a moment what leaves by a link, and lets it go in the order in which it came: while
+// WireGuard changes its key, what it sends is not taken by a peer that has not heard of that yet.
+//
+// A table of its own gives the packets to a queue in postrouting. Should the process end, the kernel lets them pass,
+// since nobody has the queue, and the next start removes the table.
+package linkhold
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/internal/nlcount"
+)
+
+// Options of a hold.
+type Options struct {
+	Table string // nftables, family inet; nobody else's
+	Link  string
+	Queue uint16 // NFQUEUE
+	// Port is the destination port of UDP and TCP that is not kept back: the control net's.
+	Port uint16
+	Log  *slog.Logger
+}
+
+// Hold is what a link sends, kept back.
+type Hold struct {
+	table string
+	queue *hold.Queue
+}
+
+// Start keeps back what leaves by the link from now on.
+func Start(o Options) (*Hold, error) {
+	q, err := hold.Open("", o.Queue, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	if err := enter(o); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return &Hold{o.Table, q}, nil
+}
+
+// End lets everything go, and tells how many packets have waited. The table goes last: when its chain does, the kernel
+// drops what is in any queue.
+func (h *Hold) End() (n int, err error) {
+	n, err = h.queue.Release()
+	return n, errors.Join(err, h.empty(), h.queue.Close(), Remove(h.table))
+}
+
+// empty removes the rules, so that no more packets come to the queue.
+func (h *Hold) empty() error {
+	c, err := nlcount.NewNft()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	c.FlushTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: h.table})
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("empty the nft table %s: %w", h.table, err)
+	}
+	return nil
+}
+
+// Remove takes a hold's table away, if it is there.
+func Remove(table string) error {
+	c, err := nlcount.NewNft()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: table}) // so that there is one to remove
+	c.DelTable(t)
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("remove the nft table %s: %w", table, err)
+	}
+	return nil
+}
+
+// statements give a packet to a queue, and let it pass when nobody has that: nftables' own, and that of iptables, for
+// kernels without the first.
+func statements(queue uint16) []expr.Any {
+	info := xt.Unknown(append(append(binaryutil.NativeEndian.PutUint16(queue), binaryutil.NativeEndian.PutUint16(1)...),
+		binaryutil.NativeEndian.PutUint16(1)...)) // struct xt_NFQ_info_v2: number, how many, bypass
+	return []expr.Any{&expr.Queue{Num: queue, Total: 1, Flag: expr.QueueFlagBypass},
+		&expr.Target{Name: "NFQUEUE", Rev: 2, Info: &info}}
+}
+
+func enter(o Options) error {
+	var errs []error
+	for _, s := range statements(o.Queue) {
+		err := enterWith(o, s)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return fmt.Errorf("keep back what leaves by %s: this kernel queues no packets from a rule of nftables "+
+		"(it needs NFT_QUEUE, or NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE): %w", o.Link, errors.Join(errs...))
+}
+
+func enterWith(o Options, queue expr.Any) error {
+	c, err := nlcount.NewNft()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: o.Table}
+	c.AddTable(table)
+	c.DelTable(table) // one that a former run has left
+	c.AddTable(table)
+	chain := c.AddChain(&nftables.Chain{Name: "skein_leaving", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityLast})
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, o.Link)
+	link := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name}}
+	for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append([]expr.Any(nil), link...),
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(o.Port)},
+			&expr.Verdict{Kind: expr.VerdictAccept})})
+	}
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(link, queue)})
+	return c.Flush()
+}

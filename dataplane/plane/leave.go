@@ -1,0 +1,180 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/wireguard"
+	"github.com/skeinmesh/skein/internal/nlcount"
+)
+
+// Leave removes what an agent has left under former numbers and does not have under its present ones, those of the
+// options. It is for an agent whose data plane stands under the present ones and whose pods podnet.Move has moved: then
+// packets find their way before and after. What is not there is no error.
+func Leave(ctx context.Context, o Options, former dataplane.Numbers) error {
+	o = o.filled()
+	result := make(chan error, 1)
+	go func() { result <- leave(o, former.Filled()) }()
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func leave(o Options, former dataplane.Numbers) error {
+	if err := enter(o.Namespace); err != nil {
+		return err
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("opening rtnetlink socket: %w", err)
+	}
+	defer h.Close()
+	l := leaving{h: h, former: former, now: o.Numbers, links: map[int]netlink.Link{}}
+	links, err := nlcount.One(h).LinkList()
+	if err != nil {
+		return fmt.Errorf("reading links: %w", err)
+	}
+	for _, link := range links {
+		l.links[link.Attrs().Index] = link
+	}
+	// What marks packets goes first, then the rules that lead them and all others away from the tables, then the
+	// tables.
+	errs := []error{l.nftTables()}
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		errs = append(errs, l.family(f))
+	}
+	return errors.Join(append(errs, l.ownLinks())...)
+}
+
+type leaving struct {
+	h           *netlink.Handle
+	former, now dataplane.Numbers
+	links       map[int]netlink.Link // by index
+}
+
+func (l leaving) nftTables() error {
+	c, err := nlcount.NewNft()
+	if err != nil {
+		return nil // a host without nftables has no table
+	}
+	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fmt.Errorf("reading nftables' tables: %w", err)
+	}
+	var errs []error
+	for _, t := range all {
+		if !slices.Contains(l.former.NftTables(), t.Name) || slices.Contains(l.now.NftTables(), t.Name) {
+			continue
+		}
+		c.DelTable(t)
+		if err := c.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("deleting nftables table inet %s: %w", t.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// family removes rules and routes of one address family.
+func (l leaving) family(f int) error {
+	rules, err := nlcount.One(l.h).RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading rules: %w", err)
+	}
+	ours, others := map[int][]netlink.Route{}, false
+	for _, table := range l.former.Tables() {
+		if slices.Contains(l.now.Tables(), table) {
+			continue
+		}
+		routes, err := l.list(f, table)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			if l.isOurs(r) {
+				ours[table] = append(ours[table], r)
+			} else if table == l.former.PodTable() {
+				others = true // Coil's pods have the same rule, and need it
+			}
+		}
+	}
+	var errs []error
+	for _, r := range rules {
+		pods := r.Priority == l.former.PodRule() && r.Table == l.former.PodTable()
+		if r.Protocol != dataplane.RouteProtocol || !l.former.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) ||
+			l.now.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) || pods && others {
+			continue
+		}
+		if err := nlcount.One(l.h).RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("deleting rule %s: %w", r, err))
+		}
+	}
+	for _, routes := range ours {
+		for _, r := range routes {
+			if err := nlcount.One(l.h).RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+				errs = append(errs, fmt.Errorf("deleting route %s of table %d: %w", r, r.Table, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// list reads the routes of a table that have our protocol.
+func (l leaving) list(f, table int) ([]netlink.Route, error) {
+	all, err := nlcount.One(l.h).RouteListFiltered(f, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading routes of table %d: %w", table, err)
+	}
+	return slices.DeleteFunc(all, func(r netlink.Route) bool { return r.Table != table || r.Protocol != dataplane.RouteProtocol }), nil
+}
+
+// isOurs tells a route from one that Coil has made in the tables of pods, with the same protocol: Coil's lead to its
+// own pods, whose links have no alias of ours.
+func (l leaving) isOurs(r netlink.Route) bool {
+	if r.Table != l.former.PodTable() && r.Table != l.former.ExportTable() || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_THROW {
+		return true
+	}
+	link, there := l.links[r.LinkIndex]
+	if !there {
+		return false
+	}
+	_, pod := podnet.ParseAlias(link.Attrs().Alias)
+	name := link.Attrs().Name
+	return pod || name == l.former.Link || name == l.now.Link
+}
+
+// ownLinks removes the tunnel's links; that of plain peers ends with its process.
+func (l leaving) ownLinks() error {
+	var errs []error
+	if name := l.former.Link; !slices.Contains(l.now.Links(), name) {
+		_, err := wireguard.DeleteLink(name)
+		errs = append(errs, err)
+	}
+	for _, link := range l.links {
+		name := link.Attrs().Name
+		if name != l.former.HopLink || slices.Contains(l.now.Links(), name) || link.Type() != "sit" {
+			continue
+		}
+		if err := nlcount.One(l.h).LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+			errs = append(errs, fmt.Errorf("deleting link %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

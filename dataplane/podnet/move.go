@@ -1,0 +1,43 @@
+package podnet
+
+import (
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Move gives all pods of ours whose routes are in one table the same routes in another, and notes the other in their
+// links' aliases; 0 is the default table. Routes that are in the first stay there. What was moved before is no error.
+func Move(from, to int) error {
+	if tableOr(from) == tableOr(to) {
+		return nil
+	}
+	c, err := dial(nil)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	links, err := c.links()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range links {
+		a, ours := ParseAlias(l.alias)
+		if !ours || !a.of(from) {
+			continue
+		}
+		a.Table = tableOr(to)
+		for _, addr := range []netip.Addr{a.IPv4, a.IPv6} {
+			if !addr.IsValid() || addr.Is6() && !l.ipv6 {
+				continue
+			}
+			_, err := c.do(newHostRoute(addr, l.index, a.Table))
+			errs = append(errs, ignoring(err, unix.EEXIST))
+		}
+		_, err := c.do(describe(l.name, a.String()))
+		errs = append(errs, ignoring(err, unix.ENODEV))
+	}
+	return errors.Join(errs...)
+}
