@@ -23,8 +23,8 @@ import (
 )
 
 // A host changes its WireGuard key while its tunnels carry packets (docs/decisions/0069). Each peer first gets the next
-// key as a second WireGuard peer that no packet is led to. When all are ready, the host tells them that it changes, and
-// changes. The peers lead its addresses to the second peer, the next packets wait in WireGuard for the handshake, and
+// key as a second WireGuard peer that no packet is led to. When all are ready, the host tells them that it changes,
+// changes, and begins the handshakes. A peer leads the host's addresses to the second peer when that has a session, and
 // what is under way arrives in the old session. The event about the key comes last.
 
 const (
@@ -32,9 +32,11 @@ const (
 	rekeyAgain = 500 * time.Millisecond // until a peer that has not answered is asked again
 	rekeyHold  = 10 * time.Minute       // for how long a next key stands that nobody has changed to
 	rekeyRetry = 2 * time.Second        // until the event is asked for again
-	// rekeyPause is how long a peer waits that hears of a change: a handshake that it begins before the host's device has
-	// the key is not answered, and WireGuard tries again only after seconds.
-	rekeyPause = 30 * time.Millisecond
+	// rekeyAwait is how long a peer that hears of a change waits, at most, for the handshake that the host begins. Were
+	// both to begin one, each would answer the other and drop what it is answered, and WireGuard tries again only after
+	// five seconds. So the peer begins one only where the host's was lost.
+	rekeyAwait = time.Second
+	rekeyRead  = 10 * time.Millisecond  // between two looks at WireGuard meanwhile, and as long as a look takes
 	rekeyTurn  = 10 * time.Second       // for the device to take its key
 	rekeyHeld  = 2 * time.Second        // at most, for what the host sends meanwhile; 1.6 s of 10,000 packets a second fit
 	rekeyTell  = 200 * time.Millisecond // until a peer that has not followed is told again
@@ -91,11 +93,10 @@ func (k *ownKeys) settled() bool { return k.agreed == k.device }
 type rekey struct {
 	from, to identity.WireGuardKey // from: the log's
 	heard    time.Time
-	follow   time.Time                  // from when on its addresses are led to the key; zero: they are not to be
+	changed  bool                       // its device has the key
+	switched bool                       // its addresses are led to the key
 	told     skeinv1.Signal_Rekey_Phase // what the peer knows of this host
 }
-
-func (k rekey) switched(now time.Time) bool { return !k.follow.IsZero() && !now.Before(k.follow) }
 
 // rekeys are those of all peers.
 type rekeys struct {
@@ -115,7 +116,7 @@ func (r *rekeys) prepare(id identity.ID, from, to identity.WireGuardKey, now tim
 	k := r.peers[id]
 	if k.from != from || k.to != to {
 		switch {
-		case k.from == from && !k.follow.IsZero():
+		case k.from == from && k.changed:
 			return errors.New("it has changed to another one, of which the log still has to be told")
 		case now.Sub(k.heard) < rekeyAgain:
 			return errors.New("it named another one a moment ago")
@@ -123,7 +124,7 @@ func (r *rekeys) prepare(id identity.ID, from, to identity.WireGuardKey, now tim
 		k = rekey{from: from, to: to}
 	}
 	k.heard = now
-	if k.follow.IsZero() {
+	if !k.changed {
 		k.told = 0 // the answer was lost
 	}
 	if r.peers == nil {
@@ -133,25 +134,35 @@ func (r *rekeys) prepare(id identity.ID, from, to identity.WireGuardKey, now tim
 	return nil
 }
 
-// change notes that a peer's device has its next key, and reports whether there is something to do: to follow, or to
-// answer a peer again that did not hear the answer.
-func (r *rekeys) change(id identity.ID, to identity.WireGuardKey, now time.Time) bool {
+// change notes that a peer's device has its next key, and reports whether that is news. A peer that did not hear this
+// host's answer is answered again.
+func (r *rekeys) change(id identity.ID, to identity.WireGuardKey, now time.Time) (news, again bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	k, ok := r.peers[id]
 	switch {
 	case !ok || k.to != to:
-		return false
-	case k.follow.IsZero():
-		k.follow = now.Add(rekeyPause)
+		return false, false
+	case !k.changed:
+		k.changed, news = true, true
 	case k.told == skeinv1.Signal_Rekey_FOLLOWED && now.Sub(k.heard) >= rekeyTell/2:
-		k.told = skeinv1.Signal_Rekey_READY
+		k.told, again = skeinv1.Signal_Rekey_READY, true
 	default:
-		return false
+		return false, false
 	}
 	k.heard = now
 	r.peers[id] = k
-	return true
+	return news, again
+}
+
+// follow has a peer's addresses led to its next key.
+func (r *rekeys) follow(id identity.ID, to identity.WireGuardKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k, ok := r.peers[id]; ok && k.to == to {
+		k.switched = true
+		r.peers[id] = k
+	}
 }
 
 // view is what a projection has to know, with the keys of members by the log and the owners of keys there. What the log
@@ -163,7 +174,7 @@ func (r *rekeys) view(agreed func(identity.ID) (identity.WireGuardKey, bool),
 	var out map[identity.ID]projection.Rekey
 	for id, k := range r.peers {
 		key, known := agreed(id)
-		over := k.follow.IsZero() && now.Sub(k.heard) >= rekeyHold
+		over := !k.changed && now.Sub(k.heard) >= rekeyHold
 		if !known || key != k.from || over || free(id, k.to) != nil {
 			delete(r.peers, id)
 			continue
@@ -171,7 +182,7 @@ func (r *rekeys) view(agreed func(identity.ID) (identity.WireGuardKey, bool),
 		if out == nil {
 			out = map[identity.ID]projection.Rekey{}
 		}
-		out[id] = projection.Rekey{To: dataplane.Key(k.to), Switched: k.switched(now)}
+		out[id] = projection.Rekey{To: dataplane.Key(k.to), Switched: k.switched}
 	}
 	return out
 }
@@ -188,10 +199,10 @@ func (r *rekeys) next() map[identity.ID]identity.WireGuardKey {
 }
 
 // device is the key of a peer's device.
-func (r *rekeys) device(id identity.ID, agreed identity.WireGuardKey, now time.Time) identity.WireGuardKey {
+func (r *rekeys) device(id identity.ID, agreed identity.WireGuardKey) identity.WireGuardKey {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if k, ok := r.peers[id]; ok && k.from == agreed && k.switched(now) {
+	if k, ok := r.peers[id]; ok && k.from == agreed && k.switched {
 		return k.to
 	}
 	return agreed
@@ -212,7 +223,7 @@ func (r *rekeys) answers(peer func(dataplane.Key) (led, has bool)) map[identity.
 		led, has := peer(dataplane.Key(k.to))
 		phase := k.told
 		switch {
-		case led && !k.follow.IsZero():
+		case led && k.switched:
 			phase = skeinv1.Signal_Rekey_FOLLOWED
 		case has && k.told == 0:
 			phase = skeinv1.Signal_Rekey_READY
@@ -314,9 +325,9 @@ func (r *rekeying) turning(private dataplane.Key) (keys *ownKeys, peers []identi
 	}
 }
 
-// takeRekey hears from a peer about its next key, or about this host's.
+// takeRekey hears from a peer about its next key, or about this host's. A node without tunnels has nothing to lead.
 func (a *Agent) takeRekey(from identity.ID, s *skeinv1.Signal_Rekey) {
-	if len(s.GetKey()) != len(identity.WireGuardKey{}) {
+	if len(s.GetKey()) != len(identity.WireGuardKey{}) || a.plane == nil {
 		return
 	}
 	key := identity.WireGuardKey(s.GetKey())
@@ -339,12 +350,33 @@ func (a *Agent) takeRekey(from identity.ID, s *skeinv1.Signal_Rekey) {
 		}
 		a.wakeUp()
 	case skeinv1.Signal_Rekey_SWITCHED:
-		if a.rekeys.change(from, key, time.Now()) {
-			time.AfterFunc(rekeyPause, a.wakeUp)
+		switch news, again := a.rekeys.change(from, key, time.Now()); {
+		case news:
+			go a.followRekey(from, key)
+		case again:
+			a.wakeUp()
 		}
 	default:
 		a.rekeying.came(from, s.GetPhase(), key)
 	}
+}
+
+// followRekey leads a peer's addresses to its next key once there is a session with that, or after rekeyAwait. WireGuard
+// tells nobody of a handshake, so it is asked.
+func (a *Agent) followRekey(id identity.ID, key identity.WireGuardKey) {
+	ctx, cancel := context.WithTimeout(context.Background(), rekeyAwait)
+	defer cancel()
+	for {
+		began := time.Now()
+		read, err := a.plane.Peers(ctx)
+		p, _ := (*tunnelStats)(&read).of(dataplane.Key(key))
+		if err != nil || !p.LastHandshake.IsZero() { // an error: its time is over, or the agent ends
+			break
+		}
+		time.Sleep(max(rekeyRead, time.Since(began)))
+	}
+	a.rekeys.follow(id, key)
+	a.wakeUp()
 }
 
 // nextKeyPurpose is that of the pair's key by which a member proves that it has the next key that it names. Else it
@@ -423,7 +455,7 @@ func (a *Agent) agreedKey(id identity.ID) (identity.WireGuardKey, bool) {
 
 // deviceKey is the key of a member's device: the log's, unless the member has just changed it.
 func (a *Agent) deviceKey(id identity.ID, agreed identity.WireGuardKey) dataplane.Key {
-	return dataplane.Key(a.rekeys.device(id, agreed, time.Now()))
+	return dataplane.Key(a.rekeys.device(id, agreed))
 }
 
 // RotateNodeKey gives this host another WireGuard key.
@@ -608,7 +640,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 }
 
 // turnKey has the device changed, by apply, and tells the peers before it, by the tunnel, and after it, beside the
-// tunnel: that carries nothing more to those that have not heard.
+// tunnel: that carries nothing more to those that have not heard. What is sent into it begins the handshake.
 func (a *Agent) turnKey(private dataplane.Key, apply func() (dataplane.Report, error)) (dataplane.Report, error) {
 	keys, peers, has := a.rekeying.turning(private)
 	if keys == nil {
@@ -619,6 +651,7 @@ func (a *Agent) turnKey(private dataplane.Key, apply func() (dataplane.Report, e
 	}
 	report, err := apply()
 	for _, id := range peers {
+		a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, false)
 		a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, true)
 	}
 	if tried := err == nil || len(report.Errors) > 0; tried && report.Errors["wireguard"] == nil {

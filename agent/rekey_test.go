@@ -33,7 +33,11 @@ func TestRekeys(t *testing.T) {
 	answered := func(led, has bool) skeinv1.Signal_Rekey_Phase {
 		return r.answers(func(k dataplane.Key) (bool, bool) { return led, has && k == dataplane.Key(k2) })[a].phase
 	}
-	if r.change(a, k2, now) {
+	changes := func(k identity.WireGuardKey, at time.Time) bool {
+		news, _ := r.change(a, k, at)
+		return news
+	}
+	if changes(k2, now) {
 		t.Error("a key that was not announced is followed")
 	}
 	if err := r.prepare(a, k1, k2, now); err != nil {
@@ -42,8 +46,8 @@ func TestRekeys(t *testing.T) {
 	if err := r.prepare(b, agreed[b], k2, now); err == nil {
 		t.Error("two nodes have one next key")
 	}
-	if v := r.view(by, free, now); v[a].To != dataplane.Key(k2) || v[a].Switched || r.device(a, k1, now) != k1 {
-		t.Errorf("prepared: %v, the device's is %v", v, r.device(a, k1, now))
+	if v := r.view(by, free, now); v[a].To != dataplane.Key(k2) || v[a].Switched || r.device(a, k1) != k1 {
+		t.Errorf("prepared: %v, the device's is %v", v, r.device(a, k1))
 	}
 	if p := answered(false, false); p != 0 {
 		t.Errorf("%s before WireGuard has the key", p)
@@ -57,33 +61,37 @@ func TestRekeys(t *testing.T) {
 	if p := answered(false, true); p != ready {
 		t.Errorf("asked again it says %s", p)
 	}
-	if r.change(a, k3, now) || !r.change(a, k2, now) || r.change(a, k2, now) {
-		t.Error("a key is followed once, when it is the announced one")
+	if changes(k3, now) || !changes(k2, now) || changes(k2, now) {
+		t.Error("a key is news once, when it is the announced one")
 	}
-	if v := r.view(by, free, now); v[a].Switched || r.device(a, k1, now) != k1 {
-		t.Errorf("before the other device has the key: %v", v)
+	if v := r.view(by, free, now); v[a].Switched || r.device(a, k1) != k1 {
+		t.Errorf("before there is a session with the other device's key: %v", v)
 	}
 	if err := r.prepare(a, k1, k3, now.Add(time.Minute)); err == nil {
 		t.Error("a peer prepares a third key before the log has the second")
 	}
+	if r.follow(a, k3); r.device(a, k1) != k1 {
+		t.Error("a key that was not announced is followed")
+	}
+	r.follow(a, k2)
 	if p := answered(false, true); p != 0 {
 		t.Errorf("nothing is led to the key yet, and it says %s", p)
 	}
 	if p, q := answered(true, true), answered(true, true); p != followed || q != 0 {
 		t.Errorf("it says %s and %s, want followed once", p, q)
 	}
-	if r.change(a, k2, now.Add(rekeyTell/4)) || answered(true, true) != 0 {
+	if _, again := r.change(a, k2, now.Add(rekeyTell/4)); again || answered(true, true) != 0 {
 		t.Error("told twice at once it answers twice")
 	}
-	if !r.change(a, k2, now.Add(rekeyTell)) || answered(true, true) != followed { // the answer was lost
+	if _, again := r.change(a, k2, now.Add(rekeyTell)); !again || answered(true, true) != followed { // the answer was lost
 		t.Error("told again it does not answer again")
 	}
 	now = now.Add(2 * rekeyHold)
-	if v := r.view(by, free, now); !v[a].Switched || r.device(a, k1, now) != k2 {
-		t.Errorf("switched: %v, the device's is %v", v, r.device(a, k1, now))
+	if v := r.view(by, free, now); !v[a].Switched || r.device(a, k1) != k2 {
+		t.Errorf("switched: %v, the device's is %v", v, r.device(a, k1))
 	}
 	agreed[a] = k2
-	if v := r.view(by, free, now); len(v) > 0 || r.device(a, k2, now) != k2 {
+	if v := r.view(by, free, now); len(v) > 0 || r.device(a, k2) != k2 {
 		t.Errorf("the log has the key, and still %v", v)
 	}
 	if err := r.prepare(a, k2, k3, now); err != nil {
@@ -96,11 +104,11 @@ func TestRekeys(t *testing.T) {
 		t.Errorf("a next key that nobody changes to stays: %v", v)
 	}
 	now = now.Add(rekeyHold)
-	if err := r.prepare(a, k2, k3, now); err != nil || !r.change(a, k3, now) {
+	if err := r.prepare(a, k2, k3, now); err != nil || !changes(k3, now) {
 		t.Fatal(err)
 	}
-	now = now.Add(time.Second)
-	if taken = k3; len(r.view(by, free, now)) > 0 || r.device(a, k2, now) != k2 {
+	r.follow(a, k3)
+	if taken = k3; len(r.view(by, free, now)) > 0 || r.device(a, k2) != k2 {
 		t.Error("a key that the log has given to somebody else is followed")
 	}
 }
