@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/skeinmesh/skein/agent/config"
 )
@@ -60,6 +61,22 @@ func TestLinks(t *testing.T) {
 			}
 			if _, err := os.Stat(filepath.Join(filepath.Dir(file), to)); err != nil {
 				t.Errorf("%s: link to %s leads nowhere", file, m[1])
+			}
+		}
+	}
+}
+
+// TestLinesFit: prose and examples end at 120 columns. Rows of tables cannot be broken, nor is what a program writes.
+func TestLinesFit(t *testing.T) {
+	const columns = 120
+	for _, file := range documents(t) {
+		written := false
+		for i, line := range strings.Split(read(t, file), "\n") {
+			if strings.HasPrefix(line, "<!--") {
+				written = strings.HasPrefix(line, "<!-- begin")
+			}
+			if n := utf8.RuneCountInString(line); n > columns && !written && !strings.HasPrefix(strings.TrimSpace(line), "|") {
+				t.Errorf("%s:%d has %d columns, more than %d", file, i+1, n, columns)
 			}
 		}
 	}
