@@ -209,8 +209,8 @@ type Agent struct {
 	hops          hopWatch
 }
 
-// Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is ErrFinal says
-// that it is not to be started again unless somebody asks for it.
+// Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is
+// ErrFinal says that it is not to be started again unless somebody asks for it.
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
@@ -347,8 +347,8 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 	return nil, false, final(fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
 }
 
-// enterAsTold becomes a member as Options.Enter says. What refuses this node, or does not answer, may be another token's in
-// a moment.
+// enterAsTold becomes a member as Options.Enter says. What refuses this node, or does not answer, may be another
+// token's in a moment.
 func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
 	a.phase.Store(PhaseJoining)
 	var refused error

@@ -12,8 +12,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Where a firewall drops STUN's port and nothing else, public peers tell by their pongs where this host's packets come from. They
-// answer members alone: WireGuard's port is silent for strangers.
+// Where a firewall drops STUN's port and nothing else, public peers tell by their pongs where this host's packets come
+// from. They answer members alone: WireGuard's port is silent for strangers.
 
 const askPeerAgain = 400 * time.Millisecond
 

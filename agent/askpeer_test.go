@@ -18,7 +18,8 @@ import (
 	"github.com/skeinmesh/skein/internal/nattest"
 )
 
-// A public host answers STUN at STUN's ports. Its WireGuard port is silent for a stranger, and tells a member who pings it.
+// A public host answers STUN at STUN's ports. Its WireGuard port is silent for a stranger, and tells a member who pings
+// it.
 func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 	internet := nattest.New(t)
 	public, other := internet.Host(nattest.Public), internet.Host(nattest.Symmetric)

@@ -87,8 +87,8 @@ func stunOn(cfg config.Config, set *skeinv1.Settings) bool {
 	return cmp.Or(cfg.NatTraversal.Stun, set.GetStun()) != "disabled"
 }
 
-// stunServers chooses whom this host asks: its own servers, else the cluster's, else the mesh's own public nodes; nobody
-// where STUN is off. What it returns may be changed.
+// stunServers chooses whom this host asks: its own servers, else the cluster's, else the mesh's own public nodes;
+// nobody where STUN is off. What it returns may be changed.
 func stunServers(cfg config.Config, set *skeinv1.Settings, mesh []string) []string {
 	switch {
 	case !stunOn(cfg, set):
@@ -122,9 +122,9 @@ func (a *Agent) openStun() error {
 	return nil
 }
 
-// followAddresses opens what a public host offers to others once this one is public, be it at once or after a move. It looks at what
-// stands, not at news of a change: its view of the addresses may be a moment older than the news. What is open stays open: an address
-// that went away may come back, and nobody is sent to one that is not in the record.
+// followAddresses opens what a public host offers to others once this one is public, be it at once or after a move. It
+// looks at what stands, not at news of a change: its view of the addresses may be a moment older than the news. What is
+// open stays open: an address that went away may come back, and nobody is sent to one that is not in the record.
 func (a *Agent) followAddresses(ctx context.Context) {
 	if a.discoverer == nil || time.Now().Before(a.loop.reopen) {
 		return
@@ -157,8 +157,8 @@ func (a *Agent) doubtNAT() {
 	}
 }
 
-// onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers hear nothing from
-// this port, and members ping it.
+// onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers
+// hear nothing from this port, and members ping it.
 func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
 	a.reflexive.HandleSTUN(from, local, payload, at)
 }
@@ -238,8 +238,8 @@ const (
 	proofWait  = 700 * time.Millisecond
 )
 
-// proveMapping has other public nodes send a packet to what the router granted, from a port that this host has never sent to, and sees
-// whether it arrives.
+// proveMapping has other public nodes send a packet to what the router granted, from a port that this host has never
+// sent to, and sees whether it arrives.
 func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.Proof {
 	asked := 0
 	for id, e := range a.gossip.Records() {
@@ -291,8 +291,8 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 	return s.Answer(to, [12]byte(r.GetTransactionId()), r.GetSilent())
 }
 
-// filterTestTarget refuses addresses that lead to this host itself or to its own networks: a member could have packets sent there
-// that it cannot send itself. What a NAT lets in is a question about public addresses only.
+// filterTestTarget refuses addresses that lead to this host itself or to its own networks: a member could have packets
+// sent there that it cannot send itself. What a NAT lets in is a question about public addresses only.
 func filterTestTarget(to netip.AddrPort) error {
 	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {
 		return fmt.Errorf("filter test: %s is not a public address and port", to)
@@ -329,8 +329,8 @@ func (a *Agent) follow(ctx context.Context) {
 	}
 }
 
-// onHeartbeat notes that the log is heard of, so that no server is asked at its port for joiners. The time in a heartbeat is
-// the followed server's; only the leader's counts.
+// onHeartbeat notes that the log is heard of, so that no server is asked at its port for joiners. The time in a
+// heartbeat is the followed server's; only the leader's counts.
 func (a *Agent) onHeartbeat(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat) {
 	a.heard.Set(time.Now())
 	if h.GetLeader() == server.String() {

@@ -29,8 +29,8 @@ var (
 	errDoorRate   = errors.New("this source connects too often")
 )
 
-// door decides which connections may begin a handshake, so that no source can take all of the processor or all of
-// the places. A source is an IPv4 address or an IPv6 /64; at the control net's port each address, of which a node has one.
+// door decides which connections may begin a handshake, so that no source can take all of the processor or all of the
+// places. A source is an IPv4 address or an IPv6 /64; at the control net's port each address, of which a node has one.
 type door struct {
 	mu      sync.Mutex
 	open    int
@@ -92,8 +92,8 @@ func (d *door) enterAs(now time.Time, source netip.Prefix) (leave func(), err er
 	}, nil
 }
 
-// join lets one in who shows a token or asks, which anybody may do past the handshake, and holds 64 KiB and a place for ten seconds.
-// It is false when there are too many; else leave must be called at its end.
+// join lets one in who shows a token or asks, which anybody may do past the handshake, and holds 64 KiB and a place for
+// ten seconds. It is false when there are too many; else leave must be called at its end.
 func (d *door) join(from netip.Addr) (leave func(), ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

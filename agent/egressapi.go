@@ -243,8 +243,8 @@ func stillMissing(err error, namespace, name string, reports map[string]*skeinv1
 	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which take it up when it is defined", c.Message(), strings.Join(who, ", "), more))
 }
 
-// whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent are those that
-// need not be asked, with the reason, under "" for many.
+// whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent
+// are those that need not be asked, with the reason, under "" for many.
 func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode, self string) (ask []string, silent map[string]string) {
 	silent = map[string]string{}
 	few := len(nodes) <= egressAsked

@@ -43,7 +43,8 @@ func (s egressService) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*ske
 	return &skeinv1.ClockResponse{BootId: r.Boot, Nanos: int64(r.At)}, nil
 }
 
-// Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this machine's own.
+// Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this
+// machine's own.
 func (e *egresses) Read(ctx context.Context) egress.Readings {
 	out := egress.Readings{}
 	if own, err := readClock(); err == nil {
@@ -78,7 +79,8 @@ func (e *egresses) Read(ctx context.Context) egress.Readings {
 	return out
 }
 
-// witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as they are.
+// witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as
+// they are.
 func (e *egresses) witnesses() []identity.ID {
 	st := e.a.replica.State()
 	var servers, others []identity.ID

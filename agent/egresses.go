@@ -31,10 +31,12 @@ const (
 	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
 	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
 	subjectEgress  = "egress: "
-	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too: all servers
-	// hear of a move at once. A client's host may even be Handover − lingerFor behind the former owner, and nothing is lost.
+	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too:
+	// all servers hear of a move at once. A client's host may even be Handover − lingerFor behind the former owner, and
+	// nothing is lost.
 	lingerFor = 80 * time.Millisecond
-	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have another.
+	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have
+	// another.
 	hedgeAfter = 60 * time.Millisecond
 	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts
 )
@@ -270,7 +272,8 @@ func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 	return &skeinv1.AttachEgressResponse{Egresses: out}, nil
 }
 
-// RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is behind.
+// RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is
+// behind.
 func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	answer, err := e.askServers(ctx, r)
 	e.a.client.Expect(answer.GetIndex())
@@ -289,8 +292,8 @@ func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesReques
 	return answer, err
 }
 
-// askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The first answer
-// that is no error counts.
+// askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The
+// first answer that is no error counts.
 func (e *egresses) askServers(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -28,8 +28,8 @@ func (w *world) give(h host, planned bool) uint64 {
 	return w.state.Slot("out", "any", 0).GetEpoch()
 }
 
-// A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is gone is not,
-// nor is one that moved before this agent looked.
+// A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is
+// gone is not, nor is one that moved before this agent looked.
 func TestSlotsThatMoveByPlanLinger(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")
 	w := newWorld(t, a, b)

@@ -58,7 +58,8 @@ func (p egressPicture) gateway(id string) *skeinv1.EgressGateway {
 	return nil
 }
 
-// explainEgress tells in sentences why an egress is as it is. A line that begins with two spaces belongs to the one above it.
+// explainEgress tells in sentences why an egress is as it is. A line that begins with two spaces belongs to the one
+// above it.
 func explainEgress(p egressPicture) []string {
 	out := p.what()
 	out = append(out, p.gateways()...)

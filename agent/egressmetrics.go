@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// failoverBuckets are in seconds, from the event that gives a slot away to the new owner's first lease. What lies before it, until
-// the leader missed the former owner, is the lease.
+// failoverBuckets are in seconds, from the event that gives a slot away to the new owner's first lease. What lies
+// before it, until the leader missed the former owner, is the lease.
 var failoverBuckets = []float64{.01, .025, .05, .1, .2, .3, .5, .75, 1, 1.5, 2, 3, 5, 10, 30}
 
 var (

@@ -23,7 +23,8 @@ type egressNode struct {
 
 func (n egressNode) name() string { return n.node.GetName() }
 
-// obstacles are the reasons why a node may not be a gateway of an egress; none: it is eligible. short is how many labels it lacks.
+// obstacles are the reasons why a node may not be a gateway of an egress; none: it is eligible. short is how many
+// labels it lacks.
 func obstacles(e *skeinv1.Egress, n egressNode) (why []string, short int) {
 	for _, k := range sortedKeys(e.GetGateways()) {
 		want := e.GetGateways()[k]

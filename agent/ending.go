@@ -2,8 +2,8 @@ package agent
 
 import "errors"
 
-// ErrFinal marks an end that a supervisor must not undo by starting the agent again: somebody asked for it, or this node is a
-// member of no cluster and stays so until somebody acts. `skein up` then exits with a status of its own.
+// ErrFinal marks an end that a supervisor must not undo by starting the agent again: somebody asked for it, or this
+// node is a member of no cluster and stays so until somebody acts. `skein up` then exits with a status of its own.
 var ErrFinal = errors.New("the agent has ended for good")
 
 // finalError is an error that is ErrFinal too, and reads as it did before.

@@ -13,9 +13,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A revoked node is refused by everybody at once, and so may not hear of its revocation from the log. A node whose UDP is blocked, and
-// which knows no relay that is up, hears nothing at all, not even of a relay that has joined since. When the log is silent
-// a node asks the servers at the port for joiners, the one that talks to strangers.
+// A revoked node is refused by everybody at once, and so may not hear of its revocation from the log. A node whose UDP
+// is blocked, and which knows no relay that is up, hears nothing at all, not even of a relay that has joined since.
+// When the log is silent a node asks the servers at the port for joiners, the one that talks to strangers.
 
 const (
 	silence  = 5 * time.Second  // without the log after which a node asks
@@ -83,8 +83,8 @@ func (a *Agent) lonely() bool {
 	return true
 }
 
-// askServers asks one server after the other until one says that this node was revoked, or has news for one that reaches nobody.
-// Servers alone are believed: the log comes from them too.
+// askServers asks one server after the other until one says that this node was revoked, or has news for one that
+// reaches nobody. Servers alone are believed: the log comes from them too.
 func (a *Agent) askServers(ctx context.Context) {
 	node, err := a.newNode()
 	if err != nil {

@@ -209,8 +209,8 @@ func TestWhoseWordExpels(t *testing.T) {
 	}
 }
 
-// A node whose UDP is blocked and that knows no relay hears of one that has joined since: at a server's port for joiners, also
-// when that server does not relay.
+// A node whose UDP is blocked and that knows no relay hears of one that has joined since: at a server's port for
+// joiners, also when that server does not relay.
 func TestLonelyNodeHearsOfRelays(t *testing.T) {
 	needMark(t)
 	for name, archived := range map[string]bool{"the server has the events": true, "the server has the state alone": false} {

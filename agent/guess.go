@@ -334,8 +334,8 @@ func (w *rewrites) through(at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-// news are those of a Spec that were not told yet; now they are. One that was found while the Spec was being applied is not
-// among them: its peer's packets would still leave by WireGuard's own port.
+// news are those of a Spec that were not told yet; now they are. One that was found while the Spec was being applied is
+// not among them: its peer's packets would still leave by WireGuard's own port.
 func (w *rewrites) news(spec []dataplane.PortRewrite) (out []rewrite) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

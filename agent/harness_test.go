@@ -105,8 +105,8 @@ func (w *world) must(c *skeinv1.Command) {
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// withGossip gives a test agent its place in a mesh of which it is the only host: gossip, and a pool of relays. Everything ends
-// with the function that is returned.
+// withGossip gives a test agent its place in a mesh of which it is the only host: gossip, and a pool of relays.
+// Everything ends with the function that is returned.
 func (a *Agent) withGossip(t *testing.T, key *identity.Key, state *events.State) (end func()) {
 	t.Helper()
 	a.loop.state = state

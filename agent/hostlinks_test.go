@@ -14,8 +14,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// TestHostLinks: the ends of pods' links, whose MTU is the tunnel's and whose addresses are link-local, are no way to anywhere. The
-// tunnel would otherwise get smaller with the first pod, and again with each start.
+// TestHostLinks: the ends of pods' links, whose MTU is the tunnel's and whose addresses are link-local, are no way to
+// anywhere. The tunnel would otherwise get smaller with the first pod, and again with each start.
 func TestHostLinks(t *testing.T) {
 	n := testns.New(t, "hostlinks")
 	add := func(name string, mtu int, up bool, addrs ...string) error {
@@ -110,8 +110,8 @@ func TestHostLinksAreFollowed(t *testing.T) {
 	h.mu.Unlock()
 }
 
-// TestLinksOfAnotherCNI: bridges and encapsulations of another CNI are no way out of the host. A small one does not make
-// the tunnel smaller, and the addresses on it are not told to others as this host's.
+// TestLinksOfAnotherCNI: bridges and encapsulations of another CNI are no way out of the host. A small one does not
+// make the tunnel smaller, and the addresses on it are not told to others as this host's.
 func TestLinksOfAnotherCNI(t *testing.T) {
 	n := testns.New(t, "othercni")
 	up := func(l netlink.Link, addrs ...string) error {

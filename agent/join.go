@@ -209,8 +209,8 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	}, nil
 }
 
-// checkAdmitted keeps the state, which holds the gossip keys and the preshared seed, from everybody but the node that the log
-// has admitted: whatever the answer to the command says, the joiner must be a live member here.
+// checkAdmitted keeps the state, which holds the gossip keys and the preshared seed, from everybody but the node that
+// the log has admitted: whatever the answer to the command says, the joiner must be a live member here.
 func (a *Agent) checkAdmitted(peer identity.ID, answer *skeinv1.Answer) error {
 	state := a.replica.State()
 	if r := state.Revoked(peer); r != nil {

@@ -68,8 +68,8 @@ func (a *Agent) mustPropose(t *testing.T, c *skeinv1.Command) {
 	}
 }
 
-// Request IDs are in the journal and the log: the ID of an admission that was answered tells neither a stranger nor the node
-// that was revoked since anything, least of all the state with its gossip keys.
+// Request IDs are in the journal and the log: the ID of an admission that was answered tells neither a stranger nor the
+// node that was revoked since anything, least of all the state with its gossip keys.
 func TestRequestIDOfAnAdmissionAdmitsNobody(t *testing.T) {
 	server, node, stranger := newHost(t, "a"), newHost(t, "b"), newHost(t, "x")
 	w := newWorld(t, server)

@@ -309,7 +309,8 @@ func (m *metrics) move(to string) error {
 	return nil
 }
 
-// handler answers these three and nothing else. Never net/http's default mux: packages register profiles and variables there.
+// handler answers these three and nothing else. Never net/http's default mux: packages register profiles and variables
+// there.
 func (m *metrics) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))

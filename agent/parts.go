@@ -124,7 +124,8 @@ func (a *Agent) applyHost() {
 	a.wakeUp()
 }
 
-// saysSite is where this host says that it is, when the log asks; said is false while Kubernetes may still name another site.
+// saysSite is where this host says that it is, when the log asks; said is false while Kubernetes may still name another
+// site.
 func (a *Agent) saysSite() (site string, said bool) {
 	h := a.host()
 	return h.Site, h.Site != "" || a.cfg.Kubernetes.Kubeconfig == "" || a.wishes.Load() != nil

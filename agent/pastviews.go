@@ -357,8 +357,8 @@ func trimmed(lines []string) []string {
 	return out
 }
 
-// pastPeers is how this node reached its peers at a moment: the log tells of the members, the journal of the paths, and the
-// plan of then what each was allowed.
+// pastPeers is how this node reached its peers at a moment: the log tells of the members, the journal of the paths, and
+// the plan of then what each was allowed.
 func (a *Agent) pastPeers(ctx context.Context, index uint64, at int64) (*skeinv1.PeersResponse, error) {
 	st, err := a.stateThen(ctx, index, at)
 	if err != nil {

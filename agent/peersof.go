@@ -15,7 +15,8 @@ import (
 // peersPatience is how long another node may take to tell of its peers.
 const peersPatience = 5 * time.Second
 
-// peerPaths is how this node reaches its peers, for other nodes: without addresses and counters, which are nobody's else.
+// peerPaths is how this node reaches its peers, for other nodes: without addresses and counters, which are nobody's
+// else.
 func (a *Agent) peerPaths() []*skeinv1.PeerPath {
 	if a.paths == nil {
 		return nil

@@ -234,8 +234,8 @@ func podLink(l ipam.Lease) string {
 	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
 }
 
-// lookAgain has the kernel read again when this node has a block more: an import gives it blocks in which other software
-// has started pods since the last time.
+// lookAgain has the kernel read again when this node has a block more: an import gives it blocks in which other
+// software has started pods since the last time.
 func (p *pods) lookAgain() {
 	n := len(p.a.loop.state.BlocksOf(p.a.id.String()))
 	if n > p.blocks {

@@ -38,8 +38,8 @@ func (s api) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*ske
 	return &skeinv1.PoolResponse{Pool: answer.GetPool(), Index: answer.GetIndex()}, nil
 }
 
-// checkHosts refuses subnets that hold the address of a member's own network. The members say those themselves, so that the log
-// cannot: a node that joins later leaves such blocks out and reports it.
+// checkHosts refuses subnets that hold the address of a member's own network. The members say those themselves, so that
+// the log cannot: a node that joins later leaves such blocks out and reports it.
 func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) error {
 	records := a.recordsAsked(ctx)
 	for _, n := range subnets {

@@ -16,9 +16,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
 
-// Purge removes what an agent that does not run left in the kernel, and its network configuration: the same that a running one removes when `skein down --purge`
-// asks it to. What is not there is no error. It refuses while an agent holds any of
-// the names and numbers of this configuration.
+// Purge removes what an agent that does not run left in the kernel, and its network configuration: the same that a
+// running one removes when `skein down --purge` asks it to. What is not there is no error. It refuses while an agent
+// holds any of the names and numbers of this configuration.
 func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	n := cfg.Dataplane.Numbers()
 	held, release, err := lockNumbers(cfg)
@@ -65,8 +65,8 @@ func purgeFormer(ctx context.Context, cfg config.Config, held *claims, log *slog
 	return errors.Join(errs...)
 }
 
-// purgeGateways removes the namespaces of gateways, and with them what was kept of their clients: a gateway that is made anew is
-// told of its clients again.
+// purgeGateways removes the namespaces of gateways, and with them what was kept of their clients: a gateway that is
+// made anew is told of its clients again.
 func purgeGateways(runDir string, n dataplane.Numbers) error {
 	err := egress.Purge(filepath.Join(runDir, gatewayDir), n)
 	if e := os.RemoveAll(filepath.Join(runDir, gatewayClients)); e != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 )
 
-// A purge from outside leaves alone what an agent that runs holds, also one that does not answer on the socket that was asked.
+// A purge from outside leaves alone what an agent that runs holds, also one that does not answer on the socket that was
+// asked.
 func TestPurgeRefusesWhileAnAgentRuns(t *testing.T) {
 	cfg := config.Default()
 	cfg.StateDir, cfg.RunDir, cfg.Dataplane.Link = t.TempDir(), t.TempDir(), fmt.Sprintf("skp%d", os.Getpid())

@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A packet of the control net that WireGuard has counted, and the control net has not yet, asks for a second look, and is
-// no traffic when that explains it. What it does not explain is.
+// A packet of the control net that WireGuard has counted, and the control net has not yet, asks for a second look, and
+// is no traffic when that explains it. What it does not explain is.
 func TestSecondLook(t *testing.T) {
 	at := time.Unix(1000, 0)
 	peer, other := identity.ID{1}, identity.ID{2}

@@ -307,8 +307,8 @@ func (c *recordClock) wake(wait time.Duration, look func()) {
 	c.timer.Reset(wait)
 }
 
-// steadyRTTs gives the links of a record that is to be published their old round-trip times where the new ones are not so different, or
-// where no change is due yet. It reports whether one has changed.
+// steadyRTTs gives the links of a record that is to be published their old round-trip times where the new ones are not
+// so different, or where no change is due yet. It reports whether one has changed.
 func steadyRTTs(next, old *skeinv1.Record, notYet bool) (changed bool) {
 	for _, l := range next.GetRelayLinks() {
 		i := slices.IndexFunc(old.GetRelayLinks(), func(o *skeinv1.RelayLink) bool { return o.GetNodeId() == l.GetNodeId() })
@@ -441,8 +441,8 @@ func (a *Agent) doorAddresses() []string {
 	return doorsAt(a.offers(), outside, a.conf().Ports)
 }
 
-// doorsAt gives hosts the port at which each is dialed: outside is the one that forwards to this host, under a number of
-// its own if there is one.
+// doorsAt gives hosts the port at which each is dialed: outside is the one that forwards to this host, under a number
+// of its own if there is one.
 func doorsAt(hosts []string, outside string, p config.Ports) (out []string) {
 	for _, h := range hosts {
 		port := p.Relay
@@ -467,9 +467,9 @@ func (a *Agent) hasPublicAddress() bool {
 		len(elastic(a.netcheck.Load())) > 0
 }
 
-// elastic are the addresses that a cloud translates to this host one to one, so that all of its ports are reached there: the
-// metadata service names them, and what STUN servers see from outside must not be another. A port that a router forwards
-// is none: it forwards WireGuard's alone, and neither the relay's nor STUN's.
+// elastic are the addresses that a cloud translates to this host one to one, so that all of its ports are reached
+// there: the metadata service names them, and what STUN servers see from outside must not be another. A port that a
+// router forwards is none: it forwards WireGuard's alone, and neither the relay's nor STUN's.
 func elastic(n *candidate.Result) (out []netip.Addr) {
 	if n == nil {
 		return nil

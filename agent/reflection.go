@@ -11,12 +11,12 @@ import (
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
-// A pong tells where the peer saw the ping come from. An address of this host that no STUN server has told, and that peers at
-// different addresses go on seeing alike, works for others too: it goes into the record as a candidate of type prflx. A
-// symmetric NAT shows each peer another port, so that none of these is ever confirmed; and a single member cannot make this
-// host name an address that is not its own. In a mesh of two the one peer's word is enough: nobody else reads the record
-// that it could mislead, and when a third member comes, its word alone counts no more. Such an address may hold for that
-// peer only, so it comes last.
+// A pong tells where the peer saw the ping come from. An address of this host that no STUN server has told, and that
+// peers at different addresses go on seeing alike, works for others too: it goes into the record as a candidate of type
+// prflx. A symmetric NAT shows each peer another port, so that none of these is ever confirmed; and a single member
+// cannot make this host name an address that is not its own. In a mesh of two the one peer's word is enough: nobody
+// else reads the record that it could mislead, and when a third member comes, its word alone counts no more. Such an
+// address may hold for that peer only, so it comes last.
 
 const (
 	reflectFor     = 10 * time.Second // how long an address must have been seen
@@ -67,8 +67,8 @@ func (r *reflection) forget() {
 	r.seen = nil
 }
 
-// stable lists the addresses that are confirmed and not known already, in a fixed order; alone: there is one peer in the
-// whole mesh, whose word is enough.
+// stable lists the addresses that are confirmed and not known already, in a fixed order; alone: there is one peer in
+// the whole mesh, whose word is enough.
 func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Time) []*skeinv1.Candidate {
 	need, priority := 2, uint32(candidate.PriorityReflexive)
 	if alone {
@@ -96,8 +96,9 @@ func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Tim
 	return cs
 }
 
-// strange tells whether a pong shows a mapping of this host's NAT that discovery has not found: the NAT may have given out another one.
-// A NAT that maps by destination shows each peer another, and what comes by a relay's port shows the relay's.
+// strange tells whether a pong shows a mapping of this host's NAT that discovery has not found: the NAT may have given
+// out another one. A NAT that maps by destination shows each peer another, and what comes by a relay's port shows the
+// relay's.
 func strange(observed, from netip.AddrPort, r *candidate.Result) bool {
 	observed, by := netip.AddrPortFrom(observed.Addr().Unmap(), observed.Port()), from.Addr().Unmap()
 	if r == nil || r.Mapping != candidate.EndpointIndependent || !observed.Addr().Is4() || observed.Addr() == by || !addr.Public(observed.Addr()) || !addr.Public(by) {

@@ -361,8 +361,8 @@ func (a *Agent) takeRekey(from identity.ID, s *skeinv1.Signal_Rekey) {
 	}
 }
 
-// followRekey leads a peer's addresses to its next key once there is a session with that, or after rekeyAwait. WireGuard
-// tells nobody of a handshake, so it is asked.
+// followRekey leads a peer's addresses to its next key once there is a session with that, or after rekeyAwait.
+// WireGuard tells nobody of a handshake, so it is asked.
 func (a *Agent) followRekey(id identity.ID, key identity.WireGuardKey) {
 	ctx, cancel := context.WithTimeout(context.Background(), rekeyAwait)
 	defer cancel()

@@ -17,8 +17,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// rpcBound is what one member may ask of one procedure. Honest nodes stay far below: the numbers come from what a whole fleet that
-// starts at once, or a burst of pods, asks of one node.
+// rpcBound is what one member may ask of one procedure. Honest nodes stay far below: the numbers come from what a whole
+// fleet that starts at once, or a burst of pods, asks of one node.
 type rpcBound struct {
 	perSecond rate.Limit
 	burst     int
@@ -65,8 +65,8 @@ type errBusy struct {
 
 func (e *errBusy) Error() string { return fmt.Sprintf("%s; try again in %s", e.text, e.retry) }
 
-// rpcLimit bounds what members ask of this node by RPC, so that one that was broken into takes its own share and no more. It is
-// safe for concurrent use.
+// rpcLimit bounds what members ask of this node by RPC, so that one that was broken into takes its own share and no
+// more. It is safe for concurrent use.
 type rpcLimit struct {
 	next    http.Handler
 	server  func(identity.ID) bool // the servers forward the commands of everybody, and are not bounded in that
@@ -116,7 +116,8 @@ func streaming(r *http.Request) bool {
 	return r.URL.Path == skeinv1connect.ClusterServiceSubscribeProcedure
 }
 
-// procedureName is the last part of a procedure that exists; others share one name, since a caller may invent any number.
+// procedureName is the last part of a procedure that exists; others share one name, since a caller may invent any
+// number.
 func procedureName(path string) string {
 	if _, ok := rpcBounds[path]; !ok {
 		return "other"

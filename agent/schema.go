@@ -11,8 +11,8 @@ import (
 // announceEvery is how often a node tries to say which events it can fold.
 const announceEvery = 5 * time.Second
 
-// announceSchema tells the log which events this node folds, when its version has changed since it was admitted: the leader
-// decides nothing that a server could not fold.
+// announceSchema tells the log which events this node folds, when its version has changed since it was admitted: the
+// leader decides nothing that a server could not fold.
 func (a *Agent) announceSchema(ctx context.Context) {
 	for {
 		n := a.self()

@@ -7,8 +7,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// TestUpgradedServersLearnPools: a cluster that was made by a version which knew no pools gets them when its server, upgraded, says
-// what it folds now, and not before.
+// TestUpgradedServersLearnPools: a cluster that was made by a version which knew no pools gets them when its server,
+// upgraded, says what it folds now, and not before.
 func TestUpgradedServersLearnPools(t *testing.T) {
 	h := newHost(t, "a")
 	w := newWorld(t, h)

@@ -11,7 +11,8 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 )
 
-// A host behind a NAT sends keepalives to all its peers, a public one does not, and what is asked for the host counts first.
+// A host behind a NAT sends keepalives to all its peers, a public one does not, and what is asked for the host counts
+// first.
 func TestKeepaliveOfAHost(t *testing.T) {
 	for _, c := range []struct {
 		asked uint32

@@ -66,7 +66,8 @@ func (a *Agent) openServes() error {
 	return nil
 }
 
-// serveForPods says that pods can start once they can, after the runtime was given its configuration, and keeps that in place.
+// serveForPods says that pods can start once they can, after the runtime was given its configuration, and keeps that in
+// place.
 func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 	select {
 	case <-a.planeStands:

@@ -19,8 +19,9 @@ type siteEvents struct {
 	passes bool          // it passes them on, or will once it acts as a leader
 }
 
-// eventsBy is whom a node has the events from by its plan: the leaders that act, in the order in which it uses them, without those
-// that it finds dead. A node that leads, or is to, has them from servers, and so has every node of a site that is full.
+// eventsBy is whom a node has the events from by its plan: the leaders that act, in the order in which it uses them,
+// without those that it finds dead. A node that leads, or is to, has them from servers, and so has every node of a site
+// that is full.
 func eventsBy(p *sites.Plan, server bool, dead func(identity.ID) bool) siteEvents {
 	if p == nil || p.Full || server || p.Topology(p.Site) != sites.Site {
 		return siteEvents{}

@@ -69,8 +69,8 @@ func (w *meshOf) plan(self, topology string) *reach {
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
 
-// way is how packets for a node travel: "direct", "via NAME", "none"; "direct+" where packets of others are wrapped for it,
-// "NAME+" where they are for another node that passes them on.
+// way is how packets for a node travel: "direct", "via NAME", "none"; "direct+" where packets of others are wrapped for
+// it, "NAME+" where they are for another node that passes them on.
 func (w *meshOf) way(r *reach, to string) string {
 	id := w.ids[to]
 	way, ok := r.Way(id)
@@ -118,8 +118,8 @@ func (w *meshOf) want(what, have, want string) {
 	}
 }
 
-// TestTopologyIsSwitchedWithoutALoss: packets go on as before until every host takes them by the new ways, and what comes
-// by the old ones is taken for a while longer.
+// TestTopologyIsSwitchedWithoutALoss: packets go on as before until every host takes them by the new ways, and what
+// comes by the old ones is taken for a while longer.
 func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w := newMeshOf(t)
 	w.want("full", w.way(w.plan("a3", ""), "b3"), "direct")
@@ -165,8 +165,8 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	}
 }
 
-// TestALeaderDeliversWhileOthersSendByIt: whether the topology becomes site or full, a leader wraps what it passes on for a
-// node of its site as long as others may send by it.
+// TestALeaderDeliversWhileOthersSendByIt: whether the topology becomes site or full, a leader wraps what it passes on
+// for a node of its site as long as others may send by it.
 func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", "")
@@ -181,9 +181,9 @@ func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 	w.want("long after", w.way(w.plan("a1", ""), "a3"), "direct")
 }
 
-// TestALeaderPassesOnAsOthersSend: while the topology changes a leader sends its own packets as before, or straight, and
-// passes on those of others by a leader of the other site, whichever of the hosts has switched already: nodes take them
-// from nobody else.
+// TestALeaderPassesOnAsOthersSend: while the topology changes a leader sends its own packets as before, or straight,
+// and passes on those of others by a leader of the other site, whichever of the hosts has switched already: nodes take
+// them from nobody else.
 func TestALeaderPassesOnAsOthersSend(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", "")

@@ -138,8 +138,8 @@ func ownSite(published, claimed *skeinv1.Record) *skeinv1.Record {
 	return r
 }
 
-// tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon as
-// they hear it.
+// tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon
+// as they hear it.
 func (a *Agent) tellTerm(applied bool) {
 	if applied && a.loop.sites.course.Tell() {
 		a.wakeUp()
@@ -181,8 +181,8 @@ func siteText(site string) string {
 	return fmt.Sprintf("site %q", site)
 }
 
-// leads is what a node is in its site: leader, reserve, or elected, before it acts; silent: found not to forward; empty:
-// nothing.
+// leads is what a node is in its site: leader, reserve, or elected, before it acts; silent: found not to forward;
+// empty: nothing.
 func leads(p *sites.Plan, id identity.ID) string {
 	if p == nil {
 		return ""

@@ -128,7 +128,8 @@ func (a *Agent) watchLeaders() {
 }
 
 // shunned are the leaders of its own site that this host does not send by, since it finds that they do not forward. It
-// does not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are none.
+// does not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are
+// none.
 func shunned(p *sites.Plan, said []witness.Said, paths map[identity.ID]path.Path) map[identity.ID]bool {
 	out := map[identity.ID]bool{}
 	for _, s := range said {

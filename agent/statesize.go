@@ -57,8 +57,8 @@ func holdbackText(st *events.State) string {
 // joinSlack is what a join's answer holds besides the state and records.
 const joinSlack = 64 << 10
 
-// fitting are records for the answer to a joiner, as many as fit into so many bytes: this node's own first, then the servers'. Gossip brings the others once
-// the joiner is in.
+// fitting are records for the answer to a joiner, as many as fit into so many bytes: this node's own first, then the
+// servers'. Gossip brings the others once the joiner is in.
 func fitting(self identity.ID, st *events.State, records map[identity.ID]gossip.Entry, most int) (out []*skeinv1.SignedRecord) {
 	place := func(id identity.ID) int {
 		switch {

@@ -6,7 +6,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// tunnelStats is what WireGuard counted when it was read last: one entry for each peer, sorted by key. It is not changed.
+// tunnelStats is what WireGuard counted when it was read last: one entry for each peer, sorted by key. It is not
+// changed.
 type tunnelStats []dataplane.PeerStatus
 
 // of is what was counted for a peer.

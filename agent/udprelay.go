@@ -110,8 +110,8 @@ func (a *Agent) udpText() string {
 	return name
 }
 
-// checkUDPRelay tells the user when the kernel does not do what it should. That it forwards nothing at all is no problem unless
-// the configuration asks for it: auto means this process then.
+// checkUDPRelay tells the user when the kernel does not do what it should. That it forwards nothing at all is no
+// problem unless the configuration asks for it: auto means this process then.
 func (a *Agent) checkUDPRelay() {
 	udp := a.udp.Load()
 	if udp == nil {
@@ -125,8 +125,8 @@ func (a *Agent) checkUDPRelay() {
 	a.report("UDP relay", warning, why.Error(), "UDP is relayed by this process meanwhile: slower, and otherwise the same")
 }
 
-// pinger sends pings from WireGuard's port, and ahead of those to a relay's reserved port what shows the relay where they
-// come from.
+// pinger sends pings from WireGuard's port, and ahead of those to a relay's reserved port what shows the relay where
+// they come from.
 type pinger struct{ a *Agent }
 
 // SendPing pings a peer at an endpoint.

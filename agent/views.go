@@ -80,7 +80,8 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	return r, nil
 }
 
-// serverStatus tells whether a server votes. A server asks its Raft, of which the leader knows most; other nodes have the log.
+// serverStatus tells whether a server votes. A server asks its Raft, of which the leader knows most; other nodes have
+// the log.
 func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerStatus {
 	id, _ := identity.ParseID(v.GetNodeId())
 	r := &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(), Reachable: id == a.id || a.gossip.Alive(id)}

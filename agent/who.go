@@ -24,8 +24,8 @@ const (
 	whoHistory  = 100             // lines
 )
 
-// Who tells who has an address, or had it, and which event says so. The log knows nodes, blocks and reserved addresses; the pod is
-// known by the node that has the block, which is asked.
+// Who tells who has an address, or had it, and which event says so. The log knows nodes, blocks and reserved addresses;
+// the pod is known by the node that has the block, which is asked.
 func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoResponse, error) {
 	at, err := netip.ParseAddr(r.GetAddress())
 	if err != nil {

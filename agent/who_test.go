@@ -20,7 +20,8 @@ func podEntry(at int64, what, pod string) *skeinv1.JournalEntry {
 	}}}
 }
 
-// TestHolders: one address went from pod to pod; journal and what is held now are put together without a pod being there twice.
+// TestHolders: one address went from pod to pod; journal and what is held now are put together without a pod being
+// there twice.
 func TestHolders(t *testing.T) {
 	entries := []*skeinv1.JournalEntry{
 		podEntry(10, "given", "a"), podEntry(20, "taken-back", "a"), podEntry(25, "taken-back", "a"),

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// A pod names the egresses that it uses by annotations with one of these prefixes, which the egresses' namespace follows; the
-// value lists their names.
+// A pod names the egresses that it uses by annotations with one of these prefixes, which the egresses' namespace
+// follows; the value lists their names.
 const (
 	EgressAnnotation     = "skein.dev/egress."
 	EgressAnnotationCoil = "egress.coil.cybozu.com/"
@@ -22,8 +22,8 @@ const (
 	MaxEgressValue       = 4096 // bytes of a value, and of a key
 )
 
-// EgressAnnotations are those of a pod's annotations that are about egresses, cut down to a little more than the bounds: so
-// much that the agent sees what is beyond them.
+// EgressAnnotations are those of a pod's annotations that are about egresses, cut down to a little more than the
+// bounds: so much that the agent sees what is beyond them.
 func EgressAnnotations(all map[string]string) map[string]string {
 	var out map[string]string
 	for _, key := range slices.Sorted(maps.Keys(all)) {

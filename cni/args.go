@@ -75,8 +75,8 @@ func checkNames(containerID, ifname string) *types.Error {
 	return nil
 }
 
-// CheckNames holds container ID and interface name of an attachment against what the plugin and the kernel take. Its error
-// is a *types.Error with CodeEnvironment.
+// CheckNames holds container ID and interface name of an attachment against what the plugin and the kernel take. Its
+// error is a *types.Error with CodeEnvironment.
 func CheckNames(containerID, ifname string) error {
 	return failed(checkNames(containerID, ifname))
 }

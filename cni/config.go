@@ -195,8 +195,8 @@ func socketOf(stdin []byte) string {
 	return c.Socket
 }
 
-// stillValid reads GC's list. An empty list, and null, say that nothing is valid; a list that is missing (cnitool passes
-// none) says nothing, and to take it for an empty one would cut every pod off.
+// stillValid reads GC's list. An empty list, and null, say that nothing is valid; a list that is missing (cnitool
+// passes none) says nothing, and to take it for an empty one would cut every pod off.
 func stillValid(stdin []byte) (list []types.GCAttachment, listed bool, e *types.Error) {
 	var keys struct {
 		List json.RawMessage `json:"cni.dev/valid-attachments"`

@@ -10,8 +10,8 @@ import (
 
 // Codes of the specification that its library has no name for here, and our own from 100 on.
 //
-// An exhausted pool has a code of its own, although runtimes try again whatever the code is: 11 says that waiting helps,
-// as it does while servers are away, and here somebody has to act or a pod has to go.
+// An exhausted pool has a code of its own, although runtimes try again whatever the code is: 11 says that waiting
+// helps, as it does while servers are away, and here somebody has to act or a pod has to go.
 const (
 	CodeTryAgain    = uint32(types.ErrTryAgainLater)
 	CodeUnavailable = uint32(types.ErrPluginNotAvailable)  // STATUS: no ADD can succeed
@@ -32,7 +32,8 @@ func complaint(code uint32, message, details string) *types.Error {
 	return types.NewError(uint(code), message, details)
 }
 
-// printError writes an error as runtimes read it. The library's own lacks the version, which the specification asks for.
+// printError writes an error as runtimes read it. The library's own lacks the version, which the specification asks
+// for.
 func printError(w io.Writer, version string, e *types.Error) error {
 	b, err := json.MarshalIndent(struct {
 		Version string `json:"cniVersion"`

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Note says that an attachment was taken away while no agent answered. The agent gives its addresses back when it reads it.
+// Note says that an attachment was taken away while no agent answered. The agent gives its addresses back when it reads
+// it.
 type Note struct {
 	ContainerID string `json:"containerID"`
 	Interface   string `json:"interface"`

@@ -116,7 +116,8 @@ var nextSteps = map[uint32]string{
 	CodeConfig:                              "give the network a name of letters, digits, dots, underscores and hyphens",
 }
 
-// read takes standard input, up to a bound, and puts a pipe with the same bytes in its place: the library reads without one.
+// read takes standard input, up to a bound, and puts a pipe with the same bytes in its place: the library reads without
+// one.
 func (p *plugin) read(in io.Reader) *types.Error {
 	b, err := readBounded(in, maxInput)
 	switch {

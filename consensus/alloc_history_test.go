@@ -88,7 +88,8 @@ func (q *request) outcome() (answered, refused []sending, unknown int) {
 	return answered, refused, unknown
 }
 
-// named is what an answer says was done. A repeated answer shows what it is about as it is now, so that the rest may differ.
+// named is what an answer says was done. A repeated answer shows what it is about as it is now, so that the rest may
+// differ.
 func named(a *skeinv1.Answer) *skeinv1.Answer {
 	out := &skeinv1.Answer{RequestId: a.GetRequestId(), Index: a.GetIndex(), Grant: a.GetGrant()}
 	for _, b := range a.GetBlocks() {
@@ -174,8 +175,8 @@ type historyReport struct {
 // checkTimeout is for one object's history; one that takes longer proves nothing and fails.
 const checkTimeout = 20 * time.Second
 
-// checkHistories lets Porcupine look for an order of the operations that the model allows, and writes a history that has
-// none, as a page to look at, into a directory that the failure names.
+// checkHistories lets Porcupine look for an order of the operations that the model allows, and writes a history that
+// has none, as a page to look at, into a directory that the failure names.
 func checkHistories(t *testing.T, models map[string]porcupine.Model, histories map[string][]porcupine.Operation, r *historyReport) {
 	t.Helper()
 	began := time.Now()

@@ -23,8 +23,9 @@ import (
 
 // Clients take and give back blocks, addresses and grants through random nodes of a cluster of three servers, while
 // servers crash, the network splits, loses one way and delays, requests come twice and clocks jump. Porcupine then says
-// whether what the clients were told can have come from the allocator that the model describes; an audit of the log says
-// whether anything was given twice at any index; and a replay, a snapshot with its tail and all replicas must agree.
+// whether what the clients were told can have come from the allocator that the model describes; an audit of the log
+// says whether anything was given twice at any index; and a replay, a snapshot with its tail and all replicas must
+// agree.
 //
 // SKEIN_TEST_SEED runs one seed and SKEIN_TEST_SEEDS so many. A seed repeats a run's faults, not its scheduling.
 func TestNothingIsGivenTwice(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// gather takes what is new in the log from whoever has it. A node that was away too long goes on from a snapshot and has
-// lost what was before it.
+// gather takes what is new in the log from whoever has it. A node that was away too long goes on from a snapshot and
+// has lost what was before it.
 func (s *allocStorm) gather() {
 	for _, n := range s.c.nodes {
 		if !n.running() {

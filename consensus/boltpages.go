@@ -7,9 +7,9 @@ import (
 	"io"
 )
 
-// bbolt checks the pages of a file when it opens it for writing, in a goroutine of its own that goes on while Open gives up: on a
-// damaged file that can end the process. boltPages finds beforehand what that check would. The layout is that of bbolt's file
-// format, version 2, in the machine's byte order, which is little-endian wherever skein runs.
+// bbolt checks the pages of a file when it opens it for writing, in a goroutine of its own that goes on while Open
+// gives up: on a damaged file that can end the process. boltPages finds beforehand what that check would. The layout is
+// that of bbolt's file format, version 2, in the machine's byte order, which is little-endian wherever skein runs.
 type boltPages struct {
 	file io.ReaderAt
 	size int64           // of a page, in bytes
@@ -25,14 +25,15 @@ const (
 	leafBucket  = 0x01 // flag of an element: its value is a bucket, which begins with the root page
 )
 
-// check walks a bucket's pages from its root, and those of the buckets in it. Damage is an error, or a panic by an index out of
-// range: it runs in guard.
+// check walks a bucket's pages from its root, and those of the buckets in it. Damage is an error, or a panic by an
+// index out of range: it runs in guard.
 func (b *boltPages) check(root uint64) error {
 	_, err := b.walk(root, nil, nil)
 	return err
 }
 
-// walk checks the pages below one whose keys are min at least and below max, each nil for no bound. It returns the last key.
+// walk checks the pages below one whose keys are min at least and below max, each nil for no bound. It returns the last
+// key.
 func (b *boltPages) walk(id uint64, low, high []byte) ([]byte, error) {
 	page, err := b.read(id)
 	if err != nil {

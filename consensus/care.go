@@ -47,8 +47,8 @@ func (t *term) care(ctx context.Context) {
 	}
 }
 
-// introduceRoles notes in the log of a cluster that is older than roles that commands need one from now on. The rule itself needs no
-// note: this leader decides by it already.
+// introduceRoles notes in the log of a cluster that is older than roles that commands need one from now on. The rule
+// itself needs no note: this leader decides by it already.
 func (t *term) introduceRoles(ctx context.Context) {
 	state := t.server.cfg.Replica.State()
 	if state.Cluster() == nil || state.Settings().GetRolesSince() != 0 {

@@ -82,8 +82,8 @@ func (s *storm) run() {
 	s.check()
 }
 
-// write proposes one command after another in a node's name, each through it or whichever servers run, with the same request
-// ID until it is answered.
+// write proposes one command after another in a node's name, each through it or whichever servers run, with the same
+// request ID until it is answered.
 func (s *storm) write(ctx context.Context, w int, rng *rand.Rand) {
 	for i := 0; ctx.Err() == nil; i++ {
 		id := fmt.Sprintf("w%d-%d", w, i)

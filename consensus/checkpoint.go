@@ -35,7 +35,8 @@ func signCheckpoint(key *identity.Key, state *events.State, leader string, now t
 	return c
 }
 
-// errUnsigned is a checkpoint that no server of the state at hand has signed. It may be of a server that was added since.
+// errUnsigned is a checkpoint that no server of the state at hand has signed. It may be of a server that was added
+// since.
 var errUnsigned = errors.New("no server that this node knows has signed the checkpoint")
 
 // verifyCheckpoint tells which server of a state has signed a checkpoint.
@@ -59,8 +60,8 @@ type signer struct {
 	at   time.Time
 }
 
-// resignAfter is how old a checkpoint of the same state may be before another one is signed: less than the time between two
-// heartbeats, which all subscribers get at the same moment.
+// resignAfter is how old a checkpoint of the same state may be before another one is signed: less than the time between
+// two heartbeats, which all subscribers get at the same moment.
 const resignAfter = heartbeatEvery / 2
 
 func (s *signer) sign(key *identity.Key, state *events.State, leader string, now time.Time) *skeinv1.Checkpoint {

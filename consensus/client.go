@@ -24,16 +24,18 @@ type ClientConfig struct {
 	Dialer  Dialer
 	Conns   *Conns         // to share [own ones over Dialer]
 	Local   func() *Server // nil, or returning nil: this node is no server
-	// OnHeartbeat is told what the followed server says once a second, unless its history is another than this node's. It must not
-	// block; nil: nobody asks.
+	// OnHeartbeat is told what the followed server says once a second, unless its history is another than this node's. It
+	// must not block; nil: nobody asks.
 	OnHeartbeat func(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat)
-	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not block;
-	// nil: nobody asks.
+	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not
+	// block; nil: nobody asks.
 	OnDiverged func(error)
-	// Leaders are the leaders of this node's site that pass events on, the best first: they are followed before any server, and
-	// believed nothing that no server has signed. nil: there are none. It may be called at any time; see LeadersChanged.
+	// Leaders are the leaders of this node's site that pass events on, the best first: they are followed before any
+	// server, and believed nothing that no server has signed. nil: there are none. It may be called at any time; see
+	// LeadersChanged.
 	Leaders func() []identity.ID
-	// Passes reports whether this node passes events on to others, which it needs servers' checkpoints for. nil: it does not.
+	// Passes reports whether this node passes events on to others, which it needs servers' checkpoints for. nil: it does
+	// not.
 	Passes func() bool
 	Log    *slog.Logger
 }
@@ -117,9 +119,9 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 	}
 }
 
-// Expect tells that an index is agreed, as another node says. A followed server that does not bring it soon is left, and so is
-// the rest between two tries: the server may be the leader whose end made a command wait, or its stream may hang. A line that is
-// slow rather than cut gets twice the time at each new try.
+// Expect tells that an index is agreed, as another node says. A followed server that does not bring it soon is left,
+// and so is the rest between two tries: the server may be the leader whose end made a command wait, or its stream may
+// hang. A line that is slow rather than cut gets twice the time at each new try.
 func (c *Client) Expect(index uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

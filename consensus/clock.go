@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// The log's time decides when tokens expire and blocks may be given again. It comes from the leader's clock, and clocks jump:
-// docs/decisions/0042.
+// The log's time decides when tokens expire and blocks may be given again. It comes from the leader's clock, and clocks
+// jump: docs/decisions/0042.
 const (
 	clockBound   = 45 * time.Second   // two clocks that are nearer agree; the log's time may be so far ahead of what passed
 	clockRestart = 7 * 24 * time.Hour // likewise when it is not known how much time has passed since the last event
@@ -22,8 +22,8 @@ const (
 	clockStale   = 30 * time.Second   // a look that is older tells nothing
 )
 
-// clocks is what this server knows of the other servers' clocks. What it keeps is independent of its own clock: a reading and
-// the monotonic moment of it.
+// clocks is what this server knows of the other servers' clocks. What it keeps is independent of its own clock: a
+// reading and the monotonic moment of it.
 type clocks struct {
 	sync.Mutex
 	of map[raft.ServerID]reading
@@ -115,9 +115,9 @@ func levelVoter(own int64, others map[raft.ServerID]int64) (raft.ServerID, bool)
 	return "", false
 }
 
-// pace bounds how the log's time follows the leader's clock: at half to twice the speed of real time, from what the log said
-// at a moment, and at once by a little more. So a clock that jumps ahead makes little expire too early, and a log that is ahead,
-// or a clock that was set back, makes nothing last for ever.
+// pace bounds how the log's time follows the leader's clock: at half to twice the speed of real time, from what the log
+// said at a moment, and at once by a little more. So a clock that jumps ahead makes little expire too early, and a log
+// that is ahead, or a clock that was set back, makes nothing last for ever.
 type pace struct {
 	base  int64         // the log's time
 	at    time.Time     // when it was so; monotonic
@@ -141,8 +141,8 @@ func (p pace) next(newest, clock int64, v verdict, now time.Time) int64 {
 	return max(min(t, most), newest)
 }
 
-// keepPace begins to count where the log is now. How much real time has passed since its last event is known if this process
-// saw it come, and not if it was read from a disk.
+// keepPace begins to count where the log is now. How much real time has passed since its last event is known if this
+// process saw it come, and not if it was read from a disk.
 func (t *term) keepPace(newest int64) {
 	s := t.server
 	t.pace = pace{base: newest, at: s.cfg.Replica.lastEvent(), slack: clockBound}

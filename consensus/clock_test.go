@@ -132,8 +132,8 @@ func (c *cluster) skewed() (ahead func(*node) *atomic.Int64) {
 // timeOff is how far the log's time is off.
 func (n *node) timeOff() time.Duration { return time.Until(time.Unix(0, n.replica.State().Time())) }
 
-// A leader whose clock is once far ahead, with nobody to compare: what is decided then is a little early, and what expires
-// after it does.
+// A leader whose clock is once far ahead, with nobody to compare: what is decided then is a little early, and what
+// expires after it does.
 func TestOneJumpAheadIsNotForEver(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		ahead := c.skewed()
@@ -170,8 +170,8 @@ func TestOneJumpAheadIsNotForEver(t *testing.T) {
 	})
 }
 
-// A log that is years ahead, as one wrong clock made it in earlier versions: time goes on in it, and a repair sets it right,
-// also over a restart.
+// A log that is years ahead, as one wrong clock made it in earlier versions: time goes on in it, and a repair sets it
+// right, also over a restart.
 func TestRepairOfTheLogsTime(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		ahead := c.skewed()

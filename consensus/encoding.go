@@ -71,8 +71,8 @@ func EncodeBatch(b *skeinv1.Batch) ([]byte, error) {
 }
 
 // packAbove is how large a batch gets before it is compressed. Raft gives a follower peerTimeout for a whole entry,
-// however slow its line is, and an entry that never fits in stops the log for good: an import of 16,384 blocks shrinks to
-// a tenth. Groups of other commands stay below (maxEntryBytes), so that servers that cannot unpack never see one.
+// however slow its line is, and an entry that never fits in stops the log for good: an import of 16,384 blocks shrinks
+// to a tenth. Groups of other commands stay below (maxEntryBytes), so that servers that cannot unpack never see one.
 const packAbove = 2 * maxEntryBytes
 
 func packBatch(payload []byte) ([]byte, error) {
@@ -144,7 +144,8 @@ func checkBatch(b *skeinv1.Batch) error {
 
 func last(b *skeinv1.Batch) uint64 { return b.Base + uint64(len(b.Events)) }
 
-// EncodeState is the form of a state in snapshots and checkpoints. A state that DecodeState would refuse is ErrTooLarge.
+// EncodeState is the form of a state in snapshots and checkpoints. A state that DecodeState would refuse is
+// ErrTooLarge.
 func EncodeState(s *events.State) ([]byte, error) { return encodeState(s, maxStateBytes) }
 
 func encodeState(s *events.State, most int) ([]byte, error) {

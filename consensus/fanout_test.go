@@ -16,7 +16,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// follower is a node of a site without a disk: it takes what a leader passes on as a real one does, and keeps the state in memory.
+// follower is a node of a site without a disk: it takes what a leader passes on as a real one does, and keeps the state
+// in memory.
 type follower struct {
 	node    *node
 	leader  *node

@@ -42,10 +42,10 @@ func (c *Client) Status() FollowStatus {
 	return c.status
 }
 
-// Follow keeps the replica up to date from a leader of this node's site or any server until the context ends, and changes the source
-// when one falls silent. On a server it rests while Raft brings the log; it steps in when no leader is
-// heard, because a server that was away may not know the servers that lead now. It returns an error
-// only when this node cannot go on by itself: an event it does not know, or a damaged file.
+// Follow keeps the replica up to date from a leader of this node's site or any server until the context ends, and
+// changes the source when one falls silent. On a server it rests while Raft brings the log; it steps in when no leader
+// is heard, because a server that was away may not know the servers that lead now. It returns an error only when this
+// node cannot go on by itself: an event it does not know, or a damaged file.
 func (c *Client) Follow(ctx context.Context) error {
 	wait := followMin
 	for ctx.Err() == nil {

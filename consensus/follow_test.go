@@ -88,7 +88,8 @@ func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
 	}
 }
 
-// A server that loses the role ends its streams with the event that says so: it hears late of what is agreed afterwards.
+// A server that loses the role ends its streams with the event that says so: it hears late of what is agreed
+// afterwards.
 func TestStreamOfAServerThatIsNoneAnyMore(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

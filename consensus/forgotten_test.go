@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A future that the library forgets when it shuts down keeps no goroutine: it ends with Raft. The test fails when the library's
-// futures have no such channel any more.
+// A future that the library forgets when it shuts down keeps no goroutine: it ends with Raft. The test fails when the
+// library's futures have no such channel any more.
 func TestForgottenFuturesEnd(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

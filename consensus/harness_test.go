@@ -320,8 +320,8 @@ func (n *node) decide(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answe
 	return n.raft.Propose(ctx, cmd)
 }
 
-// proposeFor proposes a command of an issuer through this node: its own node, or a server that it asked, which hands the command
-// on as its Service does. It tries until the context ends.
+// proposeFor proposes a command of an issuer through this node: its own node, or a server that it asked, which hands
+// the command on as its Service does. It tries until the context ends.
 func (c *Client) proposeFor(ctx context.Context, issuer identity.ID, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
 	if c.cfg.Self == issuer {
 		return c.Propose(ctx, cmd)

@@ -93,8 +93,8 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 	}
 }
 
-// Who has no vote writes nothing into the log, and ends nobody's term, in its own name or another's; nor does a voter in
-// another's name. Heartbeats in its own name go through, or the test would show nothing.
+// Who has no vote writes nothing into the log, and ends nobody's term, in its own name or another's; nor does a voter
+// in another's name. Heartbeats in its own name go through, or the test would show nothing.
 func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -155,8 +155,8 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 	})
 }
 
-// A server that the log removed, or whose node it revoked, is heard no more, although Raft's configuration still names it and
-// its streams are open.
+// A server that the log removed, or whose node it revoked, is heard no more, although Raft's configuration still names
+// it and its streams are open.
 func TestRemovedServersLoseTheirStreams(t *testing.T) {
 	for what, command := range map[string]func(id string) *skeinv1.Command{
 		"removed": func(id string) *skeinv1.Command {
@@ -198,8 +198,8 @@ func TestRemovedServersLoseTheirStreams(t *testing.T) {
 	}
 }
 
-// What is decided is decided in the issuer's name, with the leader's time, through whichever server it went; and only voters
-// name an issuer other than themselves.
+// What is decided is decided in the issuer's name, with the leader's time, through whichever server it went; and only
+// voters name an issuer other than themselves.
 func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -252,8 +252,8 @@ func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 	})
 }
 
-// What others answered before a leader asked proves nothing, so that a leader that was deposed refuses nothing by them: the
-// token may be there by now.
+// What others answered before a leader asked proves nothing, so that a leader that was deposed refuses nothing by them:
+// the token may be there by now.
 func TestDeposedLeaderRefusesNothingByOldAnswers(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

@@ -13,9 +13,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// inbound takes in what other servers' Raft sends. The library's transport forgets from which stream a request came, and a
-// request says itself who sent it: whoever may open a stream could append entries in the leader's name. So each peer has a
-// transport of its own, and every request is held against the identity that its stream has proved.
+// inbound takes in what other servers' Raft sends. The library's transport forgets from which stream a request came,
+// and a request says itself who sent it: whoever may open a stream could append entries in the leader's name. So each
+// peer has a transport of its own, and every request is held against the identity that its stream has proved.
 type inbound struct {
 	self   identity.ID
 	in     net.Listener
@@ -141,8 +141,8 @@ func (n *inbound) beat(r raft.RPC) {
 	f(r)
 }
 
-// checkClaim holds the sender that a request names against the one that is proved. Both of its names must be there, or the
-// library would look into older fields.
+// checkClaim holds the sender that a request names against the one that is proved. Both of its names must be there, or
+// the library would look into older fields.
 func checkClaim(id identity.ID, command any) error {
 	r, ok := command.(raft.WithRPCHeader)
 	if !ok {
@@ -173,8 +173,8 @@ func (n *inbound) setHeartbeat(f func(raft.RPC)) {
 	n.heartbeat = f
 }
 
-// Close takes in nothing more, and waits until Raft is through with the heartbeats that it has: they may write a term, and the
-// library does not wait for them when it shuts down.
+// Close takes in nothing more, and waits until Raft is through with the heartbeats that it has: they may write a term,
+// and the library does not wait for them when it shuts down.
 func (n *inbound) Close() error {
 	defer n.beating.Wait() // without mu
 	n.mu.Lock()

@@ -11,7 +11,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A server that stops closes its files behind its transport: a heartbeat that Raft is still taking in may write a term there.
+// A server that stops closes its files behind its transport: a heartbeat that Raft is still taking in may write a term
+// there.
 func TestCloseWaitsForHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in, err := net.Listen("tcp", "127.0.0.1:0")

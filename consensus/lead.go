@@ -271,8 +271,9 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 	return e, spec, nil
 }
 
-// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so that a leader whose clock
-// is behind cannot revive what has expired, and follows its clock within bounds: see pace. A repair sets it to the clock.
+// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so that a leader
+// whose clock is behind cannot revive what has expired, and follows its clock within bounds: see pace. A repair sets it
+// to the clock.
 func (t *term) stamp(c *skeinv1.Command, newest int64, v verdict) {
 	clock := t.server.cfg.Now().UnixNano()
 	if c.Time = clock; c.GetRepairClock() == nil {
@@ -330,9 +331,9 @@ func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	}()
 }
 
-// urgent reports whether all servers shall fold a batch at once. The library tells followers of a commit with the next entry, or
-// 50 to 100 ms later; a slot's owners, and its clients' hosts, which hear of a move from different servers, shall hear of it at
-// the same time. A barrier is such an entry.
+// urgent reports whether all servers shall fold a batch at once. The library tells followers of a commit with the next
+// entry, or 50 to 100 ms later; a slot's owners, and its clients' hosts, which hear of a move from different servers,
+// shall hear of it at the same time. A barrier is such an entry.
 func urgent(b *skeinv1.Batch) bool {
 	return slices.ContainsFunc(b.GetEvents(), func(e *skeinv1.Event) bool {
 		switch e.GetBody().(type) {
@@ -360,8 +361,8 @@ func (t *term) tell(p *proposal) {
 	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "index", p.answer.GetIndex())
 }
 
-// outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led after
-// they were decided: its answers were read from the state. The library's VerifyLeader is no such proof: see acks.
+// outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led
+// after they were decided: its answers were read from the state. The library's VerifyLeader is no such proof: see acks.
 func (t *term) outcome(ctx context.Context, future raft.Future) error {
 	if future == nil {
 		return t.verified(ctx)
@@ -390,8 +391,9 @@ func (s *Server) wait(f raft.Future) error {
 	}
 }
 
-// endAtShutdown lets the goroutine that waits for a future end with Raft. The library's futures have a channel for that, which it
-// sets in some of them only and which no method reaches; without it each forgotten future keeps a goroutine for good.
+// endAtShutdown lets the goroutine that waits for a future end with Raft. The library's futures have a channel for
+// that, which it sets in some of them only and which no method reaches; without it each forgotten future keeps a
+// goroutine for good.
 func endAtShutdown(f raft.Future, stopped chan struct{}) {
 	v := reflect.ValueOf(f)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {

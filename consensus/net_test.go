@@ -144,7 +144,8 @@ func (n *network) cut(a, b []identity.ID) {
 	n.cutWay(b, a)
 }
 
-// cutWay loses what one group sends to the other. What comes back arrives on the streams there are; new ones need both ways.
+// cutWay loses what one group sends to the other. What comes back arrives on the streams there are; new ones need both
+// ways.
 func (n *network) cutWay(from, to []identity.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -75,8 +75,8 @@ func (s *Service) mayPass(peer identity.ID) error {
 	return nil
 }
 
-// pass streams to a node of the own site what servers have agreed on, each part with a server's checkpoint for its end. Whoever is
-// so far behind that it needs a state, or many events, is to ask a server.
+// pass streams to a node of the own site what servers have agreed on, each part with a server's checkpoint for its end.
+// Whoever is so far behind that it needs a state, or many events, is to ask a server.
 func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out func(*skeinv1.SubscribeResponse) error) error {
 	if err := s.mayPass(peer); err != nil { // the caller has seen that it is a member
 		return err
@@ -131,7 +131,8 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 	}
 }
 
-// passTo sends the events after an index up to a checkpoint's, which goes with the last of them, and returns the new index.
+// passTo sends the events after an index up to a checkpoint's, which goes with the last of them, and returns the new
+// index.
 func (s *Service) passTo(at uint64, c *skeinv1.Checkpoint, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
 	end := c.GetIndex()
 	if end > at && end-at > passedMost {

@@ -237,7 +237,8 @@ func TestLeaderOfASiteLosesItsServer(t *testing.T) {
 	}
 }
 
-// Nodes of other sites, and those that nobody leads, get nothing from a node that is no server; and a node has one stream.
+// Nodes of other sites, and those that nobody leads, get nothing from a node that is no server; and a node has one
+// stream.
 func TestWhoGetsEventsFromALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -385,8 +386,8 @@ func until(ctx context.Context, f func() error) error {
 	return ctx.Err()
 }
 
-// Whatever a leader sends that no server has agreed on, a node of its site keeps its state, has what the servers agree on within
-// a bound, from a server, and does not come back at once.
+// Whatever a leader sends that no server has agreed on, a node of its site keeps its state, has what the servers agree
+// on within a bound, from a server, and does not come back at once.
 func TestHostileLeaderOfASite(t *testing.T) {
 	type scene struct {
 		c      *cluster

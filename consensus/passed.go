@@ -17,12 +17,13 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A node follows a leader of its site as it follows a server, and believes it nothing: see docs/decisions/0059-events-by-site.md.
+// A node follows a leader of its site as it follows a server, and believes it nothing: see
+// docs/decisions/0059-events-by-site.md.
 
 const (
 	passedBytes = 16 << 20 // of one message, and of all events that wait for a checkpoint
-	// freshFor is how old the newest checkpoint may be. A leader whose server falls silent needs streamSilence and a moment
-	// to have another one.
+	// freshFor is how old the newest checkpoint may be. A leader whose server falls silent needs streamSilence and a
+	// moment to have another one.
 	freshFor   = 7 * time.Second
 	auditSoon  = 5 * time.Second // until the clock of a server is known that signs, at most
 	auditEvery = time.Minute     // between two questions to a server, give or take half
@@ -65,8 +66,8 @@ func (d doubt) after(err error, followed time.Duration, now time.Time) doubt {
 	return d
 }
 
-// order is whom to follow, the best first: leaders that are not in doubt, then the servers. A leader that is a server counts as
-// one.
+// order is whom to follow, the best first: leaders that are not in doubt, then the servers. A leader that is a server
+// counts as one.
 func order(leaders, servers []identity.ID, doubts map[identity.ID]doubt, now time.Time) (out []source) {
 	for _, id := range leaders {
 		if !now.Before(doubts[id].until) {
@@ -102,8 +103,8 @@ func moveAt(current source, leaders []identity.ID, doubts map[identity.ID]doubt,
 	return at
 }
 
-// freshness judges by checkpoints whether a leader shows what its server said last, or something older. Clocks of servers need not
-// be right: each server's is compared with this host's when the server itself is heard.
+// freshness judges by checkpoints whether a leader shows what its server said last, or something older. Clocks of
+// servers need not be right: each server's is compared with this host's when the server itself is heard.
 type freshness struct {
 	newest map[identity.ID]int64         // the time in the newest checkpoint of each server
 	ahead  map[identity.ID]time.Duration // of this host's time before a server's; unknown until the server was heard itself
@@ -150,8 +151,8 @@ type unproven struct {
 
 func (u *unproven) end() uint64 { return u.base + uint64(len(u.evs)) }
 
-// take takes one message of a leader. With a checkpoint come the events that it is for, of which the state after them has to have
-// the checkpoint's hash.
+// take takes one message of a leader. With a checkpoint come the events that it is for, of which the state after them
+// has to have the checkpoint's hash.
 func (u *unproven) take(m *skeinv1.SubscribeResponse, state *events.State) (news *skeinv1.Batch, c *skeinv1.Checkpoint, err error) {
 	if m.GetSnapshot() != nil {
 		return nil, nil, fmt.Errorf("%w: a whole state was sent, which servers alone do", errForged)
@@ -198,8 +199,8 @@ func (c *Client) leaders() []identity.ID {
 // passes reports whether this node passes events on and needs checkpoints for that.
 func (c *Client) passes() bool { return c.cfg.Passes != nil && c.local() == nil && c.cfg.Passes() }
 
-// LeadersChanged tells that Leaders or Passes have another answer than before: a source that is no leader any more is left, and so
-// is one that is not the best.
+// LeadersChanged tells that Leaders or Passes have another answer than before: a source that is no leader any more is
+// left, and so is one that is not the best.
 func (c *Client) LeadersChanged() {
 	leaders, passes := c.leaders(), c.passes()
 	c.mu.Lock()
@@ -256,8 +257,8 @@ func (c *Client) Forged() int {
 // sinceStart is this host's time, as nobody sets it.
 func (c *Client) sinceStart() time.Duration { return time.Since(c.began) }
 
-// followPassed follows a leader of this node's site until its stream ends, and reports whether anything came that a server has
-// signed.
+// followPassed follows a leader of this node's site until its stream ends, and reports whether anything came that a
+// server has signed.
 func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, err error) {
 	var auditing sync.WaitGroup
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -354,8 +355,8 @@ func (c *Client) takePassed(waiting *unproven, m *skeinv1.SubscribeResponse) (po
 	return point, fresh, err
 }
 
-// audit asks servers themselves, now and then, how far the log is: a leader that holds back what servers sign is found by that. It
-// begins early while the clock of the server is not known whose checkpoints come.
+// audit asks servers themselves, now and then, how far the log is: a leader that holds back what servers sign is found
+// by that. It begins early while the clock of the server is not known whose checkpoints come.
 func (c *Client) audit(ctx context.Context, signers <-chan identity.ID) {
 	next := time.NewTimer(auditEvery/2 + rand.N(auditEvery))
 	defer next.Stop()
@@ -429,8 +430,8 @@ func (c *Client) prove(server identity.ID, point *skeinv1.Checkpoint) {
 	c.proved = make(chan struct{})
 }
 
-// Proof is the newest checkpoint of the server that this node follows, up to which it has the events, and a channel that is closed
-// when there is another. nil: no server was heard lately, or Passes says that none is needed.
+// Proof is the newest checkpoint of the server that this node follows, up to which it has the events, and a channel
+// that is closed when there is another. nil: no server was heard lately, or Passes says that none is needed.
 func (c *Client) Proof() (*skeinv1.Checkpoint, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

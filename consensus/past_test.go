@@ -30,8 +30,8 @@ func (n *node) strayed(events int) (at uint64) {
 	return state.Index() + uint64(events)
 }
 
-// An agent heard of events that were lost with the servers. Whether the recovered server is behind it, level, or has passed it by
-// when the agent comes back, it gets nothing of the other history on top of its own, and says so.
+// An agent heard of events that were lost with the servers. Whether the recovered server is behind it, level, or has
+// passed it by when the agent comes back, it gets nothing of the other history on top of its own, and says so.
 func TestHistoriesAreNotMixed(t *testing.T) {
 	for _, lost := range []int{1, 2, 7} {
 		for _, when := range []string{"before", "after"} {
@@ -85,8 +85,8 @@ func (n *node) startTelling(told chan<- error) {
 	n.start(false)
 }
 
-// A follower is served if its state at its index has the server's hash, or if nobody can tell, and then by a whole state; an
-// earlier version, which sends no hash, as before.
+// A follower is served if its state at its index has the server's hash, or if nobody can tell, and then by a whole
+// state; an earlier version, which sends no hash, as before.
 func TestFollowersSendTheirHash(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// A leader that hears no other server may be deposed already, so what it reads from its state may be history. It must not
-// refuse anything then: a node would be told that a pool is exhausted when it is not.
+// A leader that hears no other server may be deposed already, so what it reads from its state may be history. It must
+// not refuse anything then: a node would be told that a pool is exhausted when it is not.
 func TestDeposedLeaderRefusesNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

@@ -185,8 +185,8 @@ func (r *Replica) missing(b *skeinv1.Batch) ([]*skeinv1.Event, error) {
 	return b.Events[index-b.Base:], nil
 }
 
-// catchUpTo is catchUp for events that nobody vouches for: they are kept if the state that they lead to has the hash, which a server
-// has signed. Else it returns errForged.
+// catchUpTo is catchUp for events that nobody vouches for: they are kept if the state that they lead to has the hash,
+// which a server has signed. Else it returns errForged.
 func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 	unlock, err := r.write()
 	if err != nil {

@@ -8,13 +8,15 @@ import (
 	"connectrpc.com/connect"
 )
 
-// RetryHeader carries with an error of code resource_exhausted how long to wait before the next try, as Go writes a duration.
+// RetryHeader carries with an error of code resource_exhausted how long to wait before the next try, as Go writes a
+// duration.
 const RetryHeader = "Skein-Retry-After"
 
 // retryAtMost bounds what a server can make a client wait.
 const retryAtMost = 5 * time.Second
 
-// RetryAfter is how long a node that has refused a request for now wants to be left alone; 0 if it says nothing of that.
+// RetryAfter is how long a node that has refused a request for now wants to be left alone; 0 if it says nothing of
+// that.
 func RetryAfter(err error) time.Duration {
 	var e *connect.Error
 	if !errors.As(err, &e) || e.Code() != connect.CodeResourceExhausted {

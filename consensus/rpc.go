@@ -46,8 +46,8 @@ type Conns struct {
 // NewConns makes connections as they are needed.
 func NewConns(d Dialer) *Conns { return newConns(d, pingAfter, pingTimeout) }
 
-// NewHurriedConns is for requests that come several times a second and must not hang: a connection on which nothing comes for
-// three quarters of a second is given up, and the next request dials anew.
+// NewHurriedConns is for requests that come several times a second and must not hang: a connection on which nothing
+// comes for three quarters of a second is given up, and the next request dials anew.
 func NewHurriedConns(d Dialer) *Conns { return newConns(d, 300*time.Millisecond, 450*time.Millisecond) }
 
 func newConns(d Dialer, pingAfter, pingTimeout time.Duration) *Conns {

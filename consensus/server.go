@@ -41,8 +41,9 @@ type ServerConfig struct {
 	NoSync            bool          // for tests that crash no machine: no fsync of the Raft log
 
 	Now func() time.Time // the wall clock that commands get their time from [time.Now]
-	// OnLead runs in its own goroutine in each term that this server leads, after everything of earlier terms is folded. Its
-	// context ends with the term. What it calls must get that context: the next term begins when it has returned. [nothing]
+	// OnLead runs in its own goroutine in each term that this server leads, after everything of earlier terms is folded.
+	// Its context ends with the term. What it calls must get that context: the next term begins when it has returned.
+	// [nothing]
 	OnLead func(ctx context.Context, lead Lead)
 }
 

@@ -42,8 +42,8 @@ type ServiceConfig struct {
 	Key *identity.Key
 	// Pass tells why a node may not have the events from this one, which is no server; nil: nobody may.
 	Pass func(identity.ID) error
-	// Proof is the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel that is closed
-	// when there is another; see Client.Proof.
+	// Proof is the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel that is
+	// closed when there is another; see Client.Proof.
 	Proof func() (*skeinv1.Checkpoint, <-chan struct{})
 	// FilterTest answers a STUN request in another node's stead; nil if this node cannot.
 	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
@@ -116,9 +116,9 @@ func checkMember(state *events.State, id identity.ID) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s is not a member as of index %d", id, state.Index()))
 }
 
-// Propose commits a command or forwards it to the leader, once. The issuer is the node at the other end, and one that the
-// other end names only if that is a voter, which heard it from the issuer itself. A refusal is an answer with an error
-// code; an RPC error means that the caller should try again, elsewhere or later, unless it denies permission.
+// Propose commits a command or forwards it to the leader, once. The issuer is the node at the other end, and one that
+// the other end names only if that is a voter, which heard it from the issuer itself. A refusal is an answer with an
+// error code; an RPC error means that the caller should try again, elsewhere or later, unless it denies permission.
 func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skeinv1.ProposeResponse, error) {
 	peer, err := s.member(ctx)
 	if err != nil {
@@ -218,10 +218,10 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnavailable, err)
 }
 
-// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back. A follower whose state
-// there has another hash than this server's gets nothing: it would fold events of one history on another.
-// Nothing is queued for a subscriber: it reads from the archive at its own pace, and one that does not
-// read for writeTimeout is cut. A node that is no server streams to nodes of its site, while it leads that; see pass.
+// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back. A follower whose
+// state there has another hash than this server's gets nothing: it would fold events of one history on another. Nothing
+// is queued for a subscriber: it reads from the archive at its own pace, and one that does not read for writeTimeout is
+// cut. A node that is no server streams to nodes of its site, while it leads that; see pass.
 func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	peer, err := s.member(ctx)
 	if err != nil {
@@ -495,8 +495,8 @@ func (s *Service) Holder(ctx context.Context, r *skeinv1.HolderRequest) (*skeinv
 	return s.cfg.Holder(r)
 }
 
-// PeerPaths tells how this node reaches its peers: admins and servers, who may see the whole mesh. To others it would tell
-// who talks by which relay, and since when.
+// PeerPaths tells how this node reaches its peers: admins and servers, who may see the whole mesh. To others it would
+// tell who talks by which relay, and since when.
 func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*skeinv1.PeerPathsResponse, error) {
 	peer, err := s.member(ctx)
 	if err != nil {

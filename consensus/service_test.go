@@ -125,8 +125,8 @@ func TestReadsWhileTheArchiveIsAway(t *testing.T) {
 	})
 }
 
-// TestWithdrawnRole: the leader looks at the moment of its decision, so that a role is gone for commands that are on their way when
-// it is withdrawn, wherever they come in.
+// TestWithdrawnRole: the leader looks at the moment of its decision, so that a role is gone for commands that are on
+// their way when it is withdrawn, wherever they come in.
 func TestWithdrawnRole(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

@@ -44,11 +44,12 @@ func sent(s *events.State) error {
 	return nil
 }
 
-// Problem is why this replica's state can no longer be written as a whole, or nil. The replica goes on: each event is written, and the archive and
-// the Raft log are not shortened until the state is smaller.
+// Problem is why this replica's state can no longer be written as a whole, or nil. The replica goes on: each event is
+// written, and the archive and the Raft log are not shortened until the state is smaller.
 func (r *Replica) Problem() error { return checkSealed(r.State(), r.most) }
 
-// portionBytes is how much of the archive goes into one message: an event may have a whole pool, and a message holds a few dozen of the largest.
+// portionBytes is how much of the archive goes into one message: an event may have a whole pool, and a message holds a
+// few dozen of the largest.
 const portionBytes = 8 << 20
 
 // Portion is as many of the first events as fit into a message, and one at least.

@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// A state that could not be read again is not written in the place of one that can. The server goes on: its events are on disk,
-// it comes back with them, and once the state is smaller everything is as before.
+// A state that could not be read again is not written in the place of one that can. The server goes on: its events are
+// on disk, it comes back with them, and once the state is smaller everything is as before.
 func TestStateThatIsTooLargeIsNotWritten(t *testing.T) {
 	dir := t.TempDir()
 	r := openReplica(t, dir)

@@ -9,8 +9,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A gateway that stops, one that begins and the clients' hosts follow different servers. All of them hear of a slot's move at
-// once, not when the library next tells its followers what is committed, 50 to 100 ms later.
+// A gateway that stops, one that begins and the clients' hosts follow different servers. All of them hear of a slot's
+// move at once, not when the library next tells its followers what is committed, 50 to 100 ms later.
 func TestSlotsMoveEverywhereAtOnce(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -45,7 +45,8 @@ func TestSlotsMoveEverywhereAtOnce(t *testing.T) {
 	})
 }
 
-// A subscription over a line that is cut is not noticed for seconds. Whoever hears from elsewhere that there is more leaves it.
+// A subscription over a line that is cut is not noticed for seconds. Whoever hears from elsewhere that there is more
+// leaves it.
 func TestSubscriberThatHearsOfMoreLeavesASilentServer(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -70,8 +71,8 @@ func TestSubscriberThatHearsOfMoreLeavesASilentServer(t *testing.T) {
 	})
 }
 
-// A line that brings nothing for a while is given more and more time, so that a slow one comes to its end; what has come by then
-// makes the next expectation as short as the first.
+// A line that brings nothing for a while is given more and more time, so that a slow one comes to its end; what has
+// come by then makes the next expectation as short as the first.
 func TestExpectingGrowsPatient(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

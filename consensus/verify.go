@@ -36,14 +36,14 @@ func (l Lead) Verify(ctx context.Context) error {
 	return nil
 }
 
-// VerifyLeader returns when it is certain that this server led at a moment after the call began: a majority of the voters
-// answered, in its term, to what it sent them since then. Callers share rounds: one is under way, and those who come meanwhile
-// wait for the next. term is Raft's; since is monotonic and not before the term began, see Lead.Since. The error is
-// ErrNotLeader or the context's.
+// VerifyLeader returns when it is certain that this server led at a moment after the call began: a majority of the
+// voters answered, in its term, to what it sent them since then. Callers share rounds: one is under way, and those who
+// come meanwhile wait for the next. term is Raft's; since is monotonic and not before the term began, see Lead.Since.
+// The error is ErrNotLeader or the context's.
 //
-// The library's VerifyLeader alone does not prove that. It counts an answer that was already on its way when it was asked, and
-// those of servers without a vote: a leader that was stopped for a while finds such an answer in its socket and takes it for
-// news. See acks.
+// The library's VerifyLeader alone does not prove that. It counts an answer that was already on its way when it was
+// asked, and those of servers without a vote: a leader that was stopped for a while finds such an answer in its socket
+// and takes it for news. See acks.
 func (s *Server) VerifyLeader(ctx context.Context) (term uint64, since time.Time, err error) {
 	t := s.term.Load()
 	if t == nil {
@@ -79,8 +79,8 @@ func (t *term) verified(ctx context.Context) error {
 	}
 }
 
-// takeUp finds out which term of Raft this is, and runs OnLead. A term is this one for certain when it was the same before and
-// after an entry of it was committed.
+// takeUp finds out which term of Raft this is, and runs OnLead. A term is this one for certain when it was the same
+// before and after an entry of it was committed.
 func (t *term) takeUp(ctx context.Context) {
 	r := t.server.raft
 	for {
@@ -168,8 +168,8 @@ func (r *rounds) run(prove func() error) {
 	}
 }
 
-// acks remembers, of each follower, the newest request that it answered in the term it was sent in. Requests are ordered by
-// when they were sent, so that an answer proves something about the time after that, however late it comes.
+// acks remembers, of each follower, the newest request that it answered in the term it was sent in. Requests are
+// ordered by when they were sent, so that an answer proves something about the time after that, however late it comes.
 type acks struct {
 	mu      sync.Mutex
 	clock   uint64
@@ -224,7 +224,8 @@ func (a *acks) majority(self raft.ServerID, servers []raft.Server, term, began u
 	return have > voters/2
 }
 
-// serverTransport is Raft's transport: it notes what followers answer to what is sent, and takes in only what others may send.
+// serverTransport is Raft's transport: it notes what followers answer to what is sent, and takes in only what others
+// may send.
 type serverTransport struct {
 	*raft.NetworkTransport // for sending
 	acks                   *acks

@@ -56,8 +56,8 @@ func TestLoneServerIsVerifiedAtOnce(t *testing.T) {
 	})
 }
 
-// Answers to a leader are late, so that one is still on its way when the others have another leader, and its own requests are
-// lost: it must never be verified by what was said before it asked. The library by itself would be.
+// Answers to a leader are late, so that one is still on its way when the others have another leader, and its own
+// requests are lost: it must never be verified by what was said before it asked. The library by itself would be.
 func TestDeposedLeaderIsNeverVerifiedByOldAnswers(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

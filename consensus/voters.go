@@ -113,10 +113,11 @@ func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 	return step
 }
 
-// maySend says why a node may not send Raft's requests to this server; nil: it may. They come from voters alone: whoever may
-// append entries can make the log say anything. Either the agreed state or Raft's configuration may be the first to know of
-// a vote: a server that is new or was away has an old configuration, and one that lags has an old state. Whoever the state
-// no longer has as a server has lost its streams at once, also while Raft's configuration still names it.
+// maySend says why a node may not send Raft's requests to this server; nil: it may. They come from voters alone:
+// whoever may append entries can make the log say anything. Either the agreed state or Raft's configuration may be the
+// first to know of a vote: a server that is new or was away has an old configuration, and one that lags has an old
+// state. Whoever the state no longer has as a server has lost its streams at once, also while Raft's configuration
+// still names it.
 func (s *Server) maySend(id identity.ID) error {
 	v := s.cfg.Replica.State().Server(id)
 	switch {

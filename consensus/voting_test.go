@@ -27,8 +27,8 @@ func TestWhyAServerDoesNotVote(t *testing.T) {
 	}
 }
 
-// A new server votes when it has kept up for the stability period, and until then the leader says how far it is. One that is cut
-// off begins anew.
+// A new server votes when it has kept up for the stability period, and until then the leader says how far it is. One
+// that is cut off begins anew.
 func TestNewServerIsToldToWaitForItsVote(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -133,8 +133,8 @@ type ClientTunnel struct {
 	Remote         netip.Addr
 	SourcePortAuto bool
 	Slot           int // of its egress
-	// Spread are the slots, in order, of which each new flow that would go by this tunnel takes one by chance; none: it goes
-	// by this tunnel.
+	// Spread are the slots, in order, of which each new flow that would go by this tunnel takes one by chance; none: it
+	// goes by this tunnel.
 	Spread []int
 }
 

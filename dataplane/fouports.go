@@ -1,7 +1,7 @@
 package dataplane
 
-// FoUPorts are the UDP ports of an egress's tunnels. While a cluster changes the port there are two: both ends take what
-// comes to either, and send to the former one until everybody is sure to take the next.
+// FoUPorts are the UDP ports of an egress's tunnels. While a cluster changes the port there are two: both ends take
+// what comes to either, and send to the former one until everybody is sure to take the next.
 type FoUPorts struct {
 	Send uint16 // that packets are sent to, and from; 0: FoUPort
 	Also uint16 // at which packets are taken, too; 0: none

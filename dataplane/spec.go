@@ -63,9 +63,9 @@ type Spec struct {
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
-	// Translations are networks behind this host that other sites know under other addresses, sorted by Prefix and disjoint.
-	// Packets that come by the tunnel for As go to Prefix, and packets from Prefix leave by it from As, but for those
-	// from and to Inside.
+	// Translations are networks behind this host that other sites know under other addresses, sorted by Prefix and
+	// disjoint. Packets that come by the tunnel for As go to Prefix, and packets from Prefix leave by it from As, but for
+	// those from and to Inside.
 	Translations []Translation
 	// Inside are the addresses of the own site's other nodes, which know Prefix as it is. Sorted and disjoint.
 	Inside []netip.Prefix
@@ -141,8 +141,8 @@ type Pods struct {
 	Remote []Narrow
 	// Routes lead to the single pods, sorted by address. One whose link is not there is left out.
 	Routes []PodRoute
-	// Refused are addresses of the mesh that lead nowhere for now: unreachable in PodTable, so that nothing for them leaves
-	// the host by another way.
+	// Refused are addresses of the mesh that lead nowhere for now: unreachable in PodTable, so that nothing for them
+	// leaves the host by another way.
 	Refused []netip.Prefix
 	// Pools are the subnets of all address pools: unreachable in PodTable behind everything else there, so that nothing
 	// for an address that no node has, or that this one has not heard of, leaves the host in plaintext. Sorted.

@@ -10,7 +10,8 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// TestColumns: what `kubectl get meshnodes` shows of a member at a glance, and what `kubectl scale` changes of an egress.
+// TestColumns: what `kubectl get meshnodes` shows of a member at a glance, and what `kubectl scale` changes of an
+// egress.
 func TestColumns(t *testing.T) {
 	b, err := os.ReadFile("kubernetes/crds.yaml")
 	if err != nil {

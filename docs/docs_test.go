@@ -239,8 +239,8 @@ func allTests(t *testing.T) map[string][]string {
 	return out
 }
 
-// TestBadInputNamesTests: each test that the page of bad input names is there, in the package that it names
-// (once for all tests behind it in a cell, and perhaps by the last parts of its path), and each fuzz test is on the page.
+// TestBadInputNamesTests: each test that the page of bad input names is there, in the package that it names (once for
+// all tests behind it in a cell, and perhaps by the last parts of its path), and each fuzz test is on the page.
 func TestBadInputNamesTests(t *testing.T) {
 	all, named := allTests(t), map[string]bool{}
 	for _, cell := range regexp.MustCompile(`[|\n]`).Split(read(t, "bad-input.md"), -1) {

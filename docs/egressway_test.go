@@ -43,8 +43,8 @@ func gatewaySteps(way []egressns.Step) (out []packetway.Step) {
 	return out
 }
 
-// egressWay is the way of one packet out, and of its answer: pod 10.64.1.5 on one host, slot with endpoint 10.64.0.32 and source
-// address 192.0.2.7 on another.
+// egressWay is the way of one packet out, and of its answer: pod 10.64.1.5 on one host, slot with endpoint 10.64.0.32
+// and source address 192.0.2.7 on another.
 func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (out, back []packetway.Stop) {
 	const inner, answer = "10.64.1.5 → 198.51.100.9", "198.51.100.9 → 10.64.1.5"
 	tunnel := fmt.Sprintf("UDP, TTL %d: 10.64.1.5:%d → 10.64.0.32:%d [%s]", dataplane.FoUTTL, dataplane.FoUPort, dataplane.FoUPort, inner)

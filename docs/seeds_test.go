@@ -59,8 +59,8 @@ func seedsRows(t *testing.T) (rows []seedsRow) {
 	return rows
 }
 
-// TestSeeds: each row says how skein stands to a behaviour, why if it is another one, and by which tests and scenarios that
-// exist; only what is not there has none.
+// TestSeeds: each row says how skein stands to a behaviour, why if it is another one, and by which tests and scenarios
+// that exist; only what is not there has none.
 func TestSeeds(t *testing.T) {
 	all, seen, seeds := allTests(t), map[string]bool{}, map[string]int{}
 	rows := seedsRows(t)

@@ -8,10 +8,10 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// The state remembers MaxAnswers answers, so each has to be small whatever it is about: a pool may have 500 KB. What is remembered
-// names things: the node, the token, the pool with the index that made it, the block with the index that gave it, the slot with its
-// epoch. AnswerTo looks the things up again. The event that brings an answer into the state carries the same names, so replicas
-// of every version remember the same.
+// The state remembers MaxAnswers answers, so each has to be small whatever it is about: a pool may have 500 KB. What is
+// remembered names things: the node, the token, the pool with the index that made it, the block with the index that
+// gave it, the slot with its epoch. AnswerTo looks the things up again. The event that brings an answer into the state
+// carries the same names, so replicas of every version remember the same.
 
 // Reference is what the state remembers of an answer: the names of what it is about.
 func Reference(a *skeinv1.Answer) *skeinv1.Answer {
@@ -53,8 +53,9 @@ func Reference(a *skeinv1.Answer) *skeinv1.Answer {
 	return out
 }
 
-// AnswerTo is what the command with that key, of answerKey, returned, or nil if it is unknown or forgotten. What the answer is about is
-// shown as it is now. What is gone, or was made anew since, is only named: the command was carried out at the answer's index.
+// AnswerTo is what the command with that key, of answerKey, returned, or nil if it is unknown or forgotten. What the
+// answer is about is shown as it is now. What is gone, or was made anew since, is only named: the command was carried
+// out at the answer's index.
 func (s *State) AnswerTo(key string) *skeinv1.Answer {
 	return s.Complete(s.stored(key))
 }
@@ -65,8 +66,8 @@ func (s *State) stored(key string) *skeinv1.Answer {
 	return a
 }
 
-// Complete looks up what an answer names and does not show. Answers that are whole, as leaders of earlier versions give them
-// to retries, stay as they are.
+// Complete looks up what an answer names and does not show. Answers that are whole, as leaders of earlier versions give
+// them to retries, stay as they are.
 func (s *State) Complete(a *skeinv1.Answer) *skeinv1.Answer {
 	if a == nil {
 		return nil
@@ -113,7 +114,8 @@ func (s *State) Complete(a *skeinv1.Answer) *skeinv1.Answer {
 	return out
 }
 
-// completeBlock is the block that an answer names, as the event gave it. One that was given back since is shown without an owner.
+// completeBlock is the block that an answer names, as the event gave it. One that was given back since is shown without
+// an owner.
 func (s *State) completeBlock(b *skeinv1.Block, pool string) *skeinv1.Block {
 	if b.GetSince() != 0 {
 		return b

@@ -10,7 +10,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// largestAnswer bounds a remembered answer: 16 blocks of a pool with a long name, or a grant of a namespace with one, and the longest request ID.
+// largestAnswer bounds a remembered answer: 16 blocks of a pool with a long name, or a grant of a namespace with one,
+// and the longest request ID.
 const largestAnswer = 1024
 
 // TestRememberedAnswersAreSmall changes large things many times: what the state remembers does not grow with them.
@@ -52,7 +53,8 @@ func TestRememberedAnswersAreSmall(t *testing.T) {
 	}
 }
 
-// TestAnswersAboutWhatIsGone: a retry that comes after the thing is gone, or is another's, still learns that its command was carried out, and when.
+// TestAnswersAboutWhatIsGone: a retry that comes after the thing is gone, or is another's, still learns that its
+// command was carried out, and when.
 func TestAnswersAboutWhatIsGone(t *testing.T) {
 	w := newEgresses(t)
 	retry := func(c *skeinv1.Command, first *skeinv1.Answer) *skeinv1.Answer {

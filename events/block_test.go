@@ -38,8 +38,8 @@ func TestBlocksComeInOrder(t *testing.T) {
 	}
 }
 
-// TestLateReleaseTakesNothing: a copy of a node's request to give a block back arrives when the block is the node's anew, and
-// when it is another's. The log may have forgotten the request by then.
+// TestLateReleaseTakesNothing: a copy of a node's request to give a block back arrives when the block is the node's
+// anew, and when it is another's. The log may have forgotten the request by then.
 func TestLateReleaseTakesNothing(t *testing.T) {
 	w := newPools(t)
 	w.must(createPool(pool("p", 5, "10.64.0.0/27")))

@@ -8,13 +8,13 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// What the state may come to, in bytes of its snapshot form. Whoever joins, and every agent that follows, reads it as one message of at most
-// 64 MiB, so Decide refuses what would make a section larger than its limit. Nodes have a limit of their own, and so have pods' addresses
-// and egresses together: neither can use up what the other needs.
+// What the state may come to, in bytes of its snapshot form. Whoever joins, and every agent that follows, reads it as
+// one message of at most 64 MiB, so Decide refuses what would make a section larger than its limit. Nodes have a limit
+// of their own, and so have pods' addresses and egresses together: neither can use up what the other needs.
 //
-// Some commands are never refused for their size: those that make the state smaller, and those that may add a little to what is
-// there, of which there is a bounded number: roles, keys, schemas, draining, tokens, claims of static addresses, owners of slots,
-// revocations. MaxStateBytes is what all limits and all of these come to.
+// Some commands are never refused for their size: those that make the state smaller, and those that may add a little to
+// what is there, of which there is a bounded number: roles, keys, schemas, draining, tokens, claims of static
+// addresses, owners of slots, revocations. MaxStateBytes is what all limits and all of these come to.
 const (
 	MaxStateBytes  = 62 << 20
 	MaxNodeBytes   = 17 << 20 // live and revoked nodes
@@ -51,8 +51,8 @@ func (s *sizes) pods() int {
 	return s[sectionPools] + s[sectionBlocks] + s[sectionStatics] + s[sectionGrants] + s[sectionEgresses]
 }
 
-// check refuses the events of a command that would make a section larger than its limit. A section that is above it already, as one
-// of an earlier version may be, still takes what does not make it larger.
+// check refuses the events of a command that would make a section larger than its limit. A section that is above it
+// already, as one of an earlier version may be, still takes what does not make it larger.
 func (b budget) check(s *State, c *skeinv1.Command, events []*skeinv1.Event) error {
 	grown, total, counted := growth(c, events)
 	if !counted {
@@ -85,8 +85,8 @@ func (b budget) check(s *State, c *skeinv1.Command, events []*skeinv1.Event) err
 	return nil
 }
 
-// growth bounds from above what events add to each section. It does not count what they take away. counted is false when none of
-// them is held to a limit.
+// growth bounds from above what events add to each section. It does not count what they take away. counted is false
+// when none of them is held to a limit.
 func growth(c *skeinv1.Command, events []*skeinv1.Event) (grown sizes, total int, counted bool) {
 	for _, e := range events {
 		in, bytes, limited := grows(c, e)
@@ -211,7 +211,8 @@ func (s *State) crowded(b budget) (out []Crowded) {
 	return out
 }
 
-// keptLabels is how many bytes of labels stay with a node that is revoked. Nobody reads them any more, and revoked nodes are kept for ever.
+// keptLabels is how many bytes of labels stay with a node that is revoked. Nobody reads them any more, and revoked
+// nodes are kept for ever.
 const keptLabels = 512
 
 // withoutLabels takes long labels from a node that is about to be revoked, and is the node then.
@@ -226,7 +227,8 @@ func (d *decision) withoutLabels(n *skeinv1.Node) *skeinv1.Node {
 	return bare
 }
 
-// revokedReason is the reason that is kept with a revoked node: none when nodes have used up what they may. Revoking is never refused for its size.
+// revokedReason is the reason that is kept with a revoked node: none when nodes have used up what they may. Revoking is
+// never refused for its size.
 func (d *decision) revokedReason(reason string) string {
 	if d.s.sizes[sectionNodes] >= MaxNodeBytes {
 		return ""

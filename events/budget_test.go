@@ -44,8 +44,8 @@ func demand(t *testing.T, err error, words ...string) {
 	}
 }
 
-// TestReservedBlocksAreBounded reserves blocks for long reasons until the leader refuses: the state stays below what a message holds, what was
-// reserved can be released, and nodes come and go.
+// TestReservedBlocksAreBounded reserves blocks for long reasons until the leader refuses: the state stays below what a
+// message holds, what was reserved can be released, and nodes come and go.
 func TestReservedBlocksAreBounded(t *testing.T) {
 	w := newPools(t)
 	long := strings.Repeat("p", MaxName)
@@ -72,8 +72,8 @@ func TestReservedBlocksAreBounded(t *testing.T) {
 	checkSame(t, "snapshot", w.s, throughBytes(t, w.s))
 }
 
-// TestNodesAreBounded joins nodes with as many labels as they may have. The refusal names them; pools are not concerned, and revoking
-// frees what the labels took.
+// TestNodesAreBounded joins nodes with as many labels as they may have. The refusal names them; pools are not
+// concerned, and revoking frees what the labels took.
 func TestNodesAreBounded(t *testing.T) {
 	w := newPools(t)
 	w.must(createToken("many", MaxTokenUses, false))
@@ -124,7 +124,8 @@ func TestPoolsAreBounded(t *testing.T) {
 	w.must(createPool(lists(1000)))
 }
 
-// TestImportsFitIntoAnEntry: each extension of a pool is an event with the whole pool, so few subnets of one with long lists make a large entry.
+// TestImportsFitIntoAnEntry: each extension of a pool is an event with the whole pool, so few subnets of one with long
+// lists make a large entry.
 func TestImportsFitIntoAnEntry(t *testing.T) {
 	w := newPools(t)
 	huge := pool("huge", 0, "10.99.0.0/32")
@@ -196,8 +197,9 @@ func TestALoneNodeMayHaveAPool(t *testing.T) {
 	}
 }
 
-// TestBudgetNeverExceeded proposes anything under limits of a few kilobytes: no section that is held to a limit grows beyond it, whatever is refused
-// leaves no trace, a state that is beyond it still takes what makes it smaller, and each state can be written and read.
+// TestBudgetNeverExceeded proposes anything under limits of a few kilobytes: no section that is held to a limit grows
+// beyond it, whatever is refused leaves no trace, a state that is beyond it still takes what makes it smaller, and each
+// state can be written and read.
 func TestBudgetNeverExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := budget{pods: rapid.IntRange(200, 2000).Draw(t, "pods")}
@@ -249,8 +251,8 @@ func TestBudgetNeverExceeded(t *testing.T) {
 	})
 }
 
-// TestBudgetAddsUp: all limits, and the most that commands may add that are never refused for their size, stay below what is promised
-// to those who read the state.
+// TestBudgetAddsUp: all limits, and the most that commands may add that are never refused for their size, stay below
+// what is promised to those who read the state.
 func TestBudgetAddsUp(t *testing.T) {
 	const late = int64(1) << 62 // a time of the most bytes
 	name := strings.Repeat("n", MaxName)

@@ -239,8 +239,9 @@ func golden(t *testing.T, name, have string) {
 	}
 }
 
-// TestGoldenHash pins the canonical encoding and the hash of every state of recorded logs: what a version folds today, every later
-// one folds to the same state. The logs are those that the version before roles decided; they are not written anew.
+// TestGoldenHash pins the canonical encoding and the hash of every state of recorded logs: what a version folds today,
+// every later one folds to the same state. The logs are those that the version before roles decided; they are not
+// written anew.
 func TestGoldenHash(t *testing.T) {
 	for _, prefix := range []string{"", "pool_", "egress_"} {
 		var out strings.Builder

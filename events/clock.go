@@ -26,9 +26,9 @@ func (d *decision) repairClock() error {
 	return nil
 }
 
-// capTimes makes every stored time beyond now the present: what was done while the log's time was ahead. A token keeps its
-// lifetime, and a freed block begins to rest anew. Remembered answers tell of the past and stay. The state is rebuilt, which
-// costs as much as reading a snapshot; nobody repairs a clock often.
+// capTimes makes every stored time beyond now the present: what was done while the log's time was ahead. A token keeps
+// its lifetime, and a freed block begins to rest anew. Remembered answers tell of the past and stay. The state is
+// rebuilt, which costs as much as reading a snapshot; nobody repairs a clock often.
 func (s *State) capTimes(now int64) {
 	p := s.Proto()
 	answers := p.Answers

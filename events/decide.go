@@ -9,10 +9,10 @@ import (
 // Decide turns a command into the events that follow from it, and its answer. It changes nothing: fold
 // the events to make them so. Time and entropy are the command's; the events' times are its time.
 //
-// A command with a request ID ends with CommandAnswered, so that the same request ID, from the same issuer and for the same kind of
-// command, gives the same outcome again and no events: the same index and things, shown as they are then (see AnswerTo). A command
-// that asks for what already is has no other events. A refusal
-// is always an *Error and leaves no trace.
+// A command with a request ID ends with CommandAnswered, so that the same request ID, from the same issuer and for the
+// same kind of command, gives the same outcome again and no events: the same index and things, shown as they are then
+// (see AnswerTo). A command that asks for what already is has no other events. A refusal is always an *Error and leaves
+// no trace.
 func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, error) {
 	return decide(s, c, schemaOf)
 }
@@ -56,7 +56,8 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	return d.events, d.answer, nil
 }
 
-// checkBeforeAnswer refuses who may not hear a remembered answer either. A joiner is no member yet: what it shows counts.
+// checkBeforeAnswer refuses who may not hear a remembered answer either. A joiner is no member yet: what it shows
+// counts.
 func (d *decision) checkBeforeAnswer() error {
 	if b, ok := d.c.GetBody().(*skeinv1.Command_AdmitNode); ok && d.s.Cluster() != nil {
 		_, err := d.admission(b.AdmitNode)

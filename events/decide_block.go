@@ -60,8 +60,8 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 // smallShare is how many blocks of a pool a node may have at least when the pool says nothing else.
 const smallShare = 16
 
-// blockLimit is how many blocks of a pool a node may have; 0: as many as there are. A pool that says nothing leaves half of itself to the
-// others: a member that was broken into shall not take all.
+// blockLimit is how many blocks of a pool a node may have; 0: as many as there are. A pool that says nothing leaves
+// half of itself to the others: a member that was broken into shall not take all.
 func (s *State) blockLimit(r *room) uint64 {
 	if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {
 		return limit
@@ -96,8 +96,8 @@ func refuseDraining(p *skeinv1.Pool) error {
 	return refuse(FailedPrecondition, "pool %s is being drained, and nothing new is taken from it; use another pool, or end it with skein pool drain %s --undo", p.GetName(), p.GetName())
 }
 
-// nextBlocks is up to want blocks that may be given now, in the order in which they are to be given: first those that never
-// were, then those that are free for the longest. So a block that was just returned comes last.
+// nextBlocks is up to want blocks that may be given now, in the order in which they are to be given: first those that
+// never were, then those that are free for the longest. So a block that was just returned comes last.
 //
 // Two bounds turn the order around, so that a huge pool does not grow the state for ever: when MaxFreed of its blocks
 // wait, or MaxNumbers in all pools are known, those that rested come first.

@@ -46,7 +46,8 @@ func (d *decision) outlet(namespace, name string) (*outlet, error) {
 	return nil, refuse(NotFound, "egress %.80s/%.80s does not exist: there are %s%s", namespace, name, strings.Join(shown, ", "), more(len(d.s.egressNames)-len(shown)))
 }
 
-// stepper decides in steps, each on the state that the ones before it made. What it emits becomes the decision's with keep.
+// stepper decides in steps, each on the state that the ones before it made. What it emits becomes the decision's with
+// keep.
 type stepper struct {
 	*decision
 	of     *decision
@@ -82,7 +83,8 @@ func sameEgress(a, b *skeinv1.Egress) bool {
 	return proto.Equal(plain(a), plain(b))
 }
 
-// defineEgress makes an egress, whose slots get owners later: nodes come and go, so it does not matter whether any could be one now.
+// defineEgress makes an egress, whose slots get owners later: nodes come and go, so it does not matter whether any
+// could be one now.
 func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	e, destinations, err := readEgress(c.GetEgress())
 	if err != nil {
@@ -202,8 +204,8 @@ func (u EgressUse) String() string {
 	return what + " of slot " + slotRef{u.ref(), u.Slot}.String()
 }
 
-// takeEndpoints fills up an egress's endpoints to one for each replica: first what is free in the blocks where it has some, then new
-// blocks in the pool's own order. Within a block they are given in order.
+// takeEndpoints fills up an egress's endpoints to one for each replica: first what is free in the blocks where it has
+// some, then new blocks in the pool's own order. Within a block they are given in order.
 func (w *stepper) takeEndpoints(e *skeinv1.Egress) error {
 	r, err := w.pool(e.GetPool())
 	if err != nil {
@@ -280,8 +282,9 @@ func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *room, number uint64, claim
 // changeableEgress are the fields of an egress that ChangeEgress sets.
 var changeableEgress = []string{"addresses", "destinations", "drain_millis", "fou_source_port_auto", "gateways", "lease_millis", "probes", "replicas", "spread"}
 
-// changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end, or get other source
-// addresses, are released first: a gateway that has not heard of the change must not go on with the old address, which another slot may get.
+// changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end, or
+// get other source addresses, are released first: a gateway that has not heard of the change must not go on with the
+// old address, which another slot may get.
 func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	o, err := d.outlet(c.GetNamespace(), c.GetName())
 	if err != nil {
@@ -411,13 +414,15 @@ func (w *stepper) releaseUnused(old *skeinv1.Egress) error {
 	return nil
 }
 
-// mayEnd reports whether a reserved block was reserved for what is not there any more: static addresses or those of an egress.
+// mayEnd reports whether a reserved block was reserved for what is not there any more: static addresses or those of an
+// egress.
 func (s *State) mayEnd(r *room, b *skeinv1.Block) bool {
 	_, statics := r.staticsIn.get(b.GetNumber(), "")
 	return b.GetNodeId() == "" && !statics && s.egressesIn(b.GetPool(), b.GetNumber()) == 0 && madeFor(b)
 }
 
-// madeFor reports whether a block was reserved for static addresses or for an egress, and not by a user for its own sake.
+// madeFor reports whether a block was reserved for static addresses or for an egress, and not by a user for its own
+// sake.
 func madeFor(b *skeinv1.Block) bool {
 	return b.GetReason() == StaticReason || strings.HasPrefix(b.GetReason(), egressReason)
 }

@@ -8,8 +8,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// slotAt is the slot that a command means. It is refused unless its epoch is the present one: who decided on an older state decided
-// about another owner.
+// slotAt is the slot that a command means. It is refused unless its epoch is the present one: who decided on an older
+// state decided about another owner.
 func (d *decision) slotAt(namespace, name string, number uint32, epoch uint64) (*outlet, *skeinv1.EgressSlot, error) {
 	o, err := d.outlet(namespace, name)
 	if err != nil {
@@ -72,8 +72,9 @@ func (d *decision) assignSlot(c *skeinv1.AssignSlot) error {
 
 // nextSlot is the slot that the next event makes of old.
 //
-// The former lease is the longest of all before: the owner before the last may have been granted a longer one that still runs when the slot
-// moves twice at once, and the state has no clock that could tell when it ended. It is what a leader waits that knows of no grants.
+// The former lease is the longest of all before: the owner before the last may have been granted a longer one that
+// still runs when the slot moves twice at once, and the state has no clock that could tell when it ended. It is what a
+// leader waits that knows of no grants.
 func (d *decision) nextSlot(old *skeinv1.EgressSlot, nodeID, reason string) *skeinv1.EgressSlot {
 	return &skeinv1.EgressSlot{
 		Namespace: old.GetNamespace(), Name: old.GetName(), Number: old.GetNumber(), NodeId: nodeID,
@@ -105,7 +106,8 @@ func (d *decision) emitSlotReleased(old *skeinv1.EgressSlot, reason string) *ske
 	return v
 }
 
-// drainNode makes a node no gateway of any egress, or lets it be one again. Its slots are moved away by the leader's keeper.
+// drainNode makes a node no gateway of any egress, or lets it be one again. Its slots are moved away by the leader's
+// keeper.
 func (d *decision) drainNode(c *skeinv1.DrainNode) error {
 	n, err := d.node(c.GetNodeId())
 	if err != nil {

@@ -43,7 +43,8 @@ func DrainedAt(e *skeinv1.Egress) (at time.Time, ok bool) {
 	return time.Unix(0, e.GetDrainingSince()).Add(time.Duration(millis) * time.Millisecond), e.GetDraining() > 0
 }
 
-// Lasting is a copy of an egress without the slots that drain: what its user asks for. The endpoints are left as they are.
+// Lasting is a copy of an egress without the slots that drain: what its user asks for. The endpoints are left as they
+// are.
 func Lasting(e *skeinv1.Egress) *skeinv1.Egress {
 	n := Replicas(e)
 	e = proto.CloneOf(e)
@@ -52,9 +53,9 @@ func Lasting(e *skeinv1.Egress) *skeinv1.Egress {
 	return e
 }
 
-// drainSlots has the slots of an egress drain that the next one lacks, but for the given number of those that drain already,
-// which end. Those whose source address another slot gets, or that cannot keep theirs, end at once, and so they all do while
-// a member does not know of draining.
+// drainSlots has the slots of an egress drain that the next one lacks, but for the given number of those that drain
+// already, which end. Those whose source address another slot gets, or that cannot keep theirs, end at once, and so
+// they all do while a member does not know of draining.
 func (d *decision) drainSlots(old, next *skeinv1.Egress, end uint32) {
 	total := old.GetReplicas() - end
 	if next.GetReplicas() >= total || !d.allFold(drainSchema) || (len(old.GetAddresses()) > 0) != (len(next.GetAddresses()) > 0) {

@@ -13,8 +13,8 @@ func endDraining(name string, n uint32, at uint64) *skeinv1.Command {
 		Namespace: "web", Name: name, EndDraining: n, AtChangedIndex: at}}}
 }
 
-// TestSlotsDrain: slots that an egress has no more keep endpoint, source address, owner and epoch, and end when the leader
-// says so on the present state; more replicas take them back as they are.
+// TestSlotsDrain: slots that an egress has no more keep endpoint, source address, owner and epoch, and end when the
+// leader says so on the present state; more replicas take them back as they are.
 func TestSlotsDrain(t *testing.T) {
 	w := newEgresses(t)
 	all := []string{"203.0.113.0", "203.0.113.1", "203.0.113.2"}
@@ -78,8 +78,8 @@ func TestSlotsDrain(t *testing.T) {
 	}
 }
 
-// TestNoSlotDrainsBeforeAllKnowIt: a member of an older version would count a slot that drains among those for new flows, so
-// slots end at once as long as there is one.
+// TestNoSlotDrainsBeforeAllKnowIt: a member of an older version would count a slot that drains among those for new
+// flows, so slots end at once as long as there is one.
 func TestNoSlotDrainsBeforeAllKnowIt(t *testing.T) {
 	for schema, want := range map[uint32]uint32{drainSchema - 1: 0, drainSchema: 1} {
 		w := newPoolsOf(t, schema)

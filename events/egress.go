@@ -11,8 +11,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// DefaultEgressLease is the lease of an egress that says nothing else, in milliseconds. Slots carry it, so it is part of what
-// was agreed: another default counts for slots that are assigned from then on.
+// DefaultEgressLease is the lease of an egress that says nothing else, in milliseconds. Slots carry it, so it is part
+// of what was agreed: another default counts for slots that are assigned from then on.
 const DefaultEgressLease = 1200
 
 // outlet is an egress with its slots. Like an entity it is replaced and never changed.
@@ -63,8 +63,8 @@ type addressUse struct {
 	EgressUse
 }
 
-// usesOf are all addresses of an egress; ok is false if one of them is not written in its one form, is of the wrong family, is
-// there twice, or if a slot has none.
+// usesOf are all addresses of an egress; ok is false if one of them is not written in its one form, is of the wrong
+// family, is there twice, or if a slot has none.
 func usesOf(e *skeinv1.Egress) (out []addressUse, ok bool) {
 	seen := map[netip.Addr]bool{}
 	add := func(all []*skeinv1.EgressAddress, source bool) bool {
@@ -121,8 +121,8 @@ func (s *State) Egress(namespace, name string) *skeinv1.Egress {
 	return nil
 }
 
-// Slots are the slots of an egress, by number: as many as it has replicas, whether they have an owner or not. The caller may
-// keep the list and not change it. Without such an egress there are none.
+// Slots are the slots of an egress, by number: as many as it has replicas, whether they have an owner or not. The
+// caller may keep the list and not change it. Without such an egress there are none.
 func (s *State) Slots(namespace, name string) []*skeinv1.EgressSlot {
 	if o := s.outlet(egressRef{namespace, name}); o != nil {
 		return o.slots
@@ -172,8 +172,8 @@ func (s *State) egressesIn(pool string, number uint64) uint32 {
 	return n
 }
 
-// Eligible reports whether a node may be a gateway of an egress: it has all the labels, and is not being drained. An egress that
-// asks for no label has no gateways.
+// Eligible reports whether a node may be a gateway of an egress: it has all the labels, and is not being drained. An
+// egress that asks for no label has no gateways.
 func Eligible(e *skeinv1.Egress, n *skeinv1.Node) bool {
 	if n == nil || n.GetDraining() || len(e.GetGateways()) == 0 {
 		return false
@@ -186,9 +186,9 @@ func Eligible(e *skeinv1.Egress, n *skeinv1.Node) bool {
 	return true
 }
 
-// SlotFor is the slot that a client falls on, of so many; key is "namespace/pod", or the client's address where it has no
-// name. It is rendezvous hashing: with one slot more only clients of the new one move. Every node must come to the same
-// slot at all times, so this never changes; a test pins values. Without replicas it is 0.
+// SlotFor is the slot that a client falls on, of so many; key is "namespace/pod", or the client's address where it has
+// no name. It is rendezvous hashing: with one slot more only clients of the new one move. Every node must come to the
+// same slot at all times, so this never changes; a test pins values. Without replicas it is 0.
 //
 // The weight of a slot is FNV-1a of the key, moved on by the slot's number and mixed as SplitMix64 does.
 func SlotFor(key string, replicas uint32) uint32 {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// BenchmarkAssignSlot is what the leader does to move one of 8,000 slots of 1,000 egresses: decide and fold, published and hashed every 16
-// commands. One egress in ten has 64 destinations.
+// BenchmarkAssignSlot is what the leader does to move one of 8,000 slots of 1,000 egresses: decide and fold, published
+// and hashed every 16 commands. One egress in ten has 64 destinations.
 func BenchmarkAssignSlot(b *testing.B) {
 	w := newPools(b)
 	w.must(createPool(pool("default", 3, "10.64.0.0/18,fd02::/114")))

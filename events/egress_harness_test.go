@@ -8,8 +8,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// egress is one with tunnels' ends of pool default and gateways that are labelled site=dc, as all nodes are that newNode makes.
-// The destinations are separated by spaces.
+// egress is one with tunnels' ends of pool default and gateways that are labelled site=dc, as all nodes are that
+// newNode makes. The destinations are separated by spaces.
 func egress(name, destinations string, replicas uint32, addresses ...string) *skeinv1.Egress {
 	namespace, name, _ := strings.Cut(name, "/")
 	e := &skeinv1.Egress{
@@ -107,8 +107,8 @@ func reserved(s *State) string {
 	return strings.Join(out, " ")
 }
 
-// newEgresses is a world with the nodes a, b and c, and the pools default (dual stack, blocks of 4), four (IPv4, blocks of 2) and
-// public (blocks of 2, for source addresses).
+// newEgresses is a world with the nodes a, b and c, and the pools default (dual stack, blocks of 4), four (IPv4, blocks
+// of 2) and public (blocks of 2, for source addresses).
 func newEgresses(t testing.TB) *world {
 	w := newPools(t)
 	w.must(createPool(pool("default", 2, "10.64.0.0/26,fd02::/122")))

@@ -15,8 +15,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// checkEgresses holds the invariants of section 15 against egresses, for any log whatever: no address has two uses, no epoch comes
-// twice, and what is derived says what the entities say. It knows nothing of how the state is kept.
+// checkEgresses holds the invariants of section 15 against egresses, for any log whatever: no address has two uses, no
+// epoch comes twice, and what is derived says what the entities say. It knows nothing of how the state is kept.
 func checkEgresses(t fatal, s *State) {
 	t.Helper()
 	type place struct {
@@ -106,8 +106,8 @@ func checkEgresses(t fatal, s *State) {
 	}
 }
 
-// checkEgressRules is what Decide sees to beyond the invariants, after whole commands: who has a slot is a member, no destination but
-// everything overlaps the mesh, and no block is kept for an egress that has nothing in it.
+// checkEgressRules is what Decide sees to beyond the invariants, after whole commands: who has a slot is a member, no
+// destination but everything overlaps the mesh, and no block is kept for an egress that has nothing in it.
 func checkEgressRules(t fatal, s *State) {
 	t.Helper()
 	inside := s.overlays()
@@ -177,8 +177,8 @@ func checkEpochs(t fatal, before, after *State) {
 	}
 }
 
-// anyEgressCommand draws a command about few egresses, addresses and nodes, so that they meet; some of it is nonsense. Most epochs
-// are the present ones.
+// anyEgressCommand draws a command about few egresses, addresses and nodes, so that they meet; some of it is nonsense.
+// Most epochs are the present ones.
 func anyEgressCommand(t *rapid.T, s *State, node func() string) *skeinv1.Command {
 	draw := func(what string, from ...string) string { return rapid.SampledFrom(from).Draw(t, what) }
 	number := func(most int) uint32 { return uint32(rapid.IntRange(0, most).Draw(t, "number")) }

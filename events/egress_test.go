@@ -165,7 +165,8 @@ func TestMergeDestinations(t *testing.T) {
 	}
 }
 
-// Blocks for endpoints come by the pool's own rule, those around source addresses are reserved, and all of them go back with the egress.
+// Blocks for endpoints come by the pool's own rule, those around source addresses are reserved, and all of them go back
+// with the egress.
 func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	w := newEgresses(t)
 	w.must(allocate("a", "four", 1)) // 10.65.0.0/31
@@ -218,8 +219,8 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	}
 }
 
-// Endpoints pass what is taken in a block of the egress: its own source addresses, also those that come with the same command, and
-// addresses that are kept for pods.
+// Endpoints pass what is taken in a block of the egress: its own source addresses, also those that come with the same
+// command, and addresses that are kept for pods.
 func TestEndpointsPassWhatIsTaken(t *testing.T) {
 	w := newEgresses(t)
 	w.must(define(egress("web/out", "192.0.2.0/24", 1)))

@@ -14,8 +14,8 @@ import (
 // one, and with ErrUnknownEvent, when this version does not know the event and it may not be skipped;
 // the state is then as before. The state keeps parts of the event: do not change it afterwards.
 //
-// A known event that contradicts the state (an address that is taken, a node that is not there) changes
-// nothing but the index: Decide never makes one, and so no invariant can be broken by one. The same holds for a name that no command
+// A known event that contradicts the state (an address that is taken, a node that is not there) changes nothing but the
+// index: Decide never makes one, and so no invariant can be broken by one. The same holds for a name that no command
 // may bring in: a forged log cannot put a path or a terminal's control characters where a node takes a name to be one.
 func (s *State) Fold(e *skeinv1.Event) error {
 	if e.GetIndex() != s.index+1 {
@@ -156,7 +156,8 @@ func (s *State) admit(n *skeinv1.Node) bool {
 	return true
 }
 
-// claim takes a node's key and addresses into the indexes of what may never be given again, unless one is taken or the name is none.
+// claim takes a node's key and addresses into the indexes of what may never be given again, unless one is taken or the
+// name is none.
 func (s *State) claim(n *skeinv1.Node) bool {
 	if checkName(n.GetName()) != nil {
 		return false
@@ -195,7 +196,8 @@ func (s *State) enter(t *index, key, id string) {
 	}
 }
 
-// change replaces a node. Its key, addresses, pod CIDRs and settings stay: they have events of their own or never change.
+// change replaces a node. Its key, addresses, pod CIDRs and settings stay: they have events of their own or never
+// change.
 func (s *State) change(n *skeinv1.Node) {
 	old := find(&s.nodes, n.GetId())
 	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || s.PlainPeer(n.GetName()) != nil || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||

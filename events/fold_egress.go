@@ -49,9 +49,9 @@ func (s *State) slotBefore(v *skeinv1.EgressSlot, e *skeinv1.Event) *skeinv1.Egr
 	return s.Slot(v.GetNamespace(), v.GetName(), v.GetNumber())
 }
 
-// newOutlet reads an egress, and refuses one that cannot be: its names are DNS labels, its gateways have a label, each slot has an
-// endpoint in a reserved block of the egress's pool, source addresses are in reserved blocks, too, and no address is anybody else's.
-// What an egress may ask for beyond that is Decide's alone.
+// newOutlet reads an egress, and refuses one that cannot be: its names are DNS labels, its gateways have a label, each
+// slot has an endpoint in a reserved block of the egress's pool, source addresses are in reserved blocks, too, and no
+// address is anybody else's. What an egress may ask for beyond that is Decide's alone.
 func (s *State) newOutlet(e *skeinv1.Egress) (*outlet, []addressUse, bool) {
 	n := len(e.GetEndpoints())
 	if checkLabel("namespace", e.GetNamespace()) != nil || checkLabel("name", e.GetName()) != nil || checkPoolName(e.GetPool()) != nil || len(e.GetGateways()) == 0 || n == 0 || uint64(n) != uint64(e.GetReplicas()) || len(e.GetAddresses()) != 0 && len(e.GetAddresses()) != n {
@@ -154,7 +154,8 @@ func (s *State) countEgress(a netip.Addr, by int) {
 	}
 }
 
-// changeEgress replaces an egress. The endpoints of slots that stay are theirs for life, and the slots keep their owners.
+// changeEgress replaces an egress. The endpoints of slots that stay are theirs for life, and the slots keep their
+// owners.
 func (s *State) changeEgress(e *skeinv1.Egress) {
 	ref := refOf(e)
 	old := s.outlet(ref)

@@ -10,8 +10,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// gated is a world with web/out, whose slot 0 is a's, slot 1 nobody's, and db/out, whose slot is b's. Block 3 of default is reserved
-// and free of egresses, and 10.64.0.13 in it is kept for a pod; block 4 is c's.
+// gated is a world with web/out, whose slot 0 is a's, slot 1 nobody's, and db/out, whose slot is b's. Block 3 of
+// default is reserved and free of egresses, and 10.64.0.13 in it is kept for a pod; block 4 is c's.
 func gated(t *testing.T) *world {
 	w := newEgresses(t)
 	w.must(define(egress("web/out", "192.0.2.0/24", 2, "203.0.113.4", "203.0.113.5")))
@@ -24,7 +24,8 @@ func gated(t *testing.T) *world {
 	return w
 }
 
-// Facts about egresses that Decide never makes: whatever a leader of another version appends, no address and no slot has two owners.
+// Facts about egresses that Decide never makes: whatever a leader of another version appends, no address and no slot
+// has two owners.
 func TestContradictionsAboutEgresses(t *testing.T) {
 	w := gated(t)
 	next := w.s.Index() + 1
@@ -157,7 +158,8 @@ func TestContradictionsAboutEgresses(t *testing.T) {
 	}
 }
 
-// A log in which a node is revoked and its slots are not: they stay with it, with one owner, until they are given to another.
+// A log in which a node is revoked and its slots are not: they stay with it, with one owner, until they are given to
+// another.
 func TestRevokedSlotOwner(t *testing.T) {
 	w := gated(t)
 	e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: id("b")}}}
@@ -215,7 +217,8 @@ func TestEgressDiff(t *testing.T) {
 	golden(t, "egress_diff.golden", strings.Join(append(append(Diff(before, middle), "--- and on"), Diff(middle, w.s)...), "\n")+"\n")
 }
 
-// TestManyReadersOfEgresses: one published state with egresses is read, hashed and cloned by many at once (run with -race).
+// TestManyReadersOfEgresses: one published state with egresses is read, hashed and cloned by many at once (run with
+// -race).
 func TestManyReadersOfEgresses(t *testing.T) {
 	w := gated(t)
 	published := throughBytes(t, w.s) // with no digest computed yet

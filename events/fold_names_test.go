@@ -8,8 +8,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// Names in facts that no command can have made, as a forged log has them: a node takes them for file names and prints them, so they
-// change nothing, and a snapshot with one is refused.
+// Names in facts that no command can have made, as a forged log has them: a node takes them for file names and prints
+// them, so they change nothing, and a snapshot with one is refused.
 func TestForgedNamesChangeNothing(t *testing.T) {
 	w := gated(t)
 	next := w.s.Index() + 1

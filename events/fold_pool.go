@@ -70,7 +70,8 @@ func (s *State) makePool(p *skeinv1.Pool) bool {
 	return true
 }
 
-// apart reports whether nobody has an address in the prefixes: no pool, overlay or node, no pods of another CNI, no plain peer.
+// apart reports whether nobody has an address in the prefixes: no pool, overlay or node, no pods of another CNI, no
+// plain peer.
 func (s *State) apart(prefixes []netip.Prefix) bool {
 	overlays := s.overlays()
 	for _, p := range prefixes {

@@ -21,7 +21,8 @@ const (
 	FoUPortEnd  = 10 * time.Minute
 )
 
-// ownPorts are UDP ports that hosts have for something else, where a listener of tunnels on all addresses is in the way.
+// ownPorts are UDP ports that hosts have for something else, where a listener of tunnels on all addresses is in the
+// way.
 var ownPorts = map[uint32]string{51820: "WireGuard", 3478: "STUN and relays", 7946: "gossip"}
 
 // setFoUPort notes in next how the tunnels come to their port.

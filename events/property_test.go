@@ -222,8 +222,8 @@ func TestAnyHistory(t *testing.T) {
 	})
 }
 
-// checkRetry proposes the command again: with its request ID it gives the first answer, but for a long plan, and without one
-// it may not make another node.
+// checkRetry proposes the command again: with its request ID it gives the first answer, but for a long plan, and
+// without one it may not make another node.
 func checkRetry(t fatal, s *State, c *skeinv1.Command, answer *skeinv1.Answer) {
 	t.Helper()
 	if c.GetRequestId() == "" {

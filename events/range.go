@@ -72,7 +72,8 @@ func (s *State) SiteRangesOf(pool string) (out []SiteRange) {
 	return out
 }
 
-// allotRange folds a range, unless a part of it is another's or it lies where there are none. It reports whether it did.
+// allotRange folds a range, unless a part of it is another's or it lies where there are none. It reports whether it
+// did.
 func (s *State) allotRange(v *skeinv1.SiteRange) bool {
 	r := SiteRange{Site: v.GetSite(), Pool: v.GetPool(), Sliced: v.GetSliced()}
 	var ok4, ok6 bool
@@ -201,7 +202,8 @@ func (s *State) loadRanges(p *skeinv1.State) error {
 	return nil
 }
 
-// rangedSite is the site from whose ranges a node gets addresses. A cluster that does not speak through leaders has none.
+// rangedSite is the site from whose ranges a node gets addresses. A cluster that does not speak through leaders has
+// none.
 func rangedSite(set *skeinv1.Settings, n *skeinv1.Node, site string, said bool) (string, bool) {
 	if n.GetSettings().GetSiteSet() {
 		site, said = n.GetSettings().GetSite(), true
@@ -247,8 +249,8 @@ func (d *decision) allot(r SiteRange) {
 	d.emit(e)
 }
 
-// rangeBits are the least and the best size of a site's next range, as powers of two, when it has some already: the first
-// is the square root of all there is, and each is twice as large as the one before, up to a quarter of all.
+// rangeBits are the least and the best size of a site's next range, as powers of two, when it has some already: the
+// first is the square root of all there is, and each is twice as large as the one before, up to a quarter of all.
 func rangeBits(all, have int) (least, best int) {
 	least = min(all/2, maxRangeBits)
 	return least, max(least, min(least+have, all-2))

@@ -395,8 +395,9 @@ func checkRanges(t fatal, s *State) {
 	}
 }
 
-// TestAnyRanges: whoever joins where, leaves, takes and gives back blocks, in a mesh that changes between topologies: nobody
-// gets what is another's, nobody is refused while there is anything, and who is at a site that has room gets what is its.
+// TestAnyRanges: whoever joins where, leaves, takes and gives back blocks, in a mesh that changes between topologies:
+// nobody gets what is another's, nobody is refused while there is anything, and who is at a site that has room gets
+// what is its.
 func TestAnyRanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{t: nil, s: NewState(), now: start}

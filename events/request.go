@@ -10,10 +10,11 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// answerKey is what an answer is remembered under: request IDs belong to their issuer and to one kind of command, so that
-// nobody is answered what another was, and an admission also to the identity that is admitted, since it is issued by the seed.
-// It is a hash, so that the state shows no request ID. Versions before it remember answers under the request ID itself, which
-// says nothing of the issuer: those are never found under a key, and what an old leader has answered is decided again.
+// answerKey is what an answer is remembered under: request IDs belong to their issuer and to one kind of command, so
+// that nobody is answered what another was, and an admission also to the identity that is admitted, since it is issued
+// by the seed. It is a hash, so that the state shows no request ID. Versions before it remember answers under the
+// request ID itself, which says nothing of the issuer: those are never found under a key, and what an old leader has
+// answered is decided again.
 func answerKey(c *skeinv1.Command) string {
 	if c.GetRequestId() == "" {
 		return ""

@@ -14,8 +14,8 @@ func from(issuer string, c *skeinv1.Command) *skeinv1.Command {
 	return c
 }
 
-// A request ID says which intent of one issuer a command repeats. Of anybody else, or with another kind of command, it is
-// another command: a request ID that was seen in the log gets nobody the answer to it.
+// A request ID says which intent of one issuer a command repeats. Of anybody else, or with another kind of command, it
+// is another command: a request ID that was seen in the log gets nobody the answer to it.
 func TestRequestIDsBelongToIssuerAndKind(t *testing.T) {
 	w := newCluster(t)
 	w.must(admit("b", "1"))

@@ -33,8 +33,8 @@ func ParseRole(name string) (Role, error) {
 	return "", refuse(InvalidArgument, "role %.40q does not exist: use agent, admin or server", name)
 }
 
-// Role is what a member may do; empty for one that is no member. A cluster that is older than roles needs no conversion:
-// its servers are servers, and all others are agents.
+// Role is what a member may do; empty for one that is no member. A cluster that is older than roles needs no
+// conversion: its servers are servers, and all others are agents.
 func (s *State) Role(id string) Role {
 	n := find(&s.nodes, id)
 	switch {
@@ -143,8 +143,8 @@ var commandBody = func() protoreflect.OneofDescriptor {
 	return (&skeinv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
 }()
 
-// Authorise says whether the command's issuer may give it, in this state. The leader asks before it decides. A log without a
-// cluster is at home on its own host, and takes whatever makes the cluster.
+// Authorise says whether the command's issuer may give it, in this state. The leader asks before it decides. A log
+// without a cluster is at home on its own host, and takes whatever makes the cluster.
 func Authorise(s *State, c *skeinv1.Command) error {
 	id, err := identity.ParseID(c.GetIssuer())
 	if err != nil {

@@ -308,8 +308,8 @@ func TestRolesAreIntroducedOnce(t *testing.T) {
 	}
 }
 
-// TestJoiningAgainInAnothersName: whoever knows a token, also a used-up one, can hand on an admission of any member. Its
-// key and what it folds change only by the word of a server, which has seen the member prove its identity.
+// TestJoiningAgainInAnothersName: whoever knows a token, also a used-up one, can hand on an admission of any member.
+// Its key and what it folds change only by the word of a server, which has seen the member prove its identity.
 func TestJoiningAgainInAnothersName(t *testing.T) {
 	w := roleWorld(t)
 	before := w.s.Node(idOf("other"))

@@ -101,9 +101,9 @@ func (s *State) neededSchema() (what string, schema uint32) {
 	return "", SchemaMin
 }
 
-// checkLowered refuses a server that says it folds less than what the state holds: nothing of that kind could be decided any more. One that
-// was rolled back to an older version, before the cluster used what is new, says so truly and holds the others back until it is upgraded
-// again; see Holdbacks. What agents fold matters to themselves alone.
+// checkLowered refuses a server that says it folds less than what the state holds: nothing of that kind could be
+// decided any more. One that was rolled back to an older version, before the cluster used what is new, says so truly
+// and holds the others back until it is upgraded again; see Holdbacks. What agents fold matters to themselves alone.
 func (d *decision) checkLowered(old, next *skeinv1.Node) error {
 	what, need := d.s.neededSchema()
 	high := next.GetMaxSchema()
@@ -114,7 +114,8 @@ func (d *decision) checkLowered(old, next *skeinv1.Node) error {
 		old.GetName(), high, what, need, old.GetName(), old.GetName())
 }
 
-// Holdbacks are the servers that do not fold events up to a schema, by name: what needs it is refused until they are upgraded.
+// Holdbacks are the servers that do not fold events up to a schema, by name: what needs it is refused until they are
+// upgraded.
 func (s *State) Holdbacks(schema uint32) (out []*skeinv1.Node) {
 	for v := range s.servers.all() {
 		if n := find(&s.nodes, v.GetNodeId()); n.GetMaxSchema() < schema {

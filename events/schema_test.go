@@ -11,7 +11,8 @@ func folds(name string, high uint32) *skeinv1.Command {
 	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name), MinSchema: SchemaMin, MaxSchema: high}}}
 }
 
-// TestServersDoNotLowerTheSchemaInUse: a server that says it folds less than what the cluster has would stop commands about it for everybody.
+// TestServersDoNotLowerTheSchemaInUse: a server that says it folds less than what the cluster has would stop commands
+// about it for everybody.
 func TestServersDoNotLowerTheSchemaInUse(t *testing.T) {
 	w := newPools(t)
 	w.must(today(admit("s", "1", asServer)))

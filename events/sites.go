@@ -170,7 +170,8 @@ func (d *decision) changeNodeSettings(n *skeinv1.Node, c *skeinv1.ChangeNode) er
 	if proto.Equal(next, n.GetSettings()) {
 		return nil
 	}
-	// Its record alone would say whose traffic it gets. A choice of before this rule stands, and its other settings change.
+	// Its record alone would say whose traffic it gets. A choice of before this rule stands, and its other settings
+	// change.
 	about := slices.Contains(c.GetSettingsFields(), "leader") || slices.Contains(c.GetSettingsFields(), "site")
 	if about && next.GetLeader() == "yes" && !next.GetSiteSet() {
 		return refuse(FailedPrecondition,

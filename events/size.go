@@ -33,8 +33,8 @@ type sizes [sections]int
 func (s *sizes) add(p section, m proto.Message)  { s[p] += entrySize(p, sizeOf(m)) }
 func (s *sizes) drop(p section, m proto.Message) { s[p] -= entrySize(p, sizeOf(m)) }
 
-// entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16 on, which are
-// egresses, plain peers, translations and ranges of sites, have tags of two bytes.
+// entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16
+// on, which are egresses, plain peers, translations and ranges of sites, have tags of two bytes.
 func entrySize(p section, n int) int {
 	tag := 1
 	if p == sectionEgresses || p == sectionPlain || p == sectionTranslations || p == sectionRanges {
@@ -52,7 +52,8 @@ func setCell[M proto.Message](s *State, at **cell[M], v M) {
 	s.sizes.add(sectionSettings, v)
 }
 
-// Size is how many bytes the state's snapshot form, Proto, has when it is written. It is kept with each change and costs nothing.
+// Size is how many bytes the state's snapshot form, Proto, has when it is written. It is kept with each change and
+// costs nothing.
 func (s *State) Size() int {
 	n := sizeNumber(s.index) + sizeNumber(uint64(s.time))
 	for _, v := range s.sizes {
@@ -61,7 +62,8 @@ func (s *State) Size() int {
 	return n
 }
 
-// sizeOf is proto.Size with a short way for the messages that change often. A test holds the two against each other, field by field.
+// sizeOf is proto.Size with a short way for the messages that change often. A test holds the two against each other,
+// field by field.
 func sizeOf(m proto.Message) int {
 	if len(m.ProtoReflect().GetUnknown()) == 0 {
 		switch m := m.(type) {

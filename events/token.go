@@ -9,8 +9,9 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A signed token's secret is the seed of an Ed25519 key. The log has the hash of the public key, a join shows the public key and a
-// signature over what is joining. So neither a replica of the log nor a member that hands a join on can admit anybody else.
+// A signed token's secret is the seed of an Ed25519 key. The log has the hash of the public key, a join shows the
+// public key and a signature over what is joining. So neither a replica of the log nor a member that hands a join on
+// can admit anybody else.
 
 // TokenKey is the public key that a join by the token with this secret shows. The secret has 32 bytes.
 func TokenKey(secret []byte) []byte {

@@ -30,8 +30,8 @@ const (
 	MaxDrain = 86_400_000 // milliseconds: a day
 )
 
-// egressReason starts the reason of a block that was reserved for an egress. Such a block is given back with the last address that
-// an egress has in it.
+// egressReason starts the reason of a block that was reserved for an egress. Such a block is given back with the last
+// address that an egress has in it.
 const egressReason = "egress "
 
 // checkLabel is the rule of DNS labels, which namespaces and names of egresses obey.
@@ -47,8 +47,8 @@ func checkLabel(what, name string) error {
 	return nil
 }
 
-// readEgress is an egress as a command gives it, checked as far as that needs no state, and in its one form. What is the leader's is
-// left out.
+// readEgress is an egress as a command gives it, checked as far as that needs no state, and in its one form. What is
+// the leader's is left out.
 func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 	if p == nil {
 		return nil, nil, refuse(InvalidArgument, "the command carries no egress")
@@ -118,8 +118,8 @@ var unroutable = []struct{ prefix, why string }{
 	{"ff00::/8", "multicast"},
 }
 
-// isDefault reports whether a destination is everything. It leaves out the mesh and what is unroutable by itself: clients and gateways
-// know better routes for those.
+// isDefault reports whether a destination is everything. It leaves out the mesh and what is unroutable by itself:
+// clients and gateways know better routes for those.
 func isDefault(p netip.Prefix) bool { return p.Bits() == 0 }
 
 // Destinations are an egress's destinations as the log has them: sorted, and without those that others cover.
@@ -165,8 +165,8 @@ func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 	return mergeDestinations(all), nil
 }
 
-// private are the destinations for which clients look before those outside of them, in a table of their own. So a default route
-// does not take the place of a private destination, whose packets would stay in the site without it.
+// private are the destinations for which clients look before those outside of them, in a table of their own. So a
+// default route does not take the place of a private destination, whose packets would stay in the site without it.
 var private = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 }
@@ -177,7 +177,8 @@ func isPrivate(p netip.Prefix) bool {
 	return slices.ContainsFunc(private, func(in netip.Prefix) bool { return within(p, in) })
 }
 
-// mergeDestinations sorts prefixes by family and address, the larger first, and leaves out those that another one covers.
+// mergeDestinations sorts prefixes by family and address, the larger first, and leaves out those that another one
+// covers.
 func mergeDestinations(all []netip.Prefix) (out []netip.Prefix) {
 	slices.SortFunc(all, func(x, y netip.Prefix) int {
 		return cmp.Or(cmp.Compare(x.Addr().BitLen(), y.Addr().BitLen()), x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
@@ -205,7 +206,8 @@ func families(all []netip.Prefix) (four, six bool) {
 	return four, six
 }
 
-// readSources checks an egress's source addresses: none, or one for each slot, of the families that the destinations have.
+// readSources checks an egress's source addresses: none, or one for each slot, of the families that the destinations
+// have.
 func readSources(e *skeinv1.Egress, destinations []netip.Prefix) (out []*skeinv1.EgressAddress, err error) {
 	ref, n := refOf(e), len(e.GetAddresses())
 	if n == 0 {

@@ -132,8 +132,8 @@ func TestRecordsAreKept(t *testing.T) {
 	})
 }
 
-// What a node said of itself before a restart does not count for it any more, whether its disk or others remember it: its
-// addresses may be others by now. Others keep it until they hear the new one.
+// What a node said of itself before a restart does not count for it any more, whether its disk or others remember it:
+// its addresses may be others by now. Others keep it until they hear the new one.
 func TestOwnRecordOfAFormerRunDoesNotCount(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

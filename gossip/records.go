@@ -477,8 +477,8 @@ func (g *Gossip) Former() *skeinv1.Record {
 	return g.own.former
 }
 
-// published tells whether this run has said anything of itself. Before, what a former one said is no record of this node: its
-// addresses may be others by now. It is only counted on from.
+// published tells whether this run has said anything of itself. Before, what a former one said is no record of this
+// node: its addresses may be others by now. It is only counted on from.
 func (g *Gossip) published() bool {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()

@@ -48,8 +48,8 @@ var (
 // backoff is how the watch waits between attempts: an apiserver that returns is heard within seconds, and a thousand
 // agents do not all ask at once.
 //
-// The longest wait is the cap and half of it by chance: what is shown in the cluster is to be true ten seconds after the
-// apiserver's return. An overloaded one says itself when to come again (Retry-After).
+// The longest wait is the cap and half of it by chance: what is shown in the cluster is to be true ten seconds after
+// the apiserver's return. An overloaded one says itself when to come again (Retry-After).
 var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 4 * time.Second, Steps: 5, Factor: 2, Jitter: 0.5}
 
 // dialTimeout is short, since an apiserver that returns shall be heard soon: a connection that nobody answers is what
@@ -132,8 +132,9 @@ func newAPIServer(c *rest.Config) (*apiserver, error) {
 	return a, err
 }
 
-// Dial makes a client of the apiserver that a kubeconfig names; config.InCluster is a pod's own. Nothing is sent yet. What
-// the apiserver says beside its answers is not shown, and a refusal that says when to come again is an error at once.
+// Dial makes a client of the apiserver that a kubeconfig names; config.InCluster is a pod's own. Nothing is sent yet.
+// What the apiserver says beside its answers is not shown, and a refusal that says when to come again is an error at
+// once.
 func Dial(kubeconfig string) (dynamic.Interface, error) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	c, _, err := restConfig(kubeconfig)
@@ -181,8 +182,8 @@ func (p *Part) tellConfig(err error) {
 	p.host.Report(subjectConfig, "warning", fmt.Sprintf("kubeconfig %s: %v", p.cfg.Kubeconfig, err), advice)
 }
 
-// sessions uses the apiserver of the kubeconfig until ctx ends: with each that the file names, such as the same one with
-// a new token, everything begins anew. What is known already stays meanwhile.
+// sessions uses the apiserver of the kubeconfig until ctx ends: with each that the file names, such as the same one
+// with a new token, everything begins anew. What is known already stays meanwhile.
 func (p *Part) sessions(ctx context.Context, connected chan<- *apiserver) {
 	a, mark := p.connect(ctx, noMark)
 	for a != nil {

@@ -63,8 +63,8 @@ const (
 	lookSeldom = 5 * time.Second
 )
 
-// Enter waits until it is decided how this host becomes a member: by a token, or by making the mesh with an ID. refused is
-// the token that did not do; empty: none was tried.
+// Enter waits until it is decided how this host becomes a member: by a token, or by making the mesh with an ID. refused
+// is the token that did not do; empty: none was tried.
 func (e *Entrance) Enter(ctx context.Context, refused string) (token string, create identity.ClusterID, err error) {
 	for pause := lookEvery; ; pause = min(pause+pause/8, lookSeldom) {
 		step, w, err := e.look(ctx, refused)

@@ -7,8 +7,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// proposed is the newest event that the log has made of this controller's commands. What is decided by a snapshot without
-// it may be the same command once more, and be refused.
+// proposed is the newest event that the log has made of this controller's commands. What is decided by a snapshot
+// without it may be the same command once more, and be refused.
 type proposed struct {
 	index uint64
 	until time.Time // a log that was recovered may begin at a lower index

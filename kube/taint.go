@@ -117,8 +117,8 @@ func (p *Part) writeTaint(ctx context.Context) {
 // write to the same Node.
 const conflicts = 5
 
-// taint puts our taint on a Node, or takes it off. The list is one value to the apiserver: it is written only as long as
-// it is the one that was read.
+// taint puts our taint on a Node, or takes it off. The list is one value to the apiserver: it is written only as long
+// as it is the one that was read.
 func (a *apiserver) taint(ctx context.Context, node, uid string, on bool) (wrote bool, err error) {
 	for range conflicts {
 		var o *unstructured.Unstructured

@@ -20,14 +20,15 @@ import (
 	"github.com/skeinmesh/skein/kube/join"
 )
 
-// doors are what hosts join by, as the apiserver has it: the chart's ConfigMap and Secrets, each nil where there is none.
+// doors are what hosts join by, as the apiserver has it: the chart's ConfigMap and Secrets, each nil where there is
+// none.
 type doors struct {
 	claim  *mirror[custom]
 	tokens map[events.Role]*mirror[custom]
 }
 
-// keepTokens keeps the chart's Secrets good for Nodes that have no agent yet, and says in the ConfigMap which mesh it is.
-// It works where agents run in pods, on the admin node that does the controller's work.
+// keepTokens keeps the chart's Secrets good for Nodes that have no agent yet, and says in the ConfigMap which mesh it
+// is. It works where agents run in pods, on the admin node that does the controller's work.
 func (p *Part) keepTokens(ctx context.Context, a *apiserver) {
 	if p.cfg.Kubeconfig != config.InCluster {
 		return

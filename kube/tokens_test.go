@@ -33,8 +33,8 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
-// A token's end is by the leader's clock: a host whose own is hours off neither takes a good one for one that has ended,
-// and so makes another each second, nor keeps one that has.
+// A token's end is by the leader's clock: a host whose own is hours off neither takes a good one for one that has
+// ended, and so makes another each second, nor keeps one that has.
 func TestAWrongClockMakesNoTokens(t *testing.T) {
 	leader := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, off := range []time.Duration{0, 5 * time.Hour, -5 * time.Hour} {

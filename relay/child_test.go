@@ -39,7 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// childRelay is the child's main: it tells its key and address, answers each line with its statistics, and ends with its input.
+// childRelay is the child's main: it tells its key and address, answers each line with its statistics, and ends with
+// its input.
 func childRelay() {
 	key, err := identity.NewKey()
 	if err != nil {

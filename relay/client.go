@@ -300,8 +300,8 @@ func (c *client) track(conn *tls.Conn) *viaStream {
 	return s
 }
 
-// cutStreams ends the streams of a relay that was lost: by themselves they would hang until TCP gives up, and nobody would dial
-// another way.
+// cutStreams ends the streams of a relay that was lost: by themselves they would hang until TCP gives up, and nobody
+// would dial another way.
 func (c *client) cutStreams() {
 	c.mu.Lock()
 	cut := slices.Collect(maps.Keys(c.streams))
@@ -378,8 +378,9 @@ func (c *client) ping(w *wire) {
 	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, pg.token) })
 }
 
-// missing is how long an answer may be missing before a relay is suspect, and before it may be dead, by what the last answers took. Where one was
-// slow, others will be: it is a machine that has too much to do, and to send everything another way is more to do.
+// missing is how long an answer may be missing before a relay is suspect, and before it may be dead, by what the last
+// answers took. Where one was slow, others will be: it is a machine that has too much to do, and to send everything
+// another way is more to do.
 func missing(rtts []time.Duration) (suspect, dead time.Duration) {
 	if len(rtts) == 0 {
 		return suspectAfter, deadAfter

@@ -23,8 +23,8 @@ const dialTries = 3
 // pace is that of a relay's addresses; the delay between them is RFC 8305's.
 var pace = race.Pace{Stagger: 250 * time.Millisecond, Proof: time.Second}
 
-// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is dead holds the others up by
-// 250 ms at most, and one where someone else listens who says nothing by a second.
+// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is dead holds the
+// others up by 250 ms at most, and one where someone else listens who says nothing by a second.
 func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn string) (*tls.Conn, error) {
 	if len(addresses) == 0 {
 		return nil, fmt.Errorf("dial relay %s: it offers no address", r.ID)

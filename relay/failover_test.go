@@ -205,8 +205,8 @@ func TestFirstPacketFindsThePeersRelay(t *testing.T) {
 	c.Close()
 }
 
-// TestGivenUpSessionIsReadToItsEnd gives a session up while what was sent by it is under way. The relay refuses that, and it
-// must go by another relay.
+// TestGivenUpSessionIsReadToItsEnd gives a session up while what was sent by it is under way. The relay refuses that,
+// and it must go by another relay.
 func TestGivenUpSessionIsReadToItsEnd(t *testing.T) {
 	m := newMembers()
 	r1, r2 := startRelay(t, m), startRelay(t, m)
@@ -259,7 +259,8 @@ func TestASessionThatJustCarriedIsKept(t *testing.T) {
 	}
 }
 
-// TestLimboLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before it is kept.
+// TestLimboLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before it is
+// kept.
 func TestLimboLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
 	var l limbo
 	w := waiting{payload: []byte("first")}
@@ -397,7 +398,8 @@ func TestFloodCostsOthersLittle(t *testing.T) {
 	}
 }
 
-// A stream through a relay that has gone silent ends with the session, on both sides: whoever waits for it dials another way.
+// A stream through a relay that has gone silent ends with the session, on both sides: whoever waits for it dials
+// another way.
 func TestStreamsEndWithTheirRelay(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)

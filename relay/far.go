@@ -160,8 +160,8 @@ type nextHop struct {
 	two bool
 }
 
-// nextHop finds where a peer's packets go now. Gossip has no session begun for it: where none is sure to do, it goes over two
-// relays.
+// nextHop finds where a peer's packets go now. Gossip has no session begun for it: where none is sure to do, it goes
+// over two relays.
 func (p *Pool) nextHop(s *peerState, now time.Duration, channel byte) nextHop {
 	c, f := (*client)(nil), (*farRoute)(nil)
 	if channel == ChannelGossip {
@@ -276,8 +276,8 @@ func (p *Pool) wayReopens(s *peerState) {
 	p.release()
 }
 
-// Forward hands a packet of a client of this node's relay to another relay. It is false when that is not known or cannot
-// be reached. While the session is being dialed a few packets wait.
+// Forward hands a packet of a client of this node's relay to another relay. It is false when that is not known or
+// cannot be reached. While the session is being dialed a few packets wait.
 func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) bool {
 	p.mu.RLock()
 	c := p.relays[relay]

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// gatherer is a connection below TLS that can hold back what is written, and send it all at once: TLS makes a system call
-// for each of its records, which are 16 KiB at most. Where processors are scarce each call also costs the writer its turn.
+// gatherer is a connection below TLS that can hold back what is written, and send it all at once: TLS makes a system
+// call for each of its records, which are 16 KiB at most. Where processors are scarce each call also costs the writer
+// its turn.
 type gatherer struct {
 	net.Conn
 	mu   sync.Mutex

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// relayLost runs traffic both ways between two nodes over three relays, each a process, sends one that is in use a signal, and
-// returns the longest silence of either way.
+// relayLost runs traffic both ways between two nodes over three relays, each a process, sends one that is in use a
+// signal, and returns the longest silence of either way.
 func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 	t.Helper()
 	var children []*child

@@ -6,13 +6,13 @@ import (
 )
 
 const (
-	// sessionCost is what a session holds beside its queue: buffers of TLS and of its reader, goroutines, the kernel's sockets not
-	// counted.
+	// sessionCost is what a session holds beside its queue: buffers of TLS and of its reader, goroutines, the kernel's
+	// sockets not counted.
 	sessionCost = 96 << 10
 	// leastQueue may be held by every queue, however little memory is left.
 	leastQueue = 64 << 10
-	// shareOfFree is the part of the free memory that one queue may hold, so that many slow readers share what there is, and
-	// those who come later still find some.
+	// shareOfFree is the part of the free memory that one queue may hold, so that many slow readers share what there is,
+	// and those who come later still find some.
 	shareOfFree = 8
 )
 

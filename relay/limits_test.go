@@ -37,7 +37,8 @@ func TestQuotaTakesTheStricter(t *testing.T) {
 	}
 }
 
-// A client over its rate is slowed and loses what its own queue cannot hold; its session stays, and others notice nothing.
+// A client over its rate is slowed and loses what its own queue cannot hold; its session stays, and others notice
+// nothing.
 func TestClientsRateIsLimited(t *testing.T) {
 	m := newMembers()
 	const rate = 128 << 10 // so little that what one read brings takes half a second

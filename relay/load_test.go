@@ -166,9 +166,9 @@ func (l *loaded) offer(p *loadPair, pace float64, stop chan struct{}) {
 	}
 }
 
-// BenchmarkLoad measures a relay in a process of its own: what it moves at most, and what it moves, how late and at what
-// cost at 1x and 2x of that. The relay has a processor of its own. With starved it has 15 % of it, so that its clients
-// can surely offer more than it can carry.
+// BenchmarkLoad measures a relay in a process of its own: what it moves at most, and what it moves, how late and at
+// what cost at 1x and 2x of that. The relay has a processor of its own. With starved it has 15 % of it, so that its
+// clients can surely offer more than it can carry.
 func BenchmarkLoad(b *testing.B) {
 	for _, clients := range []int{2, 20, 100} {
 		for _, starved := range []bool{false, true} {

@@ -60,8 +60,8 @@ type PoolConfig struct {
 var ErrNoRelay = errors.New("no common relay with the peer")
 
 const (
-	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the
-	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost; and each time
+	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the peer
+	// shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost; and each time
 	// after twice as long, up to goneLong, since a large mesh has many members that are off for days.
 	goneHold = 15 * time.Second
 	goneLong = 4 * time.Minute
@@ -361,8 +361,8 @@ func (p *Pool) idle() map[identity.ID]*client {
 	return idle
 }
 
-// dial lists the relays without a session that a peer's packets need: those where the peer should be, or when nothing is left
-// to try, all that have not called it gone. The caller holds the peer's lock.
+// dial lists the relays without a session that a peer's packets need: those where the peer should be, or when nothing
+// is left to try, all that have not called it gone. The caller holds the peer's lock.
 func (s *peerState) dial(idle map[identity.ID]*client, best option, ok bool) *[]*client {
 	if ok && best.know == knownHere && best.healthy {
 		return nil
@@ -380,8 +380,8 @@ func (s *peerState) dial(idle map[identity.ID]*client, best option, ok bool) *[]
 	return &dial
 }
 
-// options lists the relays for a peer: all, or only those with a session and those where the peer is known to be, which can
-// be dialed.
+// options lists the relays for a peer: all, or only those with a session and those where the peer is known to be, which
+// can be dialed.
 func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, map[identity.ID]*client) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -429,7 +429,8 @@ func (s *peerState) seenAt(relay identity.ID, now time.Duration) bool {
 	return has && now-seen < hold
 }
 
-// listedSince tells whether a record of the peer that has come since then lists a relay. The caller holds the peer's lock.
+// listedSince tells whether a record of the peer that has come since then lists a relay. The caller holds the peer's
+// lock.
 func (s *peerState) listedSince(relay identity.ID, then time.Duration) bool {
 	return s.listed[relay] != 0 && then < s.listedAt
 }

@@ -94,8 +94,8 @@ func TestAskFindsTheRelayThatHasThePeer(t *testing.T) {
 	})
 }
 
-// TestTheWordOfAGivenUpRelayIsForgotten has a peer come to a relay that called it absent, after the session was given up in
-// which the relay would have told.
+// TestTheWordOfAGivenUpRelayIsForgotten has a peer come to a relay that called it absent, after the session was given
+// up in which the relay would have told.
 func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
 	m := newMembers()
 	relays := []*testRelay{startRelay(t, m), startRelay(t, m), startRelay(t, m)}
@@ -137,8 +137,8 @@ func (c *client) ended(r *testRelay) bool {
 	return c.leaving == nil && c.wire.Load() == nil && !r.server.Connected(c.pool.cfg.Self)
 }
 
-// TestPacketsLeaveARelayThatThePeerNoLongerUses has a peer's session at a relay that its record does not list end without
-// the relay's notice. Its packets of before do not keep others from the relay that the record lists.
+// TestPacketsLeaveARelayThatThePeerNoLongerUses has a peer's session at a relay that its record does not list end
+// without the relay's notice. Its packets of before do not keep others from the relay that the record lists.
 func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 	m := newMembers()
 	old := startRelay(t, m, func(c *ServerConfig) { c.IdleTimeout = time.Minute }) // a dead session stays
@@ -173,7 +173,8 @@ func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 	}
 }
 
-// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its return.
+// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its
+// return.
 func TestAskedEverMoreRarely(t *testing.T) {
 	for asked, want := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
 		4 * time.Minute, 4 * time.Minute} {

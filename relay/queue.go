@@ -208,8 +208,8 @@ func (q *queue) waiting() int {
 	return q.lanes[laneBulk].packets
 }
 
-// take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to the
-// pool. It is nil at the end.
+// take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to
+// the pool. It is nil at the end.
 func (q *queue) take(limit int, now func() time.Duration) *[]byte {
 	for {
 		if batch := q.gather(limit, now); batch == nil || len(*batch) > 0 {

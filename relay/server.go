@@ -376,8 +376,8 @@ func (f *forwarder) flush() (packets int) {
 	return packets
 }
 
-// yield lets others run; and again while a destination's writer has much to do and could do it, if it had its turn. A reader that got
-// further ahead of it would only fill its queue, of which then the oldest is dropped.
+// yield lets others run; and again while a destination's writer has much to do and could do it, if it had its turn. A
+// reader that got further ahead of it would only fill its queue, of which then the oldest is dropped.
 func (f *forwarder) yield() {
 	runtime.Gosched()
 	for range aheadTurns {

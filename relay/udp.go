@@ -180,8 +180,8 @@ func NewUDP(cfg UDPConfig) (*UDP, error) {
 	}, nil
 }
 
-// Driver is kernel or userspace: who forwards the next pair of IPv4 addresses. why tells what keeps the kernel from it, if
-// it was wanted.
+// Driver is kernel or userspace: who forwards the next pair of IPv4 addresses. why tells what keeps the kernel from it,
+// if it was wanted.
 func (u *UDP) Driver() (name string, why error) {
 	if u.cfg.Kernel == nil {
 		return "userspace", nil
@@ -236,7 +236,8 @@ func (u *UDP) deny(x *session, node identity.ID, d denial) {
 	x.q.pushControl(func(b []byte) []byte { return appendDenied(b, node, d) })
 }
 
-// grant tells an end its port and key. A new session gets a new key: its client may have forgotten how far it had counted.
+// grant tells an end its port and key. A new session gets a new key: its client may have forgotten how far it had
+// counted.
 func (u *UDP) grant(p *pair, side int, x *session) {
 	e := &p.ends[side]
 	if e.session != x {

@@ -21,8 +21,8 @@ const (
 	benchEchoes   = 1500
 )
 
-// BenchmarkRelayed carries full datagrams between two hosts through a third: in its kernel, in its process, in sessions with
-// it, and without it. Trains are what wireguard-go sends, single datagrams what kernel WireGuard sends.
+// BenchmarkRelayed carries full datagrams between two hosts through a third: in its kernel, in its process, in sessions
+// with it, and without it. Trains are what wireguard-go sends, single datagrams what kernel WireGuard sends.
 func BenchmarkRelayed(b *testing.B) {
 	for _, way := range []string{"none", "kernel", "userspace", "session"} {
 		b.Run(way, func(b *testing.B) {

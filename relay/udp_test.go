@@ -292,8 +292,8 @@ func (c *counted) Used(m Mapping) (bool, error) {
 	return c.Kernel.Used(m)
 }
 
-// Of thousands of pairs that nobody uses a few are looked at when one is said to have failed, and none when the kernel was
-// seen to forward a moment ago.
+// Of thousands of pairs that nobody uses a few are looked at when one is said to have failed, and none when the kernel
+// was seen to forward a moment ago.
 func TestFewPairsAreLookedAtWhenOneFails(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")

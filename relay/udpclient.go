@@ -45,8 +45,8 @@ func newReservations() *reservations {
 	return &reservations{byTo: map[netip.AddrPort]*reservation{}, byOf: map[link]*reservation{}, wish: map[link]bool{}}
 }
 
-// Reserve asks a relay for a pair of UDP ports with a peer. The answer comes through PoolConfig.OnReserved, at both ends; what
-// a relay has granted already, it says again.
+// Reserve asks a relay for a pair of UDP ports with a peer. The answer comes through PoolConfig.OnReserved, at both
+// ends; what a relay has granted already, it says again.
 func (p *Pool) Reserve(relay, peer identity.ID) error {
 	c := p.client(relay)
 	switch {
@@ -83,8 +83,9 @@ func (p *Pool) GiveUpReservation(relay, peer identity.ID) {
 	}
 }
 
-// Bind returns the datagram that goes ahead of a ping to a reserved port, from the same port: it shows the relay where this
-// node's packets come from, also after a NAT has moved them. ok is false when to is no such port, or one was just made.
+// Bind returns the datagram that goes ahead of a ping to a reserved port, from the same port: it shows the relay where
+// this node's packets come from, also after a NAT has moved them. ok is false when to is no such port, or one was just
+// made.
 func (p *Pool) Bind(to netip.AddrPort) (b []byte, ok bool) {
 	r := p.reserved
 	r.mu.Lock()
@@ -103,8 +104,8 @@ func (x *reservation) bind(nonce [nonceSize]byte) []byte {
 	return appendBind(nil, bindMessage{kind: typeBind, pair: x.pair, counter: x.counter, nonce: nonce}, &x.key)
 }
 
-// TakeChallenge takes a relay's challenge that came to WireGuard's port, and returns what to answer it with, to where it came
-// from. Anything else is not answered.
+// TakeChallenge takes a relay's challenge that came to WireGuard's port, and returns what to answer it with, to where
+// it came from. Anything else is not answered.
 func (p *Pool) TakeChallenge(from netip.AddrPort, b []byte) (answer []byte, ok bool) {
 	r := p.reserved
 	r.mu.Lock()
@@ -245,8 +246,8 @@ func (c *client) denied(peer identity.ID, d denial) {
 	c.pool.cfg.OnReserved(Reservation{Relay: c.relay.ID, Peer: peer, Refused: d.String()})
 }
 
-// offersUDP notes what the relay's hello says, and asks again for what was reserved in a session before: the relay may be
-// another run that knows nothing of it.
+// offersUDP notes what the relay's hello says, and asks again for what was reserved in a session before: the relay may
+// be another run that knows nothing of it.
 func (c *client) offersUDP(w *wire, on bool) {
 	c.udp.Store(on)
 	if !on {

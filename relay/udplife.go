@@ -113,9 +113,9 @@ func (p *pair) mayFall(now time.Time) bool {
 	return !p.over && p.inKernel && now.Sub(p.since) >= mendGap
 }
 
-// seeOthers looks for another pair whose packets the kernel has forwarded, unless that was seen since the timekeeper's last
-// round: what one member says of its own pair alone tells nobody that the kernel drops everything. The caller holds no
-// pair's mu.
+// seeOthers looks for another pair whose packets the kernel has forwarded, unless that was seen since the timekeeper's
+// last round: what one member says of its own pair alone tells nobody that the kernel drops everything. The caller
+// holds no pair's mu.
 func (u *UDP) seeOthers(p *pair, now time.Time) {
 	if now.Sub(u.worked.Load()) < u.round() {
 		return
@@ -234,7 +234,8 @@ func (u *UDP) keepTime() {
 	}
 }
 
-// idle tells whether a pair has had its time. Sessions do not count: the kernel forwards for a client whose agent is away.
+// idle tells whether a pair has had its time. Sessions do not count: the kernel forwards for a client whose agent is
+// away.
 func (u *UDP) idle(p *pair, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,8 +257,8 @@ func (u *UDP) idle(p *pair, now time.Time) bool {
 	return now.Sub(p.passed.Load()) > u.cfg.Idle
 }
 
-// close lets go of the sockets. What the kernel forwards it goes on forwarding until its entries run out, so that a relay
-// whose agent is renewed costs its clients nothing.
+// close lets go of the sockets. What the kernel forwards it goes on forwarding until its entries run out, so that a
+// relay whose agent is renewed costs its clients nothing.
 func (u *UDP) close() {
 	u.mu.Lock()
 	if u.closed {

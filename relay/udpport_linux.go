@@ -125,8 +125,8 @@ func (l *port) prepare() error {
 	return errors.Join(cerr, err)
 }
 
-// onlyBinds is the filter of a port whose packets this process does not forward: what is no bind is dropped before it wakes
-// anybody. It sees datagrams from their UDP header on.
+// onlyBinds is the filter of a port whose packets this process does not forward: what is no bind is dropped before it
+// wakes anybody. It sees datagrams from their UDP header on.
 var onlyBinds = []unix.SockFilter{
 	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 8},
 	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: bindMagic, Jf: 1},
@@ -292,7 +292,8 @@ func (u *UDP) giveBack(b *udpBurst) {
 	}
 }
 
-// receive takes what is there. 0: nothing; negative: an error of an earlier datagram, which is cleared by having been read.
+// receive takes what is there. 0: nothing; negative: an error of an earlier datagram, which is cleared by having been
+// read.
 func (b *udpBurst) receive(fd uintptr) int {
 	for i := range b.headers {
 		b.iovecs[i].SetLen(receiveBytes)

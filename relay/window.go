@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is read slowly piles up in the kernel's buffers, megabytes that nobody drops from and that no control frame overtakes. Then
-// pings are answered late, and an overloaded relay would lose its sessions all at once. So a reader that does not
-// keep up grants its sender a window: how many bytes may be under way. The rest waits in the sender's own queue.
+// What is read slowly piles up in the kernel's buffers, megabytes that nobody drops from and that no control frame
+// overtakes. Then pings are answered late, and an overloaded relay would lose its sessions all at once. So a reader
+// that does not keep up grants its sender a window: how many bytes may be under way. The rest waits in the sender's own
+// queue.
 
 const (
 	// meterPeriod is how often a busy session's rate is looked at.
@@ -59,8 +60,8 @@ type window struct {
 }
 
 // step takes a period's rate, what all busy readers of this process had on average, the bytes that wait unread, and the
-// connection's round-trip time. A reader is behind when more waits than it reads in unreadDelay, twice in a row, which a burst
-// is not. All that are behind get the same window: by their own rates the slow would become slower.
+// connection's round-trip time. A reader is behind when more waits than it reads in unreadDelay, twice in a row, which
+// a burst is not. All that are behind get the same window: by their own rates the slow would become slower.
 func (w *window) step(rate, share float64, unread int, rtt time.Duration) {
 	most := rate * unreadDelay.Seconds()
 	late := unread > minWindow && float64(unread) > most

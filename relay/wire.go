@@ -18,11 +18,11 @@ const (
 	sessionUserTimeout = 8 * time.Second
 	// streamUserTimeout is longer: whoever reads a stream may well stop for a while.
 	streamUserTimeout = 60 * time.Second
-	// turnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which makes
-	// packets late and shares uneven where processors are scarce; with less, writers would write scraps.
+	// turnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which
+	// makes packets late and shares uneven where processors are scarce; with less, writers would write scraps.
 	turnBytes = 64 << 10
-	// A reader that has brought a destination more than aheadPackets, some three batches, gives up to aheadTurns more turns to its writer. One
-	// that has been at the same write for aheadStuck waits for the network, and no turn helps it.
+	// A reader that has brought a destination more than aheadPackets, some three batches, gives up to aheadTurns more
+	// turns to its writer. One that has been at the same write for aheadStuck waits for the network, and no turn helps it.
 	aheadPackets = 128
 	aheadTurns   = 32
 	aheadStuck   = 20 * time.Millisecond

@@ -135,8 +135,8 @@ type testimony struct {
 	addrs []netip.Addr
 }
 
-// told hands a relay's answer to those who wait for it. They hear one answer of each relay: what else it says, to earlier
-// questions or unasked, does not take the place of another relay's word.
+// told hands a relay's answer to those who wait for it. They hear one answer of each relay: what else it says, to
+// earlier questions or unasked, does not take the place of another relay's word.
 func (q *questions) told(relay, node identity.ID, addrs []netip.Addr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -226,7 +226,8 @@ func (p *Pool) witnesses(peer identity.ID) (all []*client) {
 	return all
 }
 
-// meet shows this node at the relays that a peer's record lists: these are the ones that the peer asks. It waits for none.
+// meet shows this node at the relays that a peer's record lists: these are the ones that the peer asks. It waits for
+// none.
 func (p *Pool) meet(peer identity.ID) {
 	s := p.peer(peer)
 	s.mu.Lock()

@@ -48,8 +48,8 @@ func TestAPeerThatIsSilent(t *testing.T) {
 	}
 }
 
-// A peer's record names a third party's address as its own. Nobody has seen the peer there, so nothing is sent to it, whichever
-// end begins and whichever part this end has; the peer is told why.
+// A peer's record names a third party's address as its own. Nobody has seen the peer there, so nothing is sent to it,
+// whichever end begins and whichever part this end has; the peer is told why.
 func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -267,7 +267,8 @@ func TestSignalsWithoutSense(t *testing.T) {
 	_ = one
 }
 
-// Each request of a peer makes this end ask relays about it, so a peer that floods requests is asked about now and then.
+// Each request of a peer makes this end ask relays about it, so a peer that floods requests is asked about now and
+// then.
 func TestRequestsOfOnePeerArePaced(t *testing.T) {
 	e := New(Config{})
 	defer e.Close()

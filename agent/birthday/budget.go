@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A gateway has some tens of thousands of mappings for all its hosts, and a home router a few thousand. Hosts behind one
-// public address share MaxMappings; an entry counts for mappingFor after it was made, which is longer than most NATs
-// keep one that nobody answers.
+// A gateway has some tens of thousands of mappings for all its hosts, and a home router a few thousand. Hosts behind
+// one public address share MaxMappings; an entry counts for mappingFor after it was made, which is longer than most
+// NATs keep one that nobody answers.
 const (
 	MaxMappings = 4096
 	mappingFor  = time.Minute

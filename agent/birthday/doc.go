@@ -1,9 +1,9 @@
 // Package birthday finds a pair of open ports between two hosts whose NATs cannot be told where to send.
 //
-// A symmetric NAT uses another port for every destination, and a port-restricted cone lets in only ports it has sent to.
-// So the one end opens many sockets towards the other's one known port, each with a mapping of its own, and the other
-// end sends from WireGuard's port to many ports of the first one's address. A port that is both open and tried is a hit,
-// and the tunnel can use it: dataplane.PortRewrite leads WireGuard's packets through the socket's port.
+// A symmetric NAT uses another port for every destination, and a port-restricted cone lets in only ports it has sent
+// to. So the one end opens many sockets towards the other's one known port, each with a mapping of its own, and the
+// other end sends from WireGuard's port to many ports of the first one's address. A port that is both open and tried is
+// a hit, and the tunnel can use it: dataplane.PortRewrite leads WireGuard's packets through the socket's port.
 //
 // Ports, Budget, Memory and Odds are pure. Engine is the shell: one goroutine for each attempt under way, one for its
 // sockets. Who shall guess and when is agent/path's decision; the agreement with the peer travels as a signal.

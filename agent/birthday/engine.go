@@ -100,8 +100,8 @@ type Config struct {
 	Prober    Prober
 	Signal    func(peer identity.ID, s *skeinv1.Signal) error // may block shortly
 	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not guessed with this peer
-	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer. It may
-	// take two seconds. nil: nobody can tell, so nothing is sent to any address.
+	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer.
+	// It may take two seconds. nil: nobody can tell, so nothing is sent to any address.
 	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
 	Shared func() int                                    // mappings in use by others behind the same public address; nil: none
 	Told   func(Situation) []Outcome                     // what others' records tell about the pair of NATs; nil: nothing
@@ -173,8 +173,8 @@ func (e *Engine) Close() {
 // Start begins an attempt with a peer, unless one is under way. Its outcome is reported.
 func (e *Engine) Start(peer identity.ID) { e.start(peer, nil) }
 
-// Stop ends the attempt with a peer, if there is one, since the path has become direct. Where this end tries ports, that
-// is a hit which the path has noticed before the attempt has, and reported as one; else nothing is reported.
+// Stop ends the attempt with a peer, if there is one, since the path has become direct. Where this end tries ports,
+// that is a hit which the path has noticed before the attempt has, and reported as one; else nothing is reported.
 func (e *Engine) Stop(peer identity.ID) {
 	if s := e.session(peer); s != nil {
 		s.direct.Store(true)
@@ -288,8 +288,8 @@ func (e *Engine) start(peer identity.ID, asked *skeinv1.Signal_Birthday) {
 	})
 }
 
-// attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is one
-// that the peer's own packets come from.
+// attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is
+// one that the peer's own packets come from.
 func (e *Engine) attest(s *session) error {
 	err := errors.New("nobody can tell where the peer's packets come from")
 	if e.c.Attest != nil {

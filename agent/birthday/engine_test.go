@@ -137,8 +137,8 @@ func (s *station) phase(want Phase, within time.Duration) Event {
 	}
 }
 
-// meet starts attempts until one has hit, and returns what many heard of it. One in some thousands misses by chance, and
-// more do on a machine that is too busy for their pace.
+// meet starts attempts until one has hit, and returns what many heard of it. One in some thousands misses by chance,
+// and more do on a machine that is too busy for their pace.
 func meet(t *testing.T, one, many *station, begin ...*station) Event {
 	t.Helper()
 	for range 3 {
@@ -171,9 +171,9 @@ func meet(t *testing.T, one, many *station, begin ...*station) Event {
 	return Event{}
 }
 
-// heard has many ping through the socket that was hit, and returns what one knows of that. A ping through another socket, which
-// is closed now, may have come first, or come only now on a busy machine. So it is the answer to this very ping that tells where
-// it came from.
+// heard has many ping through the socket that was hit, and returns what one knows of that. A ping through another
+// socket, which is closed now, may have come first, or come only now on a busy machine. So it is the answer to this
+// very ping that tells where it came from.
 func heard(t *testing.T, one, many *station, m Event) Event {
 	t.Helper()
 	many.engine.Settle(one.id)
@@ -313,8 +313,8 @@ func (s *station) drain() {
 	}
 }
 
-// counting gives a station whose NAT counts its ports what measures them: a fresh socket that asks a STUN server. Here the
-// server is a host that tells what it sees.
+// counting gives a station whose NAT counts its ports what measures them: a fresh socket that asks a STUN server. Here
+// the server is a host that tells what it sees.
 func (s *station) counting(t *testing.T, internet *nattest.Net) {
 	t.Helper()
 	server := internet.Host(nattest.Public)

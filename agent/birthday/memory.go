@@ -104,7 +104,8 @@ func (m *Memory) Note(mine, theirs netip.Addr, rule skeinv1.PairOutcome_Rule, wo
 // Snapshot is all that is remembered, the newest last.
 func (m *Memory) Snapshot() []Outcome { return slices.Clone(m.outcomes) }
 
-// Save writes a snapshot to the file, if the memory has one. It touches nothing else, so it needs no guard against Note.
+// Save writes a snapshot to the file, if the memory has one. It touches nothing else, so it needs no guard against
+// Note.
 func (m *Memory) Save(all []Outcome) error {
 	if m.file == "" {
 		return nil

@@ -29,8 +29,8 @@ type Proxy struct {
 	running           sync.WaitGroup
 }
 
-// OpenProxy takes over a local port. WireGuard is where it listens on this host; handle gets the peer's pings and pongs,
-// which answer and are answered by SendFrom.
+// OpenProxy takes over a local port. WireGuard is where it listens on this host; handle gets the peer's pings and
+// pongs, which answer and are answered by SendFrom.
 func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPort, mark uint32, handle func(from netip.AddrPort, b []byte, at time.Time)) (*Proxy, error) {
 	p := &Proxy{remote: remote, wireGuard: wireGuard, handle: handle}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {

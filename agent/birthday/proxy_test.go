@@ -12,7 +12,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// Where the kernel cannot rewrite ports, pings and WireGuard's packets go through the proxy and take the mapping that was hit.
+// Where the kernel cannot rewrite ports, pings and WireGuard's packets go through the proxy and take the mapping that
+// was hit.
 func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	before := testenv.OpenFiles(t)
@@ -64,7 +65,8 @@ func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
-// exchange sends from one socket to an address, which another socket must read, and back; nothing of a stranger may come.
+// exchange sends from one socket to an address, which another socket must read, and back; nothing of a stranger may
+// come.
 func exchange(t *testing.T, a *net.UDPConn, to netip.AddrPort, b *net.UDPConn, back netip.AddrPort) {
 	t.Helper()
 	for _, p := range []struct {

@@ -175,7 +175,8 @@ func (s *session) next(limit int) (uint16, bool) {
 	return port, ok
 }
 
-// widen opens up to n more sockets, at most want in all, and sends from each of them; when all are there it repeats that.
+// widen opens up to n more sockets, at most want in all, and sends from each of them; when all are there it repeats
+// that.
 func (s *session) widen(want, n int) {
 	if s.quiet {
 		return

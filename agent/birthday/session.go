@@ -185,7 +185,8 @@ func (s *session) predicts() bool {
 	return s.sit.Rule == skeinv1.PairOutcome_PREDICTION && (s.sit.Role == Twin || !s.advice.SkipPrediction)
 }
 
-// prepare opens the sockets' reader, and where ports are predicted the first mappings, right behind the one that was measured.
+// prepare opens the sockets' reader, and where ports are predicted the first mappings, right behind the one that was
+// measured.
 func (s *session) prepare() error {
 	if !s.sit.many() {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// BenchmarkAdd is an ADD by a client of the socket, with its address, link and routes, but without the plugin's process:
-// `skein lab bench --only pods` measures that.
+// BenchmarkAdd is an ADD by a client of the socket, with its address, link and routes, but without the plugin's
+// process: `skein lab bench --only pods` measures that.
 func BenchmarkAdd(b *testing.B) {
 	r := newRig(b, dual())
 	var took []time.Duration

@@ -88,7 +88,8 @@ func asking(container string, ns *testns.NS, annotations map[string]string) *ske
 	return a
 }
 
-// TestPodWithEgress: ADD returns when the pod's rules stand and the gateway knows it; CHECK looks at them; DEL ends both.
+// TestPodWithEgress: ADD returns when the pod's rules stand and the gateway knows it; CHECK looks at them; DEL ends
+// both.
 func TestPodWithEgress(t *testing.T) {
 	r, c, gw := withEgress(t)
 	pod := testns.New(t, "cp")

@@ -20,8 +20,8 @@ func refuse(code uint32, message, details string) error {
 	return types.NewError(uint(code), message, details)
 }
 
-// ipamCodes gives each kind of refusal its CNI code. What is wrong with a request is in the configuration or in what the
-// runtime passes with it, which the specification calls an invalid configuration.
+// ipamCodes gives each kind of refusal its CNI code. What is wrong with a request is in the configuration or in what
+// the runtime passes with it, which the specification calls an invalid configuration.
 var ipamCodes = map[ipam.Code]uint32{
 	ipam.Invalid:     cni.CodeConfig,
 	ipam.Denied:      cni.CodeDenied,

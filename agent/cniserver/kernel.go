@@ -29,8 +29,8 @@ func (Kernel) Del(netns, ifname, containerID string) error {
 	return podnet.Del(netns, ifname, containerID)
 }
 
-// Check is podnet.Check. Where the MTU is 0 it is the host end's: the mesh's may have changed since, and only the ends of
-// one link have to agree.
+// Check is podnet.Check. Where the MTU is 0 it is the host end's: the mesh's may have changed since, and only the ends
+// of one link have to agree.
 func (k Kernel) Check(a podnet.Attachment) error {
 	a.Table = k.Table
 	if a.MTU == 0 {
@@ -58,8 +58,8 @@ func (Kernel) Has(containerID, ifname string) (bool, error) {
 	return true, nil
 }
 
-// kernel runs f on a thread of its own kind: locked, since podnet changes namespaces on it, and one of a bounded number,
-// since a thousand pods that start at once would else have a thousand threads.
+// kernel runs f on a thread of its own kind: locked, since podnet changes namespaces on it, and one of a bounded
+// number, since a thousand pods that start at once would else have a thousand threads.
 func (s *Server) kernel(ctx context.Context, f func() error) error {
 	select {
 	case s.threads <- struct{}{}:

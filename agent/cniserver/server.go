@@ -70,7 +70,8 @@ type Config struct {
 	Condition func(ctx context.Context) Condition // nil: all is well
 	// Ready is closed once the agent's data plane stands after its start, which pods wait for a while; nil: it stands.
 	Ready <-chan struct{}
-	// Facts tells what is known of a pod besides what its runtime says; nil: nothing. An error: the pod cannot be started now.
+	// Facts tells what is known of a pod besides what its runtime says; nil: nothing. An error: the pod cannot be started
+	// now.
 	Facts   func(ctx context.Context, namespace, pod string) (part.PodFacts, error)
 	NoteDir string                                             // where the plugin leaves notes while nobody answers
 	Done    func(verb string, code uint32, took time.Duration) // told of each request; code 0: success; may be nil

@@ -455,7 +455,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A hundred pods at once (Coil #368: 80 pods stalled behind one mutex), with no more threads than allowed in the kernel.
+// A hundred pods at once (Coil #368: 80 pods stalled behind one mutex), with no more threads than allowed in the
+// kernel.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, dual())
 	const pods = 100

@@ -148,7 +148,8 @@ func attachment(l ipam.Lease, mtu int) podnet.Attachment {
 	}
 }
 
-// vacant makes sure that an attachment can be made: the namespace is one, and what an earlier ADD left is out of the way.
+// vacant makes sure that an attachment can be made: the namespace is one, and what an earlier ADD left is out of the
+// way.
 func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 	if s.cfg.NoteDir != "" && cni.HasNote(s.cfg.NoteDir, key.ContainerID, key.Interface) {
 		if err := s.remove(ctx, key, "", deletedAway); err != nil {
@@ -195,8 +196,8 @@ func addressesOf(l ipam.Lease) string {
 	return text
 }
 
-// undo takes back what an ADD has made before it failed with cause, also when its caller is gone. podnet.Add has cleared
-// up after itself when it failed, and the interface of that name may then be somebody else's.
+// undo takes back what an ADD has made before it failed with cause, also when its caller is gone. podnet.Add has
+// cleared up after itself when it failed, and the interface of that name may then be somebody else's.
 func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -339,8 +340,9 @@ func (s *Server) surelyGone(ctx context.Context, l ipam.Lease) (bool, error) {
 	return !there, err
 }
 
-// collectable tells whether GC for a network may look at a lease: only what was added under that very name. A lease whose
-// network is not known, since it was read from the kernel, is left to the search for leaks, which looks at namespaces.
+// collectable tells whether GC for a network may look at a lease: only what was added under that very name. A lease
+// whose network is not known, since it was read from the kernel, is left to the search for leaks, which looks at
+// namespaces.
 func collectable(l ipam.Lease, network string) bool {
 	return network != "" && l.Network == network && l.Until.IsZero()
 }

@@ -123,8 +123,8 @@ type Kubernetes struct {
 	// of its ServiceAccount; empty: no Kubernetes. The file may come later than the agent.
 	Kubeconfig string `yaml:"kubeconfig"`
 	Node       string `yaml:"node"` // the name of this host's Node object; default: the host's name, as kubelet has it
-	// RevokeAfterSeconds is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never. Of
-	// admin nodes.
+	// RevokeAfterSeconds is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never.
+	// Of admin nodes.
 	RevokeAfterSeconds uint32 `yaml:"revokeAfterSeconds"`
 }
 

@@ -99,8 +99,8 @@ type Config struct {
 	Enter func(from netip.Addr) (leave func(), err error)
 	// OnPacket takes what arrives. It must not block; b is its own.
 	OnPacket func(from identity.ID, channel byte, b []byte)
-	// OnEcho takes packets of ChannelEcho, from one of a member's overlay addresses to one of this node's. They may have come
-	// by other nodes: the code alone proves whose they are. nil: they are dropped. It must not block; b is only lent.
+	// OnEcho takes packets of ChannelEcho, from one of a member's overlay addresses to one of this node's. They may have
+	// come by other nodes: the code alone proves whose they are. nil: they are dropped. It must not block; b is only lent.
 	OnEcho func(from identity.ID, at, self netip.AddrPort, b []byte)
 	// Lag, if set, is how late this process lately woke: the ways of a stream wait so much longer for each other.
 	Lag *lag.Meter
@@ -473,8 +473,8 @@ func (n *Net) byTunnel(node identity.ID, channel byte, b []byte) ([]byte, error)
 	return slices.Concat([]byte{channel | coded}, packetCode(key, n.cfg.Key.ID(), channel, b), b), nil
 }
 
-// fromTunnel is the content of a packet that came by the tunnel from a node's address. Without a code it is only taken from
-// who may not know of codes yet.
+// fromTunnel is the content of a packet that came by the tunnel from a node's address. Without a code it is only taken
+// from who may not know of codes yet.
 func (n *Net) fromTunnel(from identity.ID, data []byte) (channel byte, b []byte, ok bool) {
 	if len(data) < 1 {
 		return 0, nil, false

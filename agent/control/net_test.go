@@ -298,7 +298,8 @@ func onLink(t *testing.T, here, there *testns.NS, link string, at netip.Addr) {
 	})
 }
 
-// A neighbour on the LAN can put a member's overlay address on a packet. Only what came out of the tunnel is the member's.
+// A neighbour on the LAN can put a member's overlay address on a packet. Only what came out of the tunnel is the
+// member's.
 func TestOverlayAddressesFromOutsideTheTunnelAreForged(t *testing.T) {
 	here, there := testns.New(t, "ctl"), testns.New(t, "ctl")
 	key, err := identity.NewKey()

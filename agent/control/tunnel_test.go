@@ -37,8 +37,8 @@ func forge(t *testing.T, from, to int, port uint16, b string) {
 	}
 }
 
-// Between nodes that both know codes the source address alone makes nobody believed, and with a node of the version before
-// packets go as they did.
+// Between nodes that both know codes the source address alone makes nobody believed, and with a node of the version
+// before packets go as they did.
 func TestPacketsByTheTunnelCarryACode(t *testing.T) {
 	_, n := trio(t)
 	bind(t, 0, n[0])
@@ -94,8 +94,8 @@ func hangsUp(t *testing.T, from netip.Addr, to int, port uint16) bool {
 	return errors.Is(err, io.EOF) || err != nil && !(errors.As(err, &late) && late.Timeout())
 }
 
-// Whoever has no member's overlay address, such as a pod, gets no handshake; a member's address gets those that its bound allows,
-// and they are given back.
+// Whoever has no member's overlay address, such as a pod, gets no handshake; a member's address gets those that its
+// bound allows, and they are given back.
 func TestStreamsByTheTunnelAreMembersAlone(t *testing.T) {
 	_, n := trio(t)
 	left, entered := make(chan netip.Addr, 8), make(chan netip.Addr, 8)

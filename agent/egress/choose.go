@@ -218,8 +218,8 @@ func (c *chooser) slot(e PlaceEgress, s PlaceSlot, at spread) (Move, bool) {
 	return m, !m.To.IsZero() && c.planned(&m, owner, s)
 }
 
-// lapsed reports whether the owner, whose lease is over, is given up: at once when it is not heard, else a lease after it could
-// have had the slot, since it may be about to.
+// lapsed reports whether the owner, whose lease is over, is given up: at once when it is not heard, else a lease after
+// it could have had the slot, since it may be about to.
 func (c *chooser) lapsed(owner *PlaceNode, s PlaceSlot) bool {
 	if !c.alive(owner) {
 		return c.in.Now.Sub(s.Seen) >= s.counted()

@@ -21,9 +21,9 @@ type Drained struct {
 	End     uint32 // how many, the highest first
 }
 
-// ChooseDrained says how many of an egress's slots that drain end now, by the clock of the log: all when their time is over,
-// else the highest ones by which their owners know of no flow, and those without an owner. Slots have numbers without a
-// gap, so one with flows keeps those below it.
+// ChooseDrained says how many of an egress's slots that drain end now, by the clock of the log: all when their time is
+// over, else the highest ones by which their owners know of no flow, and those without an owner. Slots have numbers
+// without a gap, so one with flows keeps those below it.
 func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []PlaceNode) (d Drained, ok bool) {
 	ref := Ref{e.GetNamespace(), e.GetName()}
 	d = Drained{Ref: ref, Changed: e.GetChangedIndex()}

@@ -233,8 +233,8 @@ func (gw *gateway) run(ctx context.Context) {
 	}
 }
 
-// countFlows finds out by which of the slots that drain there is no flow, and reports whether any drains. The kernel tells the
-// end of a connection only if somebody listened when it began, so it has to be asked.
+// countFlows finds out by which of the slots that drain there is no flow, and reports whether any drains. The kernel
+// tells the end of a connection only if somebody listened when it began, so it has to be asked.
 func (gw *gateway) countFlows() (draining bool) {
 	gw.mu.Lock()
 	e, ns := gw.egress, gw.ns
@@ -298,8 +298,8 @@ func (gw *gateway) apply() error {
 	return err
 }
 
-// changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others than it has, it
-// may have either until that has succeeded: a change that fails may have been made in part.
+// changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others
+// than it has, it may have either until that has succeeded: a change that fails may have been made in part.
 func (gw *gateway) changing(e *skeinv1.Egress) {
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
@@ -388,7 +388,8 @@ func (gw *gateway) current(slot int, epoch uint64) bool {
 		slices.Equal(sources(gw.has, slot), sources(gw.egress, slot))
 }
 
-// begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to have it.
+// begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to
+// have it.
 func (gw *gateway) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error) {
 	gw.mu.Lock()
 	ns, ready := gw.ns, gw.current(slot, epoch)
@@ -417,8 +418,8 @@ func (gw *gateway) drop(slot int) error {
 	return ns.Drop(slot)
 }
 
-// hold lets packets of a slot wait, or lets those that wait go on in order. The rule that brings packets to the queue ends first, so
-// that none comes after the last that waited.
+// hold lets packets of a slot wait, or lets those that wait go on in order. The rule that brings packets to the queue
+// ends first, so that none comes after the last that waited.
 func (gw *gateway) hold(slot int, on bool) error {
 	gw.mu.Lock()
 	ns, queue := gw.ns, gw.queue

@@ -162,8 +162,8 @@ func sources(e *skeinv1.Egress, number int) (out []netip.Addr) {
 	return out
 }
 
-// answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by plan and
-// waits for that.
+// answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by
+// plan and waits for that.
 func (g *Gateways) answers(addr netip.Addr) bool {
 	g.mu.Lock()
 	var slot Slot

@@ -54,8 +54,8 @@ type GatewaysConfig struct {
 	Log     *slog.Logger
 }
 
-// Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the agreed
-// state. The methods may be called at any time by anybody.
+// Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the
+// agreed state. The methods may be called at any time by anybody.
 type Gateways struct {
 	cfg     GatewaysConfig
 	renewer *Renewer
@@ -188,7 +188,8 @@ func (g *Gateways) open(ref Ref) *gateway {
 	return r
 }
 
-// Strays are the files of namespaces whose egress is not this node's to serve: from before it was removed while the agent was away.
+// Strays are the files of namespaces whose egress is not this node's to serve: from before it was removed while the
+// agent was away.
 func (g *Gateways) Strays() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

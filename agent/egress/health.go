@@ -12,7 +12,8 @@ const (
 	ProbeEvery = 300 * time.Millisecond
 	// BadAfter is how many rounds in a row all targets fail in before a gateway is bad.
 	BadAfter = 3
-	// GoodAfter is how many times in a row one target answers before a gateway is good, where it was not bad a short time ago.
+	// GoodAfter is how many times in a row one target answers before a gateway is good, where it was not bad a short time
+	// ago.
 	GoodAfter = 2
 	// FlapWindow is how long a bad time counts: each one in it doubles how many answers in a row it takes to be good
 	// again, to at most GoodMost.

@@ -7,10 +7,12 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// HoldMost is how long the new owner of a slot that moves by plan holds its packets when the former one never hands over.
+// HoldMost is how long the new owner of a slot that moves by plan holds its packets when the former one never hands
+// over.
 const HoldMost = 2 * time.Second
 
-// Ticket is a lease's number in the kernel. What it allows ends when its time-out is over, whoever is still running by then.
+// Ticket is a lease's number in the kernel. What it allows ends when its time-out is over, whoever is still running by
+// then.
 type Ticket uint32
 
 // OrderKind says what an Order wants done.
@@ -29,8 +31,8 @@ const (
 	DoTell     OrderKind = "tell"     // Text goes into the journal
 )
 
-// Order is one thing to do. Orders are carried out one after the other; when a drop fails, the release that may follow later is
-// not said until one has succeeded.
+// Order is one thing to do. Orders are carried out one after the other; when a drop fails, the release that may follow
+// later is not said until one has succeeded.
 type Order struct {
 	Kind   OrderKind
 	Slot   Slot
@@ -53,11 +55,11 @@ const (
 	Lost    HolderState = "lost"    // this node's, but the ticket ran out
 )
 
-// Holder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what is to be done
-// comes out as orders. It is not safe for concurrent use.
+// Holder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what is
+// to be done comes out as orders. It is not safe for concurrent use.
 //
-// A ticket begins before its request is sent, and an answer grants the ticket of its own round only: so a lease ends at the
-// gateway before the leader takes it for ended, however late an answer comes or is carried out.
+// A ticket begins before its request is sent, and an answer grants the ticket of its own round only: so a lease ends at
+// the gateway before the leader takes it for ended, however late an answer comes or is carried out.
 type Holder struct {
 	self  identity.ID
 	slot  Slot

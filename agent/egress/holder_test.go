@@ -198,8 +198,8 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// A source address that a command takes from one slot and gives to another is not used by both: the former's gateway may not have
-// heard of it yet.
+// A source address that a command takes from one slot and gives to another is not used by both: the former's gateway
+// may not have heard of it yet.
 func TestASourceAddressIsOneSlots(t *testing.T) {
 	const lease = 1200 * time.Millisecond
 	x, y := netip.MustParseAddr("203.0.113.4"), netip.MustParseAddr("203.0.113.5")

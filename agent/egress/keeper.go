@@ -59,9 +59,10 @@ type KeeperConfig struct {
 	Log  *slog.Logger
 }
 
-// Keeper keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives slots whose owner is
-// gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that context, and answer RenewLeases
-// by it meanwhile; NotLeading is the answer at other times. Its methods are safe for concurrent use.
+// Keeper keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives slots
+// whose owner is gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that context,
+// and answer RenewLeases by it meanwhile; NotLeading is the answer at other times. Its methods are safe for concurrent
+// use.
 type Keeper struct {
 	cfg    KeeperConfig
 	log    *slog.Logger
@@ -114,7 +115,8 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	return k
 }
 
-// NotLeading is the error of a server that cannot answer for leases: unavailable, with the leader's name where it is known.
+// NotLeading is the error of a server that cannot answer for leases: unavailable, with the leader's name where it is
+// known.
 func NotLeading(leader string) error {
 	if leader == "" {
 		return connect.NewError(connect.CodeUnavailable, errors.New("this server does not lead and knows no leader: ask another"))
@@ -122,8 +124,8 @@ func NotLeading(leader string) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this server does not lead: ask %s", leader))
 }
 
-// RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission denied
-// when the caller is no member, invalid argument when it asks for too much.
+// RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission
+// denied when the caller is no member, invalid argument when it asks for too much.
 func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request names %d slots and egresses, at most %d are allowed", n, maxWishes))

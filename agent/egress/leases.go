@@ -42,11 +42,12 @@ func (a Agreed) longest() time.Duration { return max(a.Lease, a.Former) }
 // counted is how long a leader takes that to run.
 func (a Agreed) counted() time.Duration { return a.longest() + GuardFor(a.longest()) }
 
-// Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never earlier
-// than when the request came that is decided. It is not safe for concurrent use.
+// Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never
+// earlier than when the request came that is decided. It is not safe for concurrent use.
 //
-// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it. Nor
-// does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change has another epoch.
+// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other
+// gets it. Nor does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change
+// has another epoch.
 type Leases struct {
 	since   time.Time                               // the term began before
 	guard   func(lease time.Duration) time.Duration // GuardFor
@@ -85,8 +86,8 @@ type Verdict struct {
 	Retry   time.Duration // when it may be granted; 0: not known
 }
 
-// Renew decides a node's wish for a slot. held says that a ticket of this epoch runs at the node. The slot is given as it was
-// agreed after the leader was verified.
+// Renew decides a node's wish for a slot. held says that a ticket of this epoch runs at the node. The slot is given as
+// it was agreed after the leader was verified.
 func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict {
 	switch {
 	case slot.Node != from:
@@ -116,8 +117,9 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 	return Verdict{Granted: true}
 }
 
-// Released notes that a node forwards no more in an epoch, and reports whether the node need not say so again. It counts only
-// when a later epoch is agreed: of the present one a node may have asked for a lease again since, and messages overtake each other.
+// Released notes that a node forwards no more in an epoch, and reports whether the node need not say so again. It
+// counts only when a later epoch is agreed: of the present one a node may have asked for a lease again since, and
+// messages overtake each other.
 func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
 	if slot.Epoch <= epoch {
 		return false
@@ -129,7 +131,8 @@ func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
 	return true
 }
 
-// FreeAt is when certainly nobody forwards for the slot any more unless somebody is granted it. The zero time: long ago.
+// FreeAt is when certainly nobody forwards for the slot any more unless somebody is granted it. The zero time: long
+// ago.
 func (l *Leases) FreeAt(slot Agreed) time.Time {
 	have := l.slots[slot.Slot]
 	switch {
@@ -141,9 +144,10 @@ func (l *Leases) FreeAt(slot Agreed) time.Time {
 	return have.at.Add(l.counted(max(have.term, slot.longest())))
 }
 
-// freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is that owner's
-// own; what an earlier leader may have granted to others are leases of earlier epochs, and where there were none it is free at once,
-// unless it has source addresses: those may have been another slot's, which is taken to have had no longer lease.
+// freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is
+// that owner's own; what an earlier leader may have granted to others are leases of earlier epochs, and where there
+// were none it is free at once, unless it has source addresses: those may have been another slot's, which is taken to
+// have had no longer lease.
 func (l *Leases) freeFor(slot Agreed) time.Time {
 	if l.slots[slot.Slot] != nil {
 		return l.FreeAt(slot)

@@ -39,7 +39,8 @@ type GatewayInput struct {
 	Complete bool
 }
 
-// PlanGateway is the Spec of a gateway's namespace. It is the same on every node that may be a gateway, but for the local addresses.
+// PlanGateway is the Spec of a gateway's namespace. It is the same on every node that may be a gateway, but for the
+// local addresses.
 func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	e := in.Egress
 	s := dataplane.GatewaySpec{

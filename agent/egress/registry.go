@@ -37,11 +37,11 @@ func (c Client) equal(o Client) bool {
 	return c.Node == o.Node && c.Key == o.Key && c.IPv4 == o.IPv4 && c.IPv6 == o.IPv6 && c.Slot == o.Slot && slices.Equal(c.Also, o.Also)
 }
 
-// Registry is what one gateway knows of the clients of one egress: of each node the newest whole list that it sent. It is pure,
-// and not safe for concurrent use.
+// Registry is what one gateway knows of the clients of one egress: of each node the newest whole list that it sent. It
+// is pure, and not safe for concurrent use.
 //
-// What it installs follows from all lists and the agreed state together, never from a difference between two lists. So a list
-// without an address takes nothing from a client on another node that has the address by now.
+// What it installs follows from all lists and the agreed state together, never from a difference between two lists. So
+// a list without an address takes nothing from a client on another node that has the address by now.
 type Registry struct {
 	nodes map[identity.ID]*clientList
 	turn  uint64
@@ -57,8 +57,9 @@ type clientList struct {
 // NewRegistry is empty.
 func NewRegistry() *Registry { return &Registry{nodes: make(map[identity.ID]*clientList)} }
 
-// Sync takes a node's whole list. allowed says why an address cannot be that node's, by the agreed state. changed: what is to be
-// installed may differ. A list older than the newest is ignored. The refused stay in the list: they count as soon as they are allowed.
+// Sync takes a node's whole list. allowed says why an address cannot be that node's, by the agreed state. changed: what
+// is to be installed may differ. A list older than the newest is ignored. The refused stay in the list: they count as
+// soon as they are allowed.
 func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, allowed func(identity.ID, netip.Addr) error) (changed bool,
 	refused []*skeinv1.SyncEgressClientsResponse_RefusedClient, err error) {
 	n := 0
@@ -186,8 +187,8 @@ func compareClients(a, b Client) int {
 	return a.IPv6.Compare(b.IPv6)
 }
 
-// Clients is what is to be installed, by address: of all lists, what the agreed state allows. An address is one client's; where
-// two nodes may have it, it is the one's whose list is newer.
+// Clients is what is to be installed, by address: of all lists, what the agreed state allows. An address is one
+// client's; where two nodes may have it, it is the one's whose list is newer.
 func (r *Registry) Clients(allowed func(identity.ID, netip.Addr) error) (out []Client) {
 	lists := slices.Collect(maps.Values(r.nodes))
 	slices.SortFunc(lists, func(a, b *clientList) int { return int(b.turn) - int(a.turn) })

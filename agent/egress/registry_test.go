@@ -25,8 +25,8 @@ func keys(cs []Client) (out []string) {
 	return out
 }
 
-// Coil #227: a pod ended, its address went to a pod on another node, and the late news of the first one's end took the live
-// pod's tunnel away.
+// Coil #227: a pod ended, its address went to a pod on another node, and the late news of the first one's end took the
+// live pod's tunnel away.
 func TestReusedAddressNeverRemovesALiveClient(t *testing.T) {
 	first, second := nodeID(1), nodeID(2)
 	owner := first
@@ -114,8 +114,8 @@ func FuzzDecodeRegistry(f *testing.F) {
 }
 
 // TestFlowsByOtherSlots: a client may have flows by other slots than its own. A list that says nonsense about them is
-// refused for that client, and each of a client's slots counts, so that a node cannot have gateways make a tunnel for every
-// slot of as many clients as it likes.
+// refused for that client, and each of a client's slots counts, so that a node cannot have gateways make a tunnel for
+// every slot of as many clients as it likes.
 func TestFlowsByOtherSlots(t *testing.T) {
 	first := nodeID(1)
 	r := NewRegistry()

@@ -37,13 +37,14 @@ type Kernel interface {
 	Hold(slot Slot, on bool) error
 }
 
-// Leader answers requests for leases. Whoever implements it had better ask all servers at once and take the first answer that is
-// no error: only a leader answers, and a change of leaders then costs no search.
+// Leader answers requests for leases. Whoever implements it had better ask all servers at once and take the first
+// answer that is no error: only a leader answers, and a change of leaders then costs no search.
 type Leader interface {
 	RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error)
 }
 
-// Peers brings the connections of a slot that has just been dropped here to its new owner: dump them, and TakeOver by RPC.
+// Peers brings the connections of a slot that has just been dropped here to its new owner: dump them, and TakeOver by
+// RPC.
 type Peers interface {
 	HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error
 }
@@ -69,11 +70,13 @@ type RenewerConfig struct {
 	Log      *slog.Logger
 }
 
-// Renewer runs the Holders of one node: it renews leases with the leader, and carries their orders out, one after the other.
+// Renewer runs the Holders of one node: it renews leases with the leader, and carries their orders out, one after the
+// other.
 //
-// How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver from the
-// handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run ends nothing is
-// dropped: the tickets run out by themselves, and an agent that is back before goes on. DropAll ends forwarding for good.
+// How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver
+// from the handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run
+// ends nothing is dropped: the tickets run out by themselves, and an agent that is back before goes on. DropAll ends
+// forwarding for good.
 type Renewer struct {
 	cfg RenewerConfig
 

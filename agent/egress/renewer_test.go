@@ -37,7 +37,8 @@ func (*tickets) Grant(Slot, Ticket) error                            { return ni
 func (*tickets) Drop(Slot) error                                     { return nil }
 func (*tickets) Hold(Slot, bool) error                               { return nil }
 
-// A gateway that waits for its slot asks often, so that it is granted soon; a leader that is slow to answer is not asked more often for that.
+// A gateway that waits for its slot asks often, so that it is granted soon; a leader that is slow to answer is not
+// asked more often for that.
 func TestWaitingForASlowLeader(t *testing.T) {
 	for _, tt := range []struct {
 		takes       time.Duration

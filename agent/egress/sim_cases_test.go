@@ -143,8 +143,8 @@ func (w *world) gap(while time.Duration) (worst time.Duration) {
 	return worst
 }
 
-// A drained gateway's slots move by plan: it goes on for Handover after it was told, and the new owner waits no longer than the
-// hand-over takes. Packets are held meanwhile.
+// A drained gateway's slots move by plan: it goes on for Handover after it was told, and the new owner waits no longer
+// than the hand-over takes. Packets are held meanwhile.
 func TestDrainedGatewayHandsOver(t *testing.T) {
 	var gaps []time.Duration
 	for seed := range runs(40) {

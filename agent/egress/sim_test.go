@@ -17,8 +17,9 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// world is a cluster on virtual time: three servers with a small Raft and the real Keeper, gateways with the real Renewer and a
-// model of the kernel's tickets, and a network that loses, doubles, delays and overtakes. An observer looks at every grant.
+// world is a cluster on virtual time: three servers with a small Raft and the real Keeper, gateways with the real
+// Renewer and a model of the kernel's tickets, and a network that loses, doubles, delays and overtakes. An observer
+// looks at every grant.
 type world struct {
 	mu       sync.Mutex
 	rand     *rand.Rand

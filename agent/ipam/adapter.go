@@ -94,7 +94,8 @@ func (m *Manager) ask(r Request) (ask, error) {
 	return q, nil
 }
 
-// pickStatic is the static address that a pod gets: the one that it asks for, else one of the pool that it asks for, else its first.
+// pickStatic is the static address that a pod gets: the one that it asks for, else one of the pool that it asks for,
+// else its first.
 func pickStatic(all []*skeinv1.StaticAddress, r Request) *staticView {
 	var pick *staticView
 	for _, a := range all {

@@ -100,7 +100,8 @@ func BenchmarkFile(b *testing.B) {
 	})
 }
 
-// BenchmarkOpen500 opens the file of a node with 500 pods and as many that were there before, and takes in what its kernel has.
+// BenchmarkOpen500 opens the file of a node with 500 pods and as many that were there before, and takes in what its
+// kernel has.
 func BenchmarkOpen500(b *testing.B) {
 	g := newAgreement(b, time.Now)
 	g.pool(poolOf("default", 5, "10.64.0.0/16", "fd02::/112"))

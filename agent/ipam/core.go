@@ -36,8 +36,8 @@ type span struct {
 	block *block
 }
 
-// core is what a node knows of its addresses. Its methods decide. What must outlive a restart is changed by apply alone;
-// the rest is what the log (follow) and the kernel (adopt) say. No clock, no file, no lock.
+// core is what a node knows of its addresses. Its methods decide. What must outlive a restart is changed by apply
+// alone; the rest is what the log (follow) and the kernel (adopt) say. No clock, no file, no lock.
 type core struct {
 	self    string
 	view    view

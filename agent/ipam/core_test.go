@@ -284,7 +284,8 @@ func TestStrangersInTheKernel(t *testing.T) {
 	b.want("e", "block")
 }
 
-// TestPodsOfCoil: what Coil made is no lease of ours, and its address is not given. Its container and its link are known.
+// TestPodsOfCoil: what Coil made is no lease of ours, and its address is not given. Its container and its link are
+// known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)
 	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
@@ -304,8 +305,8 @@ func TestPodsOfCoil(t *testing.T) {
 	}
 }
 
-// TestLinkReadBeforeItsAlias: the kernel was read while a pod's link was being made, before its alias said whose it is. The
-// next reading shows that it is the lease's, and nothing of a stranger is left; a stranger beside it stays one.
+// TestLinkReadBeforeItsAlias: the kernel was read while a pod's link was being made, before its alias said whose it is.
+// The next reading shows that it is the lease's, and nothing of a stranger is left; a stranger beside it stays one.
 func TestLinkReadBeforeItsAlias(t *testing.T) {
 	b := newTable(t, 4, 1)
 	b.want("a", "0/0")
@@ -459,9 +460,9 @@ func TestPlan(t *testing.T) {
 	plan("back 0 1 2")
 }
 
-// TestEmptyBlocksGoBackAfterAStart: a node that starts anew, and has lost its file as well, knows which of its blocks are in
-// use by the kernel alone. What is empty beyond the spare goes back; without any pod all of it does, once the pool has
-// not been used for long.
+// TestEmptyBlocksGoBackAfterAStart: a node that starts anew, and has lost its file as well, knows which of its blocks
+// are in use by the kernel alone. What is empty beyond the spare goes back; without any pod all of it does, once the
+// pool has not been used for long.
 func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
 	if idleFor != 5*time.Minute {
 		t.Errorf("an empty block is kept for %s", idleFor)

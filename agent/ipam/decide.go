@@ -218,9 +218,9 @@ func (c *core) release(h *held, reason string) record {
 	return record{Op: opFree, Container: h.Key.ContainerID, Interface: h.Key.Interface, Text: reason, Fast: reason == AddFailed}
 }
 
-// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends of
-// what strangers had; the addresses those of strangers of which something changed. A link of ours that was read before it
-// had its alias looks like a stranger's, until its lease is all that the kernel has for the address.
+// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends
+// of what strangers had; the addresses those of strangers of which something changed. A link of ours that was read
+// before it had its alias looks like a stranger's, until its lease is all that the kernel has for the address.
 func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
 	here := make(map[netip.Addr]bool, len(found))
 	leased, others := map[netip.Addr]bool{}, map[netip.Addr]bool{} // found with the link of its lease, and with any other

@@ -249,8 +249,8 @@ func FuzzReadRecords(f *testing.F) {
 	})
 }
 
-// TestTheLastAddressIsRemembered: the next pod gets the address after the last one that was given, also when the agent was
-// started again meanwhile and lower ones have rested for long.
+// TestTheLastAddressIsRemembered: the next pod gets the address after the last one that was given, also when the agent
+// was started again meanwhile and lower ones have rested for long.
 func TestTheLastAddressIsRemembered(t *testing.T) {
 	h := newHand()
 	g := newAgreement(t, h.now)

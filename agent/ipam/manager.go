@@ -222,8 +222,8 @@ func (m *Manager) adopt(found []podnet.Found) {
 	}
 }
 
-// Assign gives addresses to an attachment. It fails with an *Error. It waits, while ctx lasts, only when nothing is free
-// and a server must decide.
+// Assign gives addresses to an attachment. It fails with an *Error. It waits, while ctx lasts, only when nothing is
+// free and a server must decide.
 func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
 	if err := checkRequest(req); err != nil {
 		return Lease{}, err
@@ -323,7 +323,8 @@ func checkRequest(r Request) error {
 	return nil
 }
 
-// Release takes back what an attachment has, and ends its request if that still waits. It is false when nothing was held.
+// Release takes back what an attachment has, and ends its request if that still waits. It is false when nothing was
+// held.
 func (m *Manager) Release(k Key, reason string) (Lease, bool) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -376,7 +377,8 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	return freed
 }
 
-// NextAudit is how long after an audit the next one is due: sooner when something was not found, which a second audit lets go of.
+// NextAudit is how long after an audit the next one is due: sooner when something was not found, which a second audit
+// lets go of.
 func (m *Manager) NextAudit() time.Duration {
 	m.mu.Lock()
 	defer m.unlock()

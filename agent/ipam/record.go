@@ -84,8 +84,8 @@ func (m moment) ago(t time.Time) moment {
 	return moment{at: m.at.Round(0).Add(-d), up: max(m.up-d, 0)}
 }
 
-// since is when a record was made, by the clock of this run: as long as the kernel runs by its uptime, which never jumps;
-// else by the wall clock, where the future is taken for now.
+// since is when a record was made, by the clock of this run: as long as the kernel runs by its uptime, which never
+// jumps; else by the wall clock, where the future is taken for now.
 func (m moment) since(r record, sameBoot bool) time.Time {
 	gone := m.at.Round(0).Sub(time.Unix(0, r.At))
 	if up := m.up - time.Duration(r.Up); sameBoot && m.up > 0 && r.Up > 0 && up >= 0 {

@@ -201,8 +201,8 @@ func TestCoil227LateDeletionSparesTheNewPod(t *testing.T) {
 	}
 }
 
-// What ended, a stranger's link or a pod that nobody gave back, is let go of within 75 s, whenever it ended, though not before it
-// was missing twice.
+// What ended, a stranger's link or a pod that nobody gave back, is let go of within 75 s, whenever it ended, though not
+// before it was missing twice.
 func TestWhatEndedIsLetGoOfSoon(t *testing.T) {
 	h := newHand()
 	g := newAgreement(t, h.now)
@@ -309,8 +309,8 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 	})
 }
 
-// TestNothingFromABlockInDoubt: while nobody knows whether a block was taken back, nothing is given from it, also when it
-// is the last one.
+// TestNothingFromABlockInDoubt: while nobody knows whether a block was taken back, nothing is given from it, also when
+// it is the last one.
 func TestNothingFromABlockInDoubt(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)

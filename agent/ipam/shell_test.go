@@ -59,8 +59,8 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// TestLeaderlessClusterIsNotAsked: when nobody leads for longer than an election takes, no request waits to find that out, not
-// even the first. During an election it waits.
+// TestLeaderlessClusterIsNotAsked: when nobody leads for longer than an election takes, no request waits to find that
+// out, not even the first. During an election it waits.
 func TestLeaderlessClusterIsNotAsked(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -391,8 +391,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestThousandNodes: a thousand Managers on one log, through outages of the quorum, lost answers and restarts. Nothing is
-// given twice, and in the end no block is left with a node that does not use it.
+// TestThousandNodes: a thousand Managers on one log, through outages of the quorum, lost answers and restarts. Nothing
+// is given twice, and in the end no block is left with a node that does not use it.
 func TestThousandNodes(t *testing.T) {
 	nodes := 1000
 	if testing.Short() {

@@ -19,7 +19,8 @@ type Request struct {
 	Network   string // name of the CNI network configuration
 	// Pool that was asked for by name; empty: the namespace's own, else "default".
 	Pool string
-	// NamespacePool is the namespace's own, as whoever rules over namespaces says; empty: the one that serves it by the log.
+	// NamespacePool is the namespace's own, as whoever rules over namespaces says; empty: the one that serves it by the
+	// log.
 	NamespacePool string
 	// Addresses that were asked for, one of a family at most; none: any.
 	Addresses []netip.Addr

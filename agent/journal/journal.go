@@ -147,7 +147,8 @@ func (j *Journal) loadSize(tx *bolt.Tx) error {
 	})
 }
 
-// abandon releases a file that could not be opened properly. A store that panicked may hold its own locks, so it is not waited for.
+// abandon releases a file that could not be opened properly. A store that panicked may hold its own locks, so it is not
+// waited for.
 func (j *Journal) abandon() {
 	if db := j.db; db != nil {
 		j.db = nil
@@ -184,7 +185,8 @@ func (j *Journal) Append(e *skeinv1.JournalEntry) {
 	}
 }
 
-// Read gives the entries of a span of time, oldest first; a zero bound is open, until is included, a nil keep takes all.
+// Read gives the entries of a span of time, oldest first; a zero bound is open, until is included, a nil keep takes
+// all.
 func (j *Journal) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error) {
 	wanted := func(e *skeinv1.JournalEntry) bool {
 		return (since.IsZero() || e.GetTime() >= since.UnixNano()) && (until.IsZero() || e.GetTime() <= until.UnixNano()) && (keep == nil || keep(e))

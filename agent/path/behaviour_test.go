@@ -197,8 +197,9 @@ func TestDamping(t *testing.T) {
 	wantPaths(t, s, "calm", Direct, true)
 }
 
-// A process that sleeps now and then does not lose its path each time, and is back on it soon. When it sleeps for seconds, as on a machine that has
-// far too much to do, it learns to wait for that long: what follows each change of a path would only be more to do.
+// A process that sleeps now and then does not lose its path each time, and is back on it soon. When it sleeps for
+// seconds, as on a machine that has far too much to do, it learns to wait for that long: what follows each change of a
+// path would only be more to do.
 func TestStarvedMachine(t *testing.T) {
 	for _, tt := range []struct {
 		longest, every time.Duration

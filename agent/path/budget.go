@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// A member can write any address into its record, or send a packet that claims to come from there. What goes to an address
-// that has not answered is therefore counted, whatever made it go there, and whatever has become of the record since.
+// A member can write any address into its record, or send a packet that claims to come from there. What goes to an
+// address that has not answered is therefore counted, whatever made it go there, and whatever has become of the record
+// since.
 
 // Spent is what an address without proof may still get.
 type Spent struct {
@@ -38,7 +39,8 @@ const (
 	refundCalm    = 10 * time.Minute // without a refund: they begin anew
 )
 
-// take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little apart.
+// take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little
+// apart.
 func (r *Refill) take(now time.Time, last time.Duration) bool {
 	for r.N < refillMax {
 		d := min(retryFirst<<min(r.Grants, 10), last)
@@ -111,8 +113,8 @@ func (s *step) known(e netip.AddrPort) bool {
 	return i >= 0 && s.Probes[i].Known
 }
 
-// credit lets an address of the record have its pings again once an authenticated one has come from there: the peer may have
-// been away before. That is a hint and no proof: who has the key can write any address on a packet.
+// credit lets an address of the record have its pings again once an authenticated one has come from there: the peer may
+// have been away before. That is a hint and no proof: who has the key can write any address on a packet.
 func (s *step) credit(e netip.AddrPort) {
 	if i := s.find(e); i < 0 || !s.Probes[i].Known || s.Probes[i].proven(s.now) {
 		return

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A member that wants others to send to a victim can change its record, punch and forge the victim's address on its pings as
-// often as it likes.
+// A member that wants others to send to a victim can change its record, punch and forge the victim's address on its
+// pings as often as it likes.
 func TestVictimInTheRecord(t *testing.T) {
 	victim := ap("198.51.100.66:53")
 	own := cand(srflx, "203.0.113.2:2000")

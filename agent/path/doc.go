@@ -1,5 +1,5 @@
-// Package path decides how WireGuard reaches each peer: directly at an endpoint, by UDP through a port that a relay has reserved,
-// or in a relay's session.
+// Package path decides how WireGuard reaches each peer: directly at an endpoint, by UDP through a port that a relay has
+// reserved, or in a relay's session.
 //
 // The core is pure. A Machine is a value per peer, and Step folds one Input into it and returns
 // what to do: send a ping, ask the peer to punch, use a path, wake up later. Strategy says which

@@ -10,8 +10,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Where probing known addresses cannot work because nobody knows the port that a NAT will use, ports can be guessed. This
-// file decides which pairs do that, when, and what an attempt's outcome means. The attempt itself is agent/birthday's.
+// Where probing known addresses cannot work because nobody knows the port that a NAT will use, ports can be guessed.
+// This file decides which pairs do that, when, and what an attempt's outcome means. The attempt itself is
+// agent/birthday's.
 
 // GuessKind is a way of guessing ports.
 type GuessKind uint8
@@ -275,8 +276,8 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 	}
 }
 
-// grant gives an address that was hit its pings, whatever was spent on it before: as many as for any other address after a
-// new hit, and one for each further packet from there.
+// grant gives an address that was hit its pings, whatever was spent on it before: as many as for any other address
+// after a new hit, and one for each further packet from there.
 func (s *step) grant(e netip.AddrPort, n uint8) {
 	b := s.spent(e)
 	if b == nil { // an earlier hit at the same NAT makes room
@@ -290,7 +291,8 @@ func (s *step) grant(e netip.AddrPort, n uint8) {
 	}
 }
 
-// hit takes an endpoint at which an authenticated packet of the peer met a port that was guessed, again if that is not the first.
+// hit takes an endpoint at which an authenticated packet of the peer met a port that was guessed, again if that is not
+// the first.
 func (s *step) hit(e netip.AddrPort, again bool) {
 	i := s.find(e)
 	if i < 0 {

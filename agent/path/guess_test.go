@@ -185,7 +185,8 @@ func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
 	}
 }
 
-// A ping that left a moment before the hit went by another port, and is no reason not to ping by the one that was found.
+// A ping that left a moment before the hit went by another port, and is no reason not to ping by the one that was
+// found.
 func TestAHitIsPingedRightBehindAnotherPing(t *testing.T) {
 	for _, since := range []time.Duration{0, time.Millisecond, pingBackGap - 1, pingBackGap} {
 		g := newGuesser(t, nodeIDs[0], nodeIDs[1])

@@ -59,7 +59,8 @@ func (s *stepper) answered(d time.Duration, rtt func(e netip.AddrPort, nth uint3
 	}
 }
 
-// One answer from the LAN that is late, on a busy machine, does not keep a pair on the way through its router for minutes.
+// One answer from the LAN that is late, on a busy machine, does not keep a pair on the way through its router for
+// minutes.
 func TestLateAnswerFromTheLAN(t *testing.T) {
 	s := neighbours(t)
 	s.answered(burstFor, func(e netip.AddrPort, nth uint32) time.Duration {

@@ -153,8 +153,8 @@ func (m *Manager) handle(e event) {
 	}
 }
 
-// due ticks the machines whose time has come, and with them some of those that do not mind being early: waking up costs more
-// than a ping, so pings leave together where they can.
+// due ticks the machines whose time has come, and with them some of those that do not mind being early: waking up costs
+// more than a ping, so pings leave together where they can.
 func (m *Manager) due() {
 	now := m.cfg.Clock()
 	if len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
@@ -449,8 +449,8 @@ func (c Counters) WithoutControl(last Counters) Counters {
 }
 
 // Unexplained reports whether more came from the peer since the last reading, one of WithoutControl's, than the control
-// net and WireGuard's upkeep explain. On a host that is late it may have been for the control net, which has not counted
-// it yet.
+// net and WireGuard's upkeep explain. On a host that is late it may have been for the control net, which has not
+// counted it yet.
 func (c Counters) Unexplained(last Counters) bool {
 	next := c.WithoutControl(last)
 	return next.RxBytes > last.RxBytes && carries(next.RxBytes-last.RxBytes)

@@ -387,9 +387,9 @@ func (s *step) tryBack(e netip.AddrPort) {
 	s.ping(i)
 }
 
-// takeSeen hears where WireGuard's own packets come from. It is worth a ping when it is new, and when both ends
-// use different direct ways: WireGuard would follow each packet to and fro, so the end that is not on the LAN gives in, else the
-// one with the higher ID.
+// takeSeen hears where WireGuard's own packets come from. It is worth a ping when it is new, and when both ends use
+// different direct ways: WireGuard would follow each packet to and fro, so the end that is not on the LAN gives in,
+// else the one with the higher ID.
 func (s *step) takeSeen(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {

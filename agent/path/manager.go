@@ -202,8 +202,8 @@ func (m *Manager) SetPeer(id identity.ID, r *skeinv1.Record) {
 	})
 }
 
-// Expect takes a peer to which no ping can be sent before Ready says so, since the prober lacks its key. It comes before
-// SetPeer.
+// Expect takes a peer to which no ping can be sent before Ready says so, since the prober lacks its key. It comes
+// before SetPeer.
 func (m *Manager) Expect(id identity.ID) {
 	m.run(func(m *Manager, _ time.Time) {
 		if m.o.peers[id] == nil {
@@ -295,8 +295,8 @@ func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
 	})
 }
 
-// Reserved takes the port that a relay has reserved for packets to a peer, and whether it carries yet; without an endpoint, why
-// there is none, or no more.
+// Reserved takes the port that a relay has reserved for packets to a peer, and whether it carries yet; without an
+// endpoint, why there is none, or no more.
 func (m *Manager) Reserved(id, relay identity.ID, at netip.AddrPort, ready bool, refused string) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
@@ -337,7 +337,8 @@ func (m *Manager) Traffic(c map[identity.ID]Counters) {
 // TrafficAt is when a reading of the counters last showed that any peer carries traffic; the control net's own is none.
 func (m *Manager) TrafficAt() time.Time { return m.talked.Load() }
 
-// Settle returns when Paths shows what came of everything that was told before, or when the context or the manager ends.
+// Settle returns when Paths shows what came of everything that was told before, or when the context or the manager
+// ends.
 func (m *Manager) Settle(ctx context.Context) {
 	done := make(chan struct{})
 	m.run(func(m *Manager, _ time.Time) {

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// A new peer's first pings must not be spent before the prober has its key: three were, in a start that took long, and the
-// pair then waited for the next ones.
+// A new peer's first pings must not be spent before the prober has its key: three were, in a start that took long, and
+// the pair then waited for the next ones.
 func TestNoPingBeforeTheKey(t *testing.T) {
 	at := ap("203.0.113.2:2000")
 	peer := node(natPortRestricted, cand(srflx, at.String()))

@@ -9,9 +9,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A relay may reserve a UDP port for this host's packets to a peer: what is sent there arrives at the peer, from the peer's
-// own reserved port. Such a port is pinged, proven, heartbeated and left like a direct endpoint. It comes after every one of
-// those, and before the relay's session. While it is used the search for a direct path goes on.
+// A relay may reserve a UDP port for this host's packets to a peer: what is sent there arrives at the peer, from the
+// peer's own reserved port. Such a port is pinged, proven, heartbeated and left like a direct endpoint. It comes after
+// every one of those, and before the relay's session. While it is used the search for a direct path goes on.
 
 // Reserving is how asking for a port goes.
 type Reserving struct {
@@ -59,7 +59,8 @@ func (s *step) lead(i int) {
 // above reports whether a is a direct endpoint and b a relay's port.
 func (s *step) above(a, b int) bool { return s.Probes[a].Type != relayC && s.Probes[b].Type == relayC }
 
-// renews reports whether a is the port that a relay has given in place of b, from before it was started again: b ends soon.
+// renews reports whether a is the port that a relay has given in place of b, from before it was started again: b ends
+// soon.
 func (s *step) renews(a, b int) bool {
 	p, q := &s.Probes[a], &s.Probes[b]
 	return p.port() && q.Type == relayC && p.Relay == q.Relay && p.FirstSeen.After(q.FirstSeen)

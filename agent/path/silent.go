@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A peer's agent and a peer's tunnel die apart: kernel WireGuard goes on forwarding when the agent is killed. Pings prove
-// the agent, WireGuard's counters the tunnel. When the pings stay away both ways, but WireGuard goes on hearing the
-// peer from where the path leads, only the agent is away, and a relay could not reach it either: the path stays.
+// A peer's agent and a peer's tunnel die apart: kernel WireGuard goes on forwarding when the agent is killed. Pings
+// prove the agent, WireGuard's counters the tunnel. When the pings stay away both ways, but WireGuard goes on hearing
+// the peer from where the path leads, only the agent is away, and a relay could not reach it either: the path stays.
 
 // takeTraffic takes what WireGuard carried since the reading before: where it heard the peer, if it did.
 func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {

@@ -9,8 +9,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// The simulation with WireGuard of its own: it sends where it was told or where it last heard the peer, counts, and goes
-// on without its agent. Relays know who is connected.
+// The simulation with WireGuard of its own: it sends where it was told or where it last heard the peer, counts, and
+// goes on without its agent. Relays know who is connected.
 
 type kernel struct {
 	*sim

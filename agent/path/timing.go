@@ -98,15 +98,15 @@ const (
 	hostHandicap = 10 * time.Millisecond // the LAN is kept unless another way is this much and half again faster
 )
 
-// pacing are the times of a burst's pings at an endpoint that has answered before. The first ones are close together because the peer's
-// punch arrives within a relay's round trip; the last covers a slow signal.
+// pacing are the times of a burst's pings at an endpoint that has answered before. The first ones are close together
+// because the peer's punch arrives within a relay's round trip; the last covers a slow signal.
 var pacing = [...]time.Duration{
 	0, 50 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond,
 	750 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond,
 }
 
-// firstPacing are those for an address that has never answered. What opens a NAT is the first; the others are for loss, and
-// for a peer whose signal or start takes longer.
+// firstPacing are those for an address that has never answered. What opens a NAT is the first; the others are for loss,
+// and for a peer whose signal or start takes longer.
 var firstPacing = [unprovenPings]time.Duration{0, 200 * time.Millisecond, time.Second}
 
 // burstFor is how long a burst can bring answers.

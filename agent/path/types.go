@@ -80,8 +80,8 @@ func (p Path) FollowsDead() bool {
 	return p.Kind == Relay && (p.Rule == RuleDirectDead || p.Rule == RuleRelayDead)
 }
 
-// Settled reports whether the path is a certain relay's because no direct one was found: not while the first search goes
-// on, and not for an idle pair.
+// Settled reports whether the path is a certain relay's because no direct one was found: not while the first search
+// goes on, and not for an idle pair.
 func (p Path) Settled() bool {
 	return p.Kind == Relay && !p.Relay.IsZero() && p.Rule != "no-record" && p.Rule != "relay-first"
 }

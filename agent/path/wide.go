@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// A path that carries small packets and drops large ones is no working path: pings pass, and every transfer hangs. So before
-// an endpoint is used, a ping padded to the size of the tunnel's largest packet has to go there and its equally padded
-// answer come back. If only smaller ones do, the tunnel's packets to that peer are made smaller; if none of a sensible size
-// does, the endpoint is not used. While a path is busy a heartbeat every two seconds is padded, so that what changes
-// later is found too.
+// A path that carries small packets and drops large ones is no working path: pings pass, and every transfer hangs. So
+// before an endpoint is used, a ping padded to the size of the tunnel's largest packet has to go there and its equally
+// padded answer come back. If only smaller ones do, the tunnel's packets to that peer are made smaller; if none of a
+// sensible size does, the endpoint is not used. While a path is busy a heartbeat every two seconds is padded, so that
+// what changes later is found too.
 
 // Wide is what is known of the size of the packets that an endpoint carries.
 type Wide struct {
@@ -37,8 +37,8 @@ var wideSteps = [...]time.Duration{0, 100 * time.Millisecond, 300 * time.Millise
 
 const wideLadder = 2
 
-// Wire is the size of the UDP payload that carries a packet of the tunnel: a header and a tag of 32 bytes, and padding to
-// a multiple of 16 up to the link's MTU.
+// Wire is the size of the UDP payload that carries a packet of the tunnel: a header and a tag of 32 bytes, and padding
+// to a multiple of 16 up to the link's MTU.
 func Wire(packet, link int) int { return min((packet+15)&^15, max(packet, link)) + 32 }
 
 // ladder lists the packet sizes that are tried, the largest first.

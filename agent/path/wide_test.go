@@ -163,7 +163,8 @@ func TestNarrowPathWithoutARelay(t *testing.T) {
 	wantMTU(t, s, "under traffic", 1280)
 }
 
-// The search is bounded: an endpoint that answers small pings only costs its trial and no more until the next regular attempt.
+// The search is bounded: an endpoint that answers small pings only costs its trial and no more until the next regular
+// attempt.
 func TestTrialIsBounded(t *testing.T) {
 	s := sized(t, true, upTo(100))
 	s.run(time.Minute)

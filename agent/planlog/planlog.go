@@ -59,7 +59,8 @@ type Log struct {
 	plans  int      // that follow it
 }
 
-// New goes on with the plans of a journal, which has nothing else. A journal whose newest plan cannot be read is begun anew.
+// New goes on with the plans of a journal, which has nothing else. A journal whose newest plan cannot be read is begun
+// anew.
 func New(j *journal.Journal) *Log {
 	l := &Log{j: j, plans: wholeEvery}
 	if v, err := l.find(func(*skeinv1.JournalEntry) bool { return true }); err == nil {
@@ -189,8 +190,8 @@ func version(e *skeinv1.JournalEntry, lines []string) Version {
 	}
 }
 
-// follow is the text that a plan makes of the one with the given number, which has to be the one before: a disk that did
-// not keep up may have cost some.
+// follow is the text that a plan makes of the one with the given number, which has to be the one before: a disk that
+// did not keep up may have cost some.
 func follow(before []string, seq uint64, e *skeinv1.JournalEntry) ([]string, error) {
 	p := e.GetPlanned()
 	if len(p.GetWhole()) > 0 {

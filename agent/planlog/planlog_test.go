@@ -43,8 +43,8 @@ func (s *storm) next() string {
 	return text
 }
 
-// TestEveryPlanComesBack: what was noted comes back byte for byte, by time and by index, also after a restart, and steps
-// lead from each plan to any later one.
+// TestEveryPlanComesBack: what was noted comes back byte for byte, by time and by index, also after a restart, and
+// steps lead from each plan to any later one.
 func TestEveryPlanComesBack(t *testing.T) {
 	for seed := range uint64(2) {
 		s := &storm{rng: rand.New(rand.NewPCG(seed, 1))}

@@ -19,8 +19,8 @@ func BenchmarkDataBeside(b *testing.B) {
 	}
 }
 
-// dataBeside sends WireGuard-like datagrams to a host one after the other; on veth the receiving half of the kernel's work is done by
-// the sender, so the time of one covers the filter.
+// dataBeside sends WireGuard-like datagrams to a host one after the other; on veth the receiving half of the kernel's
+// work is done by the sender, so the time of one covers the filter.
 func dataBeside(b *testing.B, beside bool) {
 	internet := nattest.New(b)
 	from, to := internet.Host(nattest.Public), internet.Host(nattest.Public)

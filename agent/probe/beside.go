@@ -28,8 +28,8 @@ func (p *Prober) PingBy(s Sender, id identity.ID, to netip.AddrPort) (TxID, erro
 	return tx, nil
 }
 
-// SetDetour has pings and pongs to an address leave by another socket than WireGuard's; nil ends that. What comes back to that
-// socket goes to Handle.
+// SetDetour has pings and pongs to an address leave by another socket than WireGuard's; nil ends that. What comes back
+// to that socket goes to Handle.
 func (p *Prober) SetDetour(to netip.AddrPort, s Sender) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,8 +51,9 @@ func (p *Prober) by(to netip.AddrPort) Sender {
 	return p.c.Socket
 }
 
-// Authenticate proves that a peer wrote the ping or pong at the start of b, which came to another socket than WireGuard's. A
-// copy of a ping counts no more than an answer that nobody waits for. Nothing is answered: that is the caller's.
+// Authenticate proves that a peer wrote the ping or pong at the start of b, which came to another socket than
+// WireGuard's. A copy of a ping counts no more than an answer that nobody waits for. Nothing is answered: that is the
+// caller's.
 func (p *Prober) Authenticate(b []byte, at time.Time) (Message, bool) {
 	m, err := Parse(b)
 	if err != nil {

@@ -78,8 +78,8 @@ func crowd() error {
 	select {}
 }
 
-// wireGuard has the port, as the kernel's would, and takes no notice of pings; where nobody has it the kernel complains to the
-// sender of each. It stays until the process ends.
+// wireGuard has the port, as the kernel's would, and takes no notice of pings; where nobody has it the kernel complains
+// to the sender of each. It stays until the process ends.
 func wireGuard() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

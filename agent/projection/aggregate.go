@@ -128,9 +128,9 @@ func (a *aggregates) wide(ranges []events.SiteRange) (out []int) {
 // byAddress orders prefixes without host bits.
 func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }
 
-// pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
-// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f
-// holds for it. A dest for which within holds may be covered all the same; nil: none.
+// pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false
+// where f does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own,
+// if f holds for it. A dest for which within holds may be covered all the same; nil: none.
 func (a *aggregates) pick(v *part, f, within func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
 	if !slices.ContainsFunc(v.dests, func(i int) bool { return f(&a.dests[i]) && a.home(v, i) }) {
 		return nil, nil, false
@@ -236,8 +236,8 @@ func (a *aggregates) sources(of []identity.ID) (out []netip.Prefix) {
 	return siblings(merge(out))
 }
 
-// cover is the fewest routes in a prefix that lead each entry its way and cover none of the others. What nobody has goes
-// any of these ways. Entries lie in the prefix; when they overlap each other each has its own route.
+// cover is the fewest routes in a prefix that lead each entry its way and cover none of the others. What nobody has
+// goes any of these ways. Entries lie in the prefix; when they overlap each other each has its own route.
 func cover(p netip.Prefix, entries []route, others []netip.Prefix) []route {
 	slices.SortFunc(entries, func(a, b route) int { return byAddress(a.prefix, b.prefix) })
 	for i := range entries {

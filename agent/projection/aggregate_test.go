@@ -136,8 +136,8 @@ func ends(p netip.Prefix) []netip.Addr {
 	return []netip.Addr{p.Addr(), last}
 }
 
-// TestAggregatesLeadAsSingleRoutesDo: in whatever mesh, what a member has goes by the way of that member alone, comes in
-// from whom that member's packets may come, and nothing else that is somebody's is covered.
+// TestAggregatesLeadAsSingleRoutesDo: in whatever mesh, what a member has goes by the way of that member alone, comes
+// in from whom that member's packets may come, and nothing else that is somebody's is covered.
 func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 	aggregated := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -393,8 +393,8 @@ func TestTenSitesOfAHundred(t *testing.T) {
 	}
 }
 
-// TestAJoinChangesNothingElsewhere: neither when the log admits a node of another site, nor when it gets a block, nor when
-// its record comes. The same holds for a leader elsewhere.
+// TestAJoinChangesNothingElsewhere: neither when the log admits a node of another site, nor when it gets a block, nor
+// when its record comes. The same holds for a leader elsewhere.
 func TestAJoinChangesNothingElsewhere(t *testing.T) {
 	r := tenSites(t, true)
 	member, leader := r.ids[100], r.ids[0]

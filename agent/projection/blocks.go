@@ -43,8 +43,8 @@ func podCIDRs(nodes []*skeinv1.Node) (out []netip.Prefix) {
 // PodCIDRs are the networks of the pods that other CNIs run on members.
 func PodCIDRs(s *events.State) []netip.Prefix { return podCIDRs(s.Nodes()) }
 
-// endpointsByNode are the tunnels' ends of all egress slots, sorted, by the node that they lead to. Those under "" lead to nobody: packets
-// for them are refused and do not leave the mesh.
+// endpointsByNode are the tunnels' ends of all egress slots, sorted, by the node that they lead to. Those under "" lead
+// to nobody: packets for them are refused and do not leave the mesh.
 func endpointsByNode(s *events.State, lingering map[uint64]bool) map[string][]netip.Prefix {
 	out := map[string][]netip.Prefix{}
 	for _, e := range s.Egresses() {

@@ -58,7 +58,8 @@ func TestBlocksGolden(t *testing.T) {
 	}
 }
 
-// TestBlocksSpareTheHostsNetwork: a block that covers what is on this host's own link would take its traffic into the tunnel.
+// TestBlocksSpareTheHostsNetwork: a block that covers what is on this host's own link would take its traffic into the
+// tunnel.
 func TestBlocksSpareTheHostsNetwork(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)

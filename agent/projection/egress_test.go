@@ -52,7 +52,8 @@ func TestEgressGolden(t *testing.T) {
 	checkGolden(t, s, spec, "testdata/egress.golden")
 }
 
-// TestAMovedSlotLingers: a slot that has just moved by plan is led to its former owner by third nodes, until the new one knows.
+// TestAMovedSlotLingers: a slot that has just moved by plan is led to its former owner by third nodes, until the new
+// one knows.
 func TestAMovedSlotLingers(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)

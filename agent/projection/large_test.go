@@ -12,8 +12,8 @@ import (
 )
 
 // BenchmarkTenThousand is what a change costs a host that is one of 10,000 in 50 sites, step by step: its plan, how it
-// reaches the others, and the Spec. It has the records of its own site, and of four nodes of each other one; one node of
-// ten has a block of pods.
+// reaches the others, and the Spec. It has the records of its own site, and of four nodes of each other one; one node
+// of ten has a block of pods.
 func BenchmarkTenThousand(b *testing.B) {
 	const inAll, inSites, wide = 10_000, 50, 4
 	r := newRanged(b, "10.4.0.0/16", &skeinv1.Pool{Name: "p", BlockSizeBits: 5,

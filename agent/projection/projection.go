@@ -36,8 +36,8 @@ type Input struct {
 	PortRewrites []dataplane.PortRewrite
 	// Pods are the ways to this host's pods.
 	Pods []dataplane.PodRoute
-	// Lingering are slots that have just moved by plan, by the event that moved them: their endpoints still lead to the former
-	// owner, until the new one surely knows.
+	// Lingering are slots that have just moved by plan, by the event that moved them: their endpoints still lead to the
+	// former owner, until the new one surely knows.
 	Lingering map[uint64]bool
 	// Gateway is set while this host is a gateway of an egress, and Exported are the slots' addresses that lead here.
 	Gateway  bool

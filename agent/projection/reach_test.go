@@ -11,8 +11,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// siteMesh is a mesh of two sites: n0, n1 and n2 are at one, n3 and n4 at the other; n0 and n3 pass packets on. The host is
-// one of them, with ways to the rest, and a narrow path between the leaders.
+// siteMesh is a mesh of two sites: n0, n1 and n2 are at one, n3 and n4 at the other; n0 and n3 pass packets on. The
+// host is one of them, with ways to the rest, and a narrow path between the leaders.
 func siteMesh(t *testing.T, self int, ways map[int]projection.Way, peers ...int) (projection.Input, []identity.ID) {
 	t.Helper()
 	s, ids := mesh(t, 5)

@@ -232,9 +232,9 @@ func (b *behind) add(same *[]netip.Prefix, p, as netip.Prefix, at place, all *[]
 	}
 }
 
-// request gives a member a network that it asks for, or says why not. Where this host's own link leads there, nobody gets
-// it, but for an address alone of a member that this host, too, offers its own address on that link (own) to: the one
-// takes from the other what it sends from there.
+// request gives a member a network that it asks for, or says why not. Where this host's own link leads there, nobody
+// gets it, but for an address alone of a member that this host, too, offers its own address on that link (own) to: the
+// one takes from the other what it sends from there.
 func (b *behind) request(text string, at place, agreed translations, reserved, own []netip.Prefix, all *[]given) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || p.Masked() != p {

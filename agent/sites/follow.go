@@ -94,9 +94,9 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 	return f.switched.Add(Linger), true
 }
 
-// Reach is the plan, with what is left of those before it; the same one as before if it says the same. Way is how a plan has this host send to a node, with what it
-// finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the
-// first packets of one that begins are easily lost.
+// Reach is the plan, with what is left of those before it; the same one as before if it says the same. Way is how a
+// plan has this host send to a node, with what it finds dead; alive are those that its paths reach, and stands tells of
+// whom the tunnel has a session as well: the first packets of one that begins are easily lost.
 func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
 	now time.Time) *Reach {
 	members := f.plan.in.Members

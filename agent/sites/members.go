@@ -28,8 +28,8 @@ type logged struct {
 // Slicer tells which slice of a site a member of it is in, below events.Slices.
 type Slicer func(n *skeinv1.Node, id identity.ID, site string) int
 
-// NewMembers are some nodes; those with unreadable IDs are left out. Home is the site that the log implies for a member,
-// nil: it implies none. Without slice, members are bound to leaders one by one.
+// NewMembers are some nodes; those with unreadable IDs are left out. Home is the site that the log implies for a
+// member, nil: it implies none. Without slice, members are bound to leaders one by one.
 func NewMembers(nodes []*skeinv1.Node, home func(identity.ID) (site string, ok bool), slice Slicer) *Members {
 	type read struct {
 		id identity.ID

@@ -488,9 +488,9 @@ func (p *Plan) SameTopology(o *Plan) bool {
 	return true
 }
 
-// Acting are the nodes that act as leaders and say so, of all sites; they are to be noted for Input.Recent and Led. While
-// nobody of a site says so, those act that are elected: a host that has just started, and knows of nobody else yet, finds
-// itself among them, and is not to go on forwarding for that.
+// Acting are the nodes that act as leaders and say so, of all sites; they are to be noted for Input.Recent and Led.
+// While nobody of a site says so, those act that are elected: a host that has just started, and knows of nobody else
+// yet, finds itself among them, and is not to go on forwarding for that.
 func (p *Plan) Acting() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for _, site := range slices.Sorted(maps.Keys(p.Leaders)) {

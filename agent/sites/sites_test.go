@@ -858,8 +858,8 @@ func TestLeaderThatStartsAgainForwards(t *testing.T) {
 	}
 }
 
-// TestLeadershipIsHandedOver: who led goes on until the one that was elected in its place says that it leads, which it does
-// once its sessions stand; but not when it forwards nothing, or has gone.
+// TestLeadershipIsHandedOver: who led goes on until the one that was elected in its place says that it leads, which it
+// does once its sessions stand; but not when it forwards nothing, or has gone.
 func TestLeadershipIsHandedOver(t *testing.T) {
 	before, next := identity.ID{1}, identity.ID{2}
 	nodes := func(change func(before, next *sites.Node)) []sites.Node {

@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Witnesses of a leader are nodes of its site that send echoes through it to nodes of other sites, and say in their records
-// when none comes back though it lives.
+// Witnesses of a leader are nodes of its site that send echoes through it to nodes of other sites, and say in their
+// records when none comes back though it lives.
 
 // MaxWitnesses is how many a leader has at most.
 const MaxWitnesses = 3
@@ -17,8 +17,8 @@ const MaxWitnesses = 3
 // maxMirrors is how many nodes of other sites a witness sends echoes to by one leader.
 const maxMirrors = 2
 
-// Witnesses are the witnesses of a leader: of the nodes of its site that are alive and can forward themselves, those with
-// the highest weights, the highest first. So one that dies or comes changes one place.
+// Witnesses are the witnesses of a leader: of the nodes of its site that are alive and can forward themselves, those
+// with the highest weights, the highest first. So one that dies or comes changes one place.
 func Witnesses(nodes []Node, leader identity.ID) []identity.ID {
 	site, known := "", false
 	for i := range nodes {

@@ -28,7 +28,8 @@ type Wire struct {
 	Open func(from identity.ID, sealed []byte) ([]byte, bool)
 	// MTU is the largest packet of the tunnel that the path to a peer carries; 0: there is none that lives.
 	MTU func(identity.ID) int
-	// Count, if set, is told of packets by the tunnel to a peer or from it, with the bytes behind their IP and UDP headers.
+	// Count, if set, is told of packets by the tunnel to a peer or from it, with the bytes behind their IP and UDP
+	// headers.
 	Count func(peer identity.ID, sent bool, bytes int, address netip.Addr)
 }
 

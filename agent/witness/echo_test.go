@@ -347,8 +347,8 @@ func (z *zombie) askSelf(l *host) (r result) {
 	return r
 }
 
-// Where a leader's way on carries less than the way to it, its router's word is taken, as for other packets: the echoes are
-// as large as what arrives.
+// Where a leader's way on carries less than the way to it, its router's word is taken, as for other packets: the echoes
+// are as large as what arrives.
 func TestLargeIsWhatTheWayCarries(t *testing.T) {
 	z := newZombie(t)
 	l := z.leaders[0]
@@ -373,8 +373,8 @@ func TestLargeIsWhatTheWayCarries(t *testing.T) {
 	})
 }
 
-// BenchmarkEcho tells what an echo and its answer cost in processor time, at all four hosts together: three tunnels, and the
-// leader's forwarding, among it.
+// BenchmarkEcho tells what an echo and its answer cost in processor time, at all four hosts together: three tunnels,
+// and the leader's forwarding, among it.
 func BenchmarkEcho(b *testing.B) {
 	z := newZombie(b)
 	z.passes(z.leaders[0], SmallIPv4, LargeIPv4, SmallIPv6, LargeIPv6)

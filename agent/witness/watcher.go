@@ -45,7 +45,8 @@ type WatcherConfig struct {
 	Name    func(identity.ID) string
 }
 
-// Watcher sends echoes by leaders and says which are silent. Without a target, and with nothing to say, it does not wake.
+// Watcher sends echoes by leaders and says which are silent. Without a target, and with nothing to say, it does not
+// wake.
 type Watcher struct {
 	cfg  WatcherConfig
 	ctx  context.Context

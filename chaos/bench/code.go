@@ -83,8 +83,9 @@ func jobs() []job {
 	}
 }
 
-// relayLoad are the figures of a relay under load. Beside one that has a whole processor its clients, which do as much work and more, may have
-// too little of the other to offer twice as much; so what each of them used is told, and the same is measured with the relay held back.
+// relayLoad are the figures of a relay under load. Beside one that has a whole processor its clients, which do as much
+// work and more, may have too little of the other to offer twice as much; so what each of them used is told, and the
+// same is measured with the relay held back.
 func relayLoad() (all []job) {
 	const how = "TLS sessions on loopback, full packets, half of the clients send; the relay a process on one processor%s, the clients another. Peak: a window of 256 packets per pair; 1× offers the peak's rate, 2× twice that; added latency from Send to the receiver; middle of %s"
 	text := func(m metrics) string {

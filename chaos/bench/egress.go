@@ -37,8 +37,8 @@ var (
 	egressGateways = []string{"gw1", "gw2"}
 )
 
-// egress measures how gateways of an egress replace each other, as a host outside the mesh and a client behind a NAT see it; and
-// what the code for gateways costs.
+// egress measures how gateways of an egress replace each other, as a host outside the mesh and a client behind a NAT
+// see it; and what the code for gateways costs.
 func (b *bench) egress(ctx context.Context) []Figure {
 	f, err := b.measureEgress(ctx)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// BenchmarkClients installs so many clients in a gateway's network namespace at once, and then one more, again and again.
+// BenchmarkClients installs so many clients in a gateway's network namespace at once, and then one more, again and
+// again.
 func BenchmarkClients(b *testing.B) {
 	for _, n := range []int{10, 1000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {

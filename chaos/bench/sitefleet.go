@@ -144,8 +144,8 @@ func siteFleetSpeakers(members []fleetMember, site string) (out []fleetMember) {
 	return out
 }
 
-// measureSiteFleet tells what three agents cost at rest: one that only its own site knows of, a witness of a leader, and
-// a leader.
+// measureSiteFleet tells what three agents cost at rest: one that only its own site knows of, a witness of a leader,
+// and a leader.
 func (b *bench) measureSiteFleet(ctx context.Context) (_ []atRest, err error) {
 	l, down, err := b.raise(ctx, siteFleetLab())
 	if err != nil {

@@ -206,8 +206,8 @@ func (f *siteField) hops(ctx context.Context, from string) (map[string]string, e
 	return out, nil
 }
 
-// boundTo is the leader of its own site that a member sends through, the same one to all other sites, and back; "": none,
-// as it leads itself, or did until a moment ago.
+// boundTo is the leader of its own site that a member sends through, the same one to all other sites, and back; "":
+// none, as it leads itself, or did until a moment ago.
 func (f *siteField) boundTo(ctx context.Context, member string) (string, error) {
 	hops, err := f.hops(ctx, member)
 	if err != nil {

@@ -252,8 +252,8 @@ func (b *bench) layPlain(ctx context.Context, l *lab.Lab) (*plainTunnel, error) 
 	return p, err
 }
 
-// outsideOf tells a host's address of the family that the agents' tunnel goes over: headers differ in size, and the kernel's
-// work with them.
+// outsideOf tells a host's address of the family that the agents' tunnel goes over: headers differ in size, and the
+// kernel's work with them.
 func outsideOf(ctx context.Context, l *lab.Lab) (func(fabric.Host) netip.Addr, error) {
 	path, err := l.Path(ctx, "dc1", "dc2")
 	if err != nil {
@@ -309,8 +309,8 @@ func configurePlain(i int, text string) error {
 	return err
 }
 
-// addressPlain sets the link up with the MTU of the agents' own. Its address is the loopback link's: agents fit their tunnel
-// into every link that has an address, and would make theirs smaller for this one.
+// addressPlain sets the link up with the MTU of the agents' own. Its address is the loopback link's: agents fit their
+// tunnel into every link that has an address, and would make theirs smaller for this one.
 func addressPlain(i int) error {
 	ours, err := netlink.LinkByName(dataplane.DefaultNumbers().Link)
 	if err != nil {

@@ -122,8 +122,8 @@ type container struct {
 	pid int
 }
 
-// run starts a container that serves its own name over HTTP. The ctr that starts it asks the plugin for the network, and
-// when the container has ended asks for its removal.
+// run starts a container that serves its own name over HTTP. The ctr that starts it asks the plugin for the network,
+// and when the container has ended asks for its removal.
 func (r *runtime) run(t *testing.T, id string) *container {
 	t.Helper()
 	root := filepath.Join(r.dir, "rootfs", id)

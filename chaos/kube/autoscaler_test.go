@@ -20,8 +20,8 @@ const (
 	metricsAPI = "external.metrics.k8s.io"
 )
 
-// egressByLoad: Kubernetes' autoscaler sets an Egress's replicas by what it carries, as docs/egress.md shows it. Programs
-// that serve such metrics are not to be had here: a server on a host of the mesh answers as they do.
+// egressByLoad: Kubernetes' autoscaler sets an Egress's replicas by what it carries, as docs/egress.md shows it.
+// Programs that serve such metrics are not to be had here: a server on a host of the mesh answers as they do.
 func (f fleet) egressByLoad() {
 	var load atomic.Int64 // bytes a second, of the egress
 	load.Store(140e6)

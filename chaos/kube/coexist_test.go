@@ -64,7 +64,8 @@ func TestCoexist(t *testing.T) {
 	}
 }
 
-// walk carries out a section of docs/kubernetes.md; commands without a host are an administrator's on the control plane's.
+// walk carries out a section of docs/kubernetes.md; commands without a host are an administrator's on the control
+// plane's.
 func (f fleet) walk(heading string, more map[string]Host) {
 	f.Helper()
 	text, err := os.ReadFile("../../docs/kubernetes.md")

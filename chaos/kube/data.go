@@ -14,8 +14,8 @@ import (
 // DataNodeLabel is on the Nodes of DataNodes and on no other.
 const DataNodeLabel = "topology.kubernetes.io/region"
 
-// DataNodes are Node objects behind which no host stands, from number first on. Each holds a record as long as one that is
-// given, signed by a member that the mesh does not have.
+// DataNodes are Node objects behind which no host stands, from number first on. Each holds a record as long as one that
+// is given, signed by a member that the mesh does not have.
 func DataNodes(first, count int, like *skeinv1.Record, key *identity.Key) (items []any, err error) {
 	for i := first; i < first+count; i++ {
 		name := fmt.Sprintf("data-%d", i)

@@ -34,8 +34,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// nodesBecomeReady: kubelets registered their Nodes with the taint, and the agents took it off; the configuration chains
-// the reference plugins that came after the agents' start.
+// nodesBecomeReady: kubelets registered their Nodes with the taint, and the agents took it off; the configuration
+// chains the reference plugins that came after the agents' start.
 func (f fleet) nodesBecomeReady() {
 	for _, n := range f.Config.Nodes {
 		f.await(30*time.Second, "Node "+n+" is free of the taint", func() error {

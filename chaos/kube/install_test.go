@@ -20,9 +20,9 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// TestInstall carries out docs/kubernetes.md on hosts that have nothing yet, one behind a NAT of its own each. kubeadm and
-// k3s are not to be had here: in their place the test starts the programs that they start, as the files say that the
-// document has the reader write.
+// TestInstall carries out docs/kubernetes.md on hosts that have nothing yet, one behind a NAT of its own each. kubeadm
+// and k3s are not to be had here: in their place the test starts the programs that they start, as the files say that
+// the document has the reader write.
 func TestInstall(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, one := range []layout{

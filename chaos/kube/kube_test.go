@@ -59,8 +59,8 @@ type world struct {
 	nodeOf  map[string]string // host → Node
 }
 
-// TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh. An agent whose host has no time
-// collects garbage less often (cmd/skein/collect.go), and its memory with many Nodes has a bound.
+// TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh. An agent whose host has no
+// time collects garbage less often (cmd/skein/collect.go), and its memory with many Nodes has a bound.
 func TestKubernetes(t *testing.T) {
 	testenv.NeedRoot(t)
 	w := raise(t, "k")

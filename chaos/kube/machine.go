@@ -20,8 +20,8 @@ import (
 )
 
 // Machine is a host's own file system on this machine: a mount namespace with its own /etc, /opt, /run, /usr/local/bin,
-// /var/lib and /var/log, and its own hostname. Its network namespace is a lab node's. What runs in it sees the paths that
-// it has on a real host, and leaves nothing on this one.
+// /var/lib and /var/log, and its own hostname. Its network namespace is a lab node's. What runs in it sees the paths
+// that it has on a real host, and leaves nothing on this one.
 type Machine struct {
 	Name   string
 	Dir    string // etc and opt are in it, and the logs of what runs in the machine
@@ -108,7 +108,8 @@ func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 	return m, nil
 }
 
-// Enter is what stands before a command so that it runs in the machine. It becomes the command: the process is the same.
+// Enter is what stands before a command so that it runs in the machine. It becomes the command: the process is the
+// same.
 func (m *Machine) Enter() []string {
 	pid := m.holder.Process.Pid
 	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", pid), fmt.Sprintf("--uts=/proc/%d/ns/uts", pid), "--"}

@@ -127,8 +127,8 @@ func differences(before, after []string) (out []string) {
 	return out
 }
 
-// unmoved does something until no block has come to a node or gone meanwhile, five times at most: what differs afterwards
-// is its doing. Nodes give empty blocks back, and spare ones, at times of their own.
+// unmoved does something until no block has come to a node or gone meanwhile, five times at most: what differs
+// afterwards is its doing. Nodes give empty blocks back, and spare ones, at times of their own.
 func (f fleet) unmoved(do func(moved func() bool)) {
 	f.Helper()
 	c, err := f.Lab.Client("hub")

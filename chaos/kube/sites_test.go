@@ -215,8 +215,8 @@ type connection struct {
 	failed   error // once it has ended
 }
 
-// keep opens one, and uses it until the test ends, or judge. It is no http.Client, which opens another one and asks again
-// when a connection breaks, and gives up one whose request took it more than 50 ms to write on a busy machine.
+// keep opens one, and uses it until the test ends, or judge. It is no http.Client, which opens another one and asks
+// again when a connection breaks, and gives up one whose request took it more than 50 ms to write on a busy machine.
 func (t *traffic) keep(ns, name string, at netip.AddrPort) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

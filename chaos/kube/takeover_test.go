@@ -34,8 +34,9 @@ var coilBlocks = map[string]string{"cp1": "10.100.0.0/27", "home1": "10.100.0.32
 // home1 have their addresses in it.
 const coilReserved = "10.100.0.96/27"
 
-// coilPlugin leaves in the kernel what Coil v2 does: a pair of links, one address, the gateway 169.254.1.1 at the host's
-// end, the alias, a route in table 116 with protocol 30, and the rule 2000. BLOCK is the start of the node's block.
+// coilPlugin leaves in the kernel what Coil v2 does: a pair of links, one address, the gateway 169.254.1.1 at the
+// host's end, the alias, a route in table 116 with protocol 30, and the rule 2000. BLOCK is the start of the node's
+// block.
 const coilPlugin = `#!/bin/sh
 set -eu
 case $CNI_COMMAND in
@@ -131,8 +132,8 @@ ipv4: %s
 	return out.String()
 }
 
-// TestTakeOver: pods that run under Coil go on under skein without a restart. Coil's own programs are not to be had here:
-// a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
+// TestTakeOver: pods that run under Coil go on under skein without a restart. Coil's own programs are not to be had
+// here: a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
 func TestTakeOver(t *testing.T) {
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})

@@ -187,7 +187,8 @@ func (l *Lab) sources(ctx context.Context, ref Ref, at string) ([]netip.Addr, er
 	return out, nil
 }
 
-// seenFrom lists a node's addresses as another host sees them: its own ones at the same site, else those that its NAT gives it.
+// seenFrom lists a node's addresses as another host sees them: its own ones at the same site, else those that its NAT
+// gives it.
 func (l *Lab) seenFrom(node, at string) []netip.Addr {
 	plan := l.Network()
 	n, _ := plan.Host(node)

@@ -61,7 +61,8 @@ func (l *Lab) ExecIO(ctx context.Context, node string, argv []string, std Stdio)
 	return 0, nil
 }
 
-// Exec runs a command inside the namespace of a node, or of a pod as NODE/POD, and returns what it prints, both outputs together.
+// Exec runs a command inside the namespace of a node, or of a pod as NODE/POD, and returns what it prints, both outputs
+// together.
 func (l *Lab) Exec(ctx context.Context, node string, argv ...string) (output string, exit int, err error) {
 	var buf bytes.Buffer
 	exit, err = l.ExecIO(ctx, node, argv, Stdio{Out: &buf, Err: &buf})

@@ -18,8 +18,8 @@ import (
 // A flow sends numbers of this size, in bytes; its server sends them back.
 const flowRecord = 8
 
-// FlowStream is a connection on which numbers leave at a steady rate and come back. Over TCP a number is late, not lost, as
-// long as the connection lives. Its methods may be called concurrently.
+// FlowStream is a connection on which numbers leave at a steady rate and come back. Over TCP a number is late, not
+// lost, as long as the connection lives. Its methods may be called concurrently.
 type FlowStream struct {
 	conn net.Conn
 	tcp  bool
@@ -240,8 +240,8 @@ func (l *Lab) StartFlows(ctx context.Context, f Flow) error {
 	return nil
 }
 
-// EndFlows ends all flows, and fails when a connection has broken, or one lost more numbers than allowed (lost, -1: any number),
-// or had none answered for longer than allowed (longest, 0: any time).
+// EndFlows ends all flows, and fails when a connection has broken, or one lost more numbers than allowed (lost, -1: any
+// number), or had none answered for longer than allowed (longest, 0: any time).
 func (l *Lab) EndFlows(lost int, longest time.Duration) error {
 	var errs []error
 	for i, r := range l.endFlows() {

@@ -11,8 +11,8 @@ import (
 // file, and kernels give a user 128.
 const manyNodes = 64
 
-// RaiseInotify lets root have as many inotify instances as a few hundred agents, or a few Kubernetes clusters, take. The
-// limit is the host's, and stays.
+// RaiseInotify lets root have as many inotify instances as a few hundred agents, or a few Kubernetes clusters, take.
+// The limit is the host's, and stays.
 func RaiseInotify() error {
 	const file, want = "/proc/sys/fs/inotify/max_user_instances", 1024
 	b, err := os.ReadFile(file)

@@ -48,7 +48,8 @@ func (e *PluginError) Error() string {
 	return text
 }
 
-// plugin runs the CNI plugin for a pod inside its node's namespace, as a container runtime does, and returns what it prints.
+// plugin runs the CNI plugin for a pod inside its node's namespace, as a container runtime does, and returns what it
+// prints.
 func (l *Lab) plugin(ctx context.Context, a *agent, verb string, p Pod) (json.RawMessage, error) {
 	config, err := json.Marshal(l.network(a, p))
 	if err != nil {

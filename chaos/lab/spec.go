@@ -136,8 +136,8 @@ type (
 		Sources  int      // under so many different addresses of each family, at least, all clients together are seen
 		Fails    bool     // it gets no answer
 	}
-	// Flow starts streams, or new connections one after the other, to a served port, that go on during the next steps; without
-	// From it ends them.
+	// Flow starts streams, or new connections one after the other, to a served port, that go on during the next steps;
+	// without From it ends them.
 	Flow struct {
 		From, To []string
 		Port     int

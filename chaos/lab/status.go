@@ -106,8 +106,8 @@ func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
 	return n
 }
 
-// Usage asks agents at the same time what they cost and do since their start. usage.Between makes rates of two answers. An agent that does
-// not answer is missing, and the error says why.
+// Usage asks agents at the same time what they cost and do since their start. usage.Between makes rates of two answers.
+// An agent that does not answer is missing, and the error says why.
 func (l *Lab) Usage(ctx context.Context, nodes ...string) (map[string]*skeinv1.UsageResponse, error) {
 	var mu sync.Mutex
 	out := map[string]*skeinv1.UsageResponse{}
@@ -177,8 +177,8 @@ func (l *Lab) Died(nodes ...string) error {
 	return each(agents, (*agent).died)
 }
 
-// Rates are the agents' rates between two answers of Usage. An agent that is missing in either, or was started anew between them, is
-// missing, and the error says why.
+// Rates are the agents' rates between two answers of Usage. An agent that is missing in either, or was started anew
+// between them, is missing, and the error says why.
 func Rates(before, after map[string]*skeinv1.UsageResponse) (map[string]*skeinv1.UsageRates, error) {
 	out := map[string]*skeinv1.UsageRates{}
 	var errs []error

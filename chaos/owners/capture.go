@@ -25,8 +25,8 @@ type Watch struct {
 	Nodes map[[6]byte]string    // node by the address of its link
 }
 
-// WatchOf says what a host of a lab sees of egresses whose gateways are in its network, and lists their slots. Of the egresses
-// one at most may have no addresses, and one slot: then the gateways' own addresses mean it.
+// WatchOf says what a host of a lab sees of egresses whose gateways are in its network, and lists their slots. Of the
+// egresses one at most may have no addresses, and one slot: then the gateways' own addresses mean it.
 func WatchOf(ctx context.Context, l *lab.Lab, host string, port uint16, gateways []string, refs []lab.Ref) (w Watch, slots []string, err error) {
 	w = Watch{NetNS: fabric.HostNS(l.Spec.Name, host), Link: fabric.HostLink, Port: port, Slots: map[netip.Addr]string{}, Nodes: map[[6]byte]string{}}
 	var own []netip.Addr
@@ -174,7 +174,8 @@ func arrived(control []byte) time.Time {
 	return time.Now()
 }
 
-// steady is a packet's time by the kernel, or the time at which it is read when somebody turned the kernel's clock meanwhile.
+// steady is a packet's time by the kernel, or the time at which it is read when somebody turned the kernel's clock
+// meanwhile.
 func steady(at, now time.Time) time.Time {
 	if at.Sub(now).Abs() > clockTurned {
 		return now

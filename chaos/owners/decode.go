@@ -26,8 +26,8 @@ type Frame struct {
 	Port   uint16 // of the destination
 }
 
-// Decode reads the headers of a frame. Others than TCP and UDP, fragments but the first, and IPv6 with extension headers give
-// false. It reads no further than the ports.
+// Decode reads the headers of a frame. Others than TCP and UDP, fragments but the first, and IPv6 with extension
+// headers give false. It reads no further than the ports.
 func Decode(b []byte) (f Frame, ok bool) {
 	if len(b) < etherHeader {
 		return f, false

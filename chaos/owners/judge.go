@@ -47,8 +47,8 @@ type Violation struct {
 }
 
 // Judge holds the runs of a slot against its grants, in order of epoch. The nodes that were seen have to be a
-// subsequence of the nodes that were given the slot: a node that was not given it never sends; one whose successor has sent is
-// not seen again unless it was given the slot anew. And nobody is seen before it was given.
+// subsequence of the nodes that were given the slot: a node that was not given it never sends; one whose successor has
+// sent is not seen again unless it was given the slot anew. And nobody is seen before it was given.
 func Judge(slot string, grants []Grant, runs []Spell) (out []Violation) {
 	next := 0 // the first grant that may still be seen
 	for i, run := range runs {

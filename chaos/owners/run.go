@@ -76,8 +76,8 @@ type run struct {
 	hit map[string]bool // nodes that a fault has now
 }
 
-// Run raises a lab, tries the schedules, and takes it down. The error is nil only when the observer was there all the time,
-// the mesh recovered after each schedule, and nothing was seen that the log does not allow.
+// Run raises a lab, tries the schedules, and takes it down. The error is nil only when the observer was there all the
+// time, the mesh recovered after each schedule, and nothing was seen that the log does not allow.
 func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	if opts.Recovery <= 0 {
 		opts.Recovery = 40 * time.Second

@@ -92,8 +92,8 @@ const (
 	longestJump   = 2 * time.Hour
 )
 
-// Plan makes one schedule of a seed: the same always. A third has two faults; of several servers no two are ever down at once, since
-// then nothing at all can be decided, which is another test's matter.
+// Plan makes one schedule of a seed: the same always. A third has two faults; of several servers no two are ever down
+// at once, since then nothing at all can be decided, which is another test's matter.
 func (w World) Plan(seed uint64, number int) Schedule {
 	r := rand.New(rand.NewPCG(seed, uint64(number)))
 	s := Schedule{Number: number, Seed: seed, Faults: []Fault{w.fault(r)}}

@@ -47,7 +47,8 @@ func TestPatchThatRots(t *testing.T) {
 	}
 }
 
-// The few bugs that are planted in every test run are found, and the checks pass without them. `make planted` plants all.
+// The few bugs that are planted in every test run are found, and the checks pass without them. `make planted` plants
+// all.
 func TestPlantedBugsAreFound(t *testing.T) {
 	p := planterFor(t)
 	var some []bug

@@ -53,7 +53,8 @@ func (r result) ok() bool {
 	return r.err == nil && !slices.ContainsFunc(r.findings, func(f finding) bool { return !f.found })
 }
 
-// Limits for one test. One that hangs with a bug has found it; one without a bug may be slow, on a machine that is busy.
+// Limits for one test. One that hangs with a bug has found it; one without a bug may be slow, on a machine that is
+// busy.
 const (
 	testTimeout     = 90 * time.Second
 	baselineTimeout = 10 * time.Minute

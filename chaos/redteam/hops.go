@@ -16,8 +16,8 @@ import (
 
 const meshLink = "skein0"
 
-// throughLeaders has sites speak through leaders from now on. mallory is alone in its site, so it leads it, and the victim's
-// host takes its packets of that site's.
+// throughLeaders has sites speak through leaders from now on. mallory is alone in its site, so it leads it, and the
+// victim's host takes its packets of that site's.
 func (f *Field) throughLeaders(ctx context.Context) error {
 	if _, err := f.api(relayNode).Settings(ctx, &skeinv1.SettingsRequest{Fields: []string{"topology"},
 		Change: &skeinv1.Settings{Topology: "site"}}); err != nil {

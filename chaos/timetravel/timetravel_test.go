@@ -241,7 +241,8 @@ func plan(ctx context.Context, l *lab.Lab, node string, q *skeinv1.PlanRequest) 
 	return c.Plan(ctx, q)
 }
 
-// stepsLead takes the lines that steps name out of the first plan and puts in those that came, which makes the last one.
+// stepsLead takes the lines that steps name out of the first plan and puts in those that came, which makes the last
+// one.
 func stepsLead(ctx context.Context, t *testing.T, l *lab.Lab, node string, all []noted) {
 	all = slices.DeleteFunc(slices.Clone(all), func(n noted) bool { return n.node != node })
 	first, last := all[0], all[len(all)-1]

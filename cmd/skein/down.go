@@ -147,8 +147,8 @@ func (p agentProcess) close() {
 	}
 }
 
-// unitOf names the system service whose main process pid is, by its environment and its control groups. What a service has
-// started itself (a lab under a CI runner, say) inherits the variable but not the number in it.
+// unitOf names the system service whose main process pid is, by its environment and its control groups. What a service
+// has started itself (a lab under a CI runner, say) inherits the variable but not the number in it.
 func unitOf(pid int, environ, cgroup string) string {
 	main := false
 	for _, v := range strings.Split(environ, "\x00") {
@@ -169,8 +169,8 @@ func unitOf(pid int, environ, cgroup string) string {
 	return ""
 }
 
-// waitGone waits until the agent's process has ended: then its supervisor knows, too, and a start that follows is not taken for
-// one of a service that still runs. Where the process is unknown, its socket has to do.
+// waitGone waits until the agent's process has ended: then its supervisor knows, too, and a start that follows is not
+// taken for one of a service that still runs. Where the process is unknown, its socket has to do.
 func (g *globals) waitGone(ctx context.Context, p agentProcess) error {
 	ctx, cancel := context.WithTimeout(ctx, downPatience)
 	defer cancel()

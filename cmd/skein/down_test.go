@@ -30,7 +30,8 @@ func TestUnitOfAnAgent(t *testing.T) {
 	}
 }
 
-// By hand an end is a failure like any other. A supervisor hears whether it may start the agent again, whatever else went wrong.
+// By hand an end is a failure like any other. A supervisor hears whether it may start the agent again, whatever else
+// went wrong.
 func TestExitStatus(t *testing.T) {
 	plain := errors.New("x")
 	for _, c := range []struct {
@@ -51,8 +52,8 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// The chart's pods that clean a host end with a container that waits, and that finds no agent: it must not fail, or the pod
-// is never ready for longer than a moment.
+// The chart's pods that clean a host end with a container that waits, and that finds no agent: it must not fail, or the
+// pod is never ready for longer than a moment.
 func TestDownWaitsWithoutAnAgent(t *testing.T) {
 	down := func(ctx context.Context, args ...string) error {
 		root := newRoot()

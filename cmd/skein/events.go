@@ -13,8 +13,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// eventLine is an event in one line that fits: index, time, what happened, the facts, and whose command it was. Keys and
-// hashes are for -o json.
+// eventLine is an event in one line that fits: index, time, what happened, the facts, and whose command it was. Keys
+// and hashes are for -o json.
 func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	m := e.ProtoReflect()
 	start := fmt.Sprintf("%6d  %s  ", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))

@@ -174,7 +174,8 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// testImportOfEgresses: with gateways they are defined, once; one that is another already is told, and a dry run changes nothing.
+// testImportOfEgresses: with gateways they are defined, once; one that is another already is told, and a dry run
+// changes nothing.
 func (f *fakeAgent) testImportOfEgresses(t *testing.T, plan, rename []string) {
 	t.Helper()
 	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: plan, Changed: true, Index: 40})

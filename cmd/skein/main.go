@@ -21,9 +21,10 @@ import (
 // version is set by the linker for releases.
 var version = ""
 
-// exitFinal is the exit status of `skein up` under a supervisor that says so by $SKEIN_SUPERVISED, when starting it again would undo
-// what somebody asked for, or help nothing: the service's unit has it in RestartPreventExitStatus. systemd calls it NOTCONFIGURED,
-// after the Linux Standard Base. 2 could not be taken: the Go runtime ends with it when it panics.
+// exitFinal is the exit status of `skein up` under a supervisor that says so by $SKEIN_SUPERVISED, when starting it
+// again would undo what somebody asked for, or help nothing: the service's unit has it in RestartPreventExitStatus.
+// systemd calls it NOTCONFIGURED, after the Linux Standard Base. 2 could not be taken: the Go runtime ends with it when
+// it panics.
 const exitFinal = 6
 
 // usageError makes the exit status 2.

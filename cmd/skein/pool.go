@@ -210,7 +210,8 @@ func subnetFlag(c *cobra.Command, to *[]string) {
 	c.Flags().StringArrayVar(to, "subnet", nil, "V4, V6, or V4,V6 with as many addresses each; may be repeated")
 }
 
-// parseSubnets reads the --subnet flags. Whether subnets fit to one another, and to what there is, is the leader's to say.
+// parseSubnets reads the --subnet flags. Whether subnets fit to one another, and to what there is, is the leader's to
+// say.
 func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 	if len(flags) == 0 {
 		return nil, usageError{errors.New("--subnet is missing: name at least one, such as --subnet 10.64.0.0/16,fd00:64::/112")}

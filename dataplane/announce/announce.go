@@ -38,8 +38,8 @@ type Options struct {
 	Valid func(netip.Addr) bool
 	// Conflict is told of an address that another host answers for, at most once a second for each. Nil: it is logged.
 	Conflict func(addr netip.Addr, link string, other net.HardwareAddr)
-	// Insist announces at once, and goes on when another host claims the address: for addresses that somebody else decides about.
-	// It is announced again a second after such a claim, when it is still ours.
+	// Insist announces at once, and goes on when another host claims the address: for addresses that somebody else decides
+	// about. It is announced again a second after such a claim, when it is still ours.
 	Insist bool
 }
 

@@ -195,8 +195,8 @@ func probe(from mac, a netip.Addr) []byte {
 	return question(from, a)
 }
 
-// answer makes the frame that answers a question. One that looks whether the address is free is answered to everybody, and must
-// not change what the others know: it may have moved to who asks, and we hear of that a little later.
+// answer makes the frame that answers a question. One that looks whether the address is free is answered to everybody,
+// and must not change what the others know: it may have moved to who asks, and we hear of that a little later.
 func answer(from mac, m message) []byte {
 	switch {
 	case m.target.Is4():

@@ -8,8 +8,8 @@ type Link struct {
 	Networks []netip.Prefix
 }
 
-// LinkFor is the link whose connected network holds the address: the narrowest, and of equals the first. A network of a single
-// address connects nothing.
+// LinkFor is the link whose connected network holds the address: the narrowest, and of equals the first. A network of a
+// single address connects nothing.
 func LinkFor(addr netip.Addr, links []Link) (name string, ok bool) {
 	addr = addr.Unmap()
 	best := -1

@@ -106,8 +106,9 @@ func (c *Client) Stats() (fou.Stats, error) {
 	return c.driver.Stats()
 }
 
-// Apply makes the namespace as the spec has it. It tells how many changes that took and what cannot be done. Also when it
-// fails, no packet for the destinations leaves outside the tunnels, unless rules or routes themselves cannot be written.
+// Apply makes the namespace as the spec has it. It tells how many changes that took and what cannot be done. Also when
+// it fails, no packet for the destinations leaves outside the tunnels, unless rules or routes themselves cannot be
+// written.
 func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +150,8 @@ func (c *Client) Remove() error {
 	return errors.Join(err, ferr)
 }
 
-// Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall be.
+// Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall
+// be.
 func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	s = numbered(s, c.opts.Numbers)
 	c.mu.Lock()

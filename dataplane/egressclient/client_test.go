@@ -18,8 +18,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// pairs stands for a driver where only rules and routes are looked at: its tunnels are veth pairs of the right names. It
-// makes a tunnel anew whenever its source port changes, as the kernel's driver does.
+// pairs stands for a driver where only rules and routes are looked at: its tunnels are veth pairs of the right names.
+// It makes a tunnel anew whenever its source port changes, as the kernel's driver does.
 type pairs struct {
 	ns     *testns.NS
 	far    *testns.NS // where their other ends are
@@ -140,8 +140,8 @@ func apply(t testing.TB, c *Client, s dataplane.ClientSpec) int {
 	return n
 }
 
-// seedRules and seedTables are what the seed prints for its client (the order of the private networks is DESIGN.md's), with
-// what today's ip adds: the protocol of a rule.
+// seedRules and seedTables are what the seed prints for its client (the order of the private networks is DESIGN.md's),
+// with what today's ip adds: the protocol of a rule.
 const seedRules = `0: from all lookup local
 1800: from all to 169.254.0.0/16 lookup main proto 30
 1900: from all lookup 117 proto 30
@@ -393,7 +393,8 @@ func TestOthersStay(t *testing.T) {
 	}
 }
 
-// TestHost: on a host the mesh, pods, answers to connections from outside, and what is passed on for others keep their ways.
+// TestHost: on a host the mesh, pods, answers to connections from outside, and what is passed on for others keep their
+// ways.
 func TestHost(t *testing.T) {
 	ns, out := testns.New(t, "ec"), testns.New(t, "eo")
 	testns.Link(ns, out, "eth0", []netip.Prefix{pfx("198.51.100.7/24"), pfx("192.168.9.7/24")}, nil)

@@ -33,9 +33,9 @@ func (o Op) String() string {
 	return verbs[o.Verb] + " table " + tableName(o.Route.Table) + " " + o.Route.String()
 }
 
-// Before is what comes before the tunnels are touched. What is not led into a tunnel yet, or whose device shakes (it will be
-// made anew), becomes unreachable; then come rules, lowest priority number first, so that the ones that keep private
-// networks as they are stand before the one that leads everything away.
+// Before is what comes before the tunnels are touched. What is not led into a tunnel yet, or whose device shakes (it
+// will be made anew), becomes unreachable; then come rules, lowest priority number first, so that the ones that keep
+// private networks as they are stand before the one that leads everything away.
 func Before(want, actual State, shakes func(link string) bool) []Op {
 	var ops []Op
 	for _, r := range want.Routes {
@@ -55,8 +55,8 @@ func Before(want, actual State, shakes func(link string) bool) []Op {
 	return ops
 }
 
-// After is what remains to be done when the tunnels stand as well as they can: their routes, then removals, rules first and
-// the highest priority number first.
+// After is what remains to be done when the tunnels stand as well as they can: their routes, then removals, rules first
+// and the highest priority number first.
 func After(want, actual State) []Op {
 	var ops []Op
 	for _, r := range want.Routes {

@@ -1,11 +1,12 @@
-// Package egressclient makes one network namespace use egresses: policy rules, routes into tunnels, and the tunnels' devices
-// (package fou). It keeps them so while others change what is ours, and takes away exactly what is ours.
+// Package egressclient makes one network namespace use egresses: policy rules, routes into tunnels, and the tunnels'
+// devices (package fou). It keeps them so while others change what is ours, and takes away exactly what is ours.
 //
-// Invariants. Nothing that an egress shall carry leaves the namespace another way while its tunnel is being made, replaced or
-// cannot be made: its destination is unreachable meanwhile. What carries a tunnel's own packets never leads into a tunnel. A
-// namespace that is as it should be is read and not written. A route of a tunnel is the only one of its destination once the
-// tunnel stands, so that tables and rules read as they are documented; a device that somebody else deletes takes its routes
-// along, and until they are mended, which begins with the kernel's notice, the destination is led as if there were no egress.
+// Invariants. Nothing that an egress shall carry leaves the namespace another way while its tunnel is being made,
+// replaced or cannot be made: its destination is unreachable meanwhile. What carries a tunnel's own packets never leads
+// into a tunnel. A namespace that is as it should be is read and not written. A route of a tunnel is the only one of
+// its destination once the tunnel stands, so that tables and rules read as they are documented; a device that somebody
+// else deletes takes its routes along, and until they are mended, which begins with the kernel's notice, the
+// destination is led as if there were no egress.
 //
 // Nobody but the ends of tunnels sends to the tunnels' port (filter.go): the filter is there before the port is open,
 // and lets a new end in before anything leads there.

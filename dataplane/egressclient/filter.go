@@ -21,8 +21,8 @@ import (
 // The table "inet skein_client" of a client's network namespace. Its rules about flows are in flows.go.
 //
 // Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
-// the ends of the client's egresses may, by the link that leads to them: it drops the rest before sockets and devices see
-// it.
+// the ends of the client's egresses may, by the link that leads to them: it drops the rest before sockets and devices
+// see it.
 const (
 	filterChain = "skein_fou"
 	setEnds4    = "skein_ends_ipv4"

@@ -17,10 +17,10 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// A flow stays with the slot that it began by. The connection table notes the slot of the tunnel that a flow's last packet
-// left by, under dataplane.FlowMask of the connection's mark. When the client's slot becomes another, flows of the former
-// are recalled: their packets get the note as their own mark, and policy rules lead them into the former slot's tunnel. An
-// answer that comes out of another slot's tunnel than its flow's is dropped.
+// A flow stays with the slot that it began by. The connection table notes the slot of the tunnel that a flow's last
+// packet left by, under dataplane.FlowMask of the connection's mark. When the client's slot becomes another, flows of
+// the former are recalled: their packets get the note as their own mark, and policy rules lead them into the former
+// slot's tunnel. An answer that comes out of another slot's tunnel than its flow's is dropped.
 const (
 	chainNote     = "skein_note"     // postrouting: notes the slot
 	chainRecall   = "skein_recall"   // output: of what this namespace sends

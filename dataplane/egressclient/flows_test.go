@@ -147,9 +147,9 @@ func (f *flow) ask(within time.Duration) bool {
 	}
 }
 
-// TestFlowsStayWithTheirSlot: when the client's slot becomes another, flows go on by the one that they began by, new ones
-// take the other, and an answer is taken from the slot of its flow only. When the former slot is no more, its flows go by
-// the client's. All of it is read back as it was written.
+// TestFlowsStayWithTheirSlot: when the client's slot becomes another, flows go on by the one that they began by, new
+// ones take the other, and an answer is taken from the slot of its flow only. When the former slot is no more, its
+// flows go by the client's. All of it is read back as it was written.
 func TestFlowsStayWithTheirSlot(t *testing.T) {
 	drivers := []string{fou.Userspace}
 	if fou.TryKernel() == nil {
@@ -255,8 +255,8 @@ func flowsStay(t *testing.T, driver string) {
 	}
 }
 
-// TestFlowsStayWhileSlotsChangePlaces: a flow's packets never go by another slot, not even one of them, while its slot becomes
-// the client's own, or one of flows only.
+// TestFlowsStayWhileSlotsChangePlaces: a flow's packets never go by another slot, not even one of them, while its slot
+// becomes the client's own, or one of flows only.
 func TestFlowsStayWhileSlotsChangePlaces(t *testing.T) {
 	ns, g := newGateways(t, fou.Userspace)
 	c, err := Open(Options{NetNS: path(ns), Driver: fou.Userspace})
@@ -309,8 +309,8 @@ func TestFlowsStayWhileSlotsChangePlaces(t *testing.T) {
 	}
 }
 
-// TestFlowsAreSpread: where an egress spreads flows, each new one takes a slot by chance, in both families and for private
-// destinations too, and stays with it.
+// TestFlowsAreSpread: where an egress spreads flows, each new one takes a slot by chance, in both families and for
+// private destinations too, and stays with it.
 func TestFlowsAreSpread(t *testing.T) {
 	ns, g := newGateways(t, fou.Userspace)
 	c, err := Open(Options{NetNS: path(ns), Driver: fou.Userspace})

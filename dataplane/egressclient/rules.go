@@ -40,7 +40,8 @@ const (
 	lastInsideRule = dataplane.ClientFlowWideRule - 1
 )
 
-// Rule is a policy rule, as it is or shall be. Other is whatever else a rule of ours in the kernel selects by: never wanted.
+// Rule is a policy rule, as it is or shall be. Other is whatever else a rule of ours in the kernel selects by: never
+// wanted.
 type Rule struct {
 	Family     Family
 	Priority   int

@@ -23,7 +23,8 @@ const (
 	Throw                   // goes on with the next rule
 )
 
-// Route is a route of ours in table 117 or 118, or in one of those that flows by other slots have. Other is set for one that is none of ours' kinds: never wanted.
+// Route is a route of ours in table 117 or 118, or in one of those that flows by other slots have. Other is set for one
+// that is none of ours' kinds: never wanted.
 type Route struct {
 	Table int
 	Dst   netip.Prefix
@@ -114,8 +115,8 @@ func flowTable(n int) bool {
 	return false
 }
 
-// Want is the state for a client. own are the host's addresses outside the mesh, which only a host's namespace needs; ready
-// tells whether the device of a tunnel stands. Notes say what of the spec cannot be.
+// Want is the state for a client. own are the host's addresses outside the mesh, which only a host's namespace needs;
+// ready tells whether the device of a tunnel stands. Notes say what of the spec cannot be.
 func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr) bool) (State, []string) {
 	var out State
 	var notes []string
@@ -220,7 +221,8 @@ func within(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
 	return of[i], true
 }
 
-// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes. Notes say which cannot be.
+// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes. Notes say which cannot
+// be.
 func Devices(s dataplane.ClientSpec, mtu int) (out fou.Spec, notes []string) {
 	const least6 = 1280 // RFC 8200
 	seen := map[string]bool{}

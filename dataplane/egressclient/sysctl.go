@@ -17,15 +17,17 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and conf.all's.
+// Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and
+// conf.all's.
 const (
 	filterOff   = "0"
 	filterLoose = "2"
 )
 
-// letIn keeps reverse path filters from dropping what comes in by the device for answers from other addresses, or by one of
-// several tunnels: the way back leads into another tunnel. Where conf.all has a filter the device's own cannot switch it off, and the loose one drops
-// everything on a device without an address: then the device gets the client's, which nothing else chooses there.
+// letIn keeps reverse path filters from dropping what comes in by the device for answers from other addresses, or by
+// one of several tunnels: the way back leads into another tunnel. Where conf.all has a filter the device's own cannot
+// switch it off, and the loose one drops everything on a device without an address: then the device gets the client's,
+// which nothing else chooses there.
 func (c *Client) letIn(device string, self netip.Addr) (writes int, err error) {
 	all, own, err := c.filters(device, "")
 	if err != nil || own == "" {

@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// far is the other end of a client's tunnels: a gateway that has the targets on its own loopback, and takes packets for them
-// only out of tunnels.
+// far is the other end of a client's tunnels: a gateway that has the targets on its own loopback, and takes packets for
+// them only out of tunnels.
 type far struct {
 	ns     *testns.NS
 	driver fou.Driver
@@ -109,8 +109,8 @@ func (k *talk) say(from string) {
 	}
 }
 
-// TestThroughTunnels: connections of both families go through, and only through, tunnels; they live on while source port and
-// destinations change; no packet goes round.
+// TestThroughTunnels: connections of both families go through, and only through, tunnels; they live on while source
+// port and destinations change; no packet goes round.
 func TestThroughTunnels(t *testing.T) {
 	t.Run(fou.Userspace, func(t *testing.T) { throughTunnels(t, fou.Userspace) })
 	if err := fou.TryKernel(); err != nil {

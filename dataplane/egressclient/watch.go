@@ -45,8 +45,8 @@ func (c *Client) poke() {
 	}
 }
 
-// Watch mends what others change, until ctx ends or the Client is closed. told hears of every look that wrote or failed. The
-// first mend follows the kernel's notice at once, others at a limited rate.
+// Watch mends what others change, until ctx ends or the Client is closed. told hears of every look that wrote or
+// failed. The first mend follows the kernel's notice at once, others at a limited rate.
 func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 	c.mu.Lock()
 	if c.closed {
@@ -172,8 +172,8 @@ func (c *Client) watched() (uplink string, host bool) {
 	return c.spec.Uplink, c.spec.Host
 }
 
-// concerns says whether a notification may be about something of ours. Our own writes are not told apart: a look that finds
-// nothing is cheap.
+// concerns says whether a notification may be about something of ours. Our own writes are not told apart: a look that
+// finds nothing is cheap.
 func (c *Client) concerns(m netlink.Message, uplink string, host bool) bool {
 	n := c.opts.Numbers
 	const head = 12 // of struct rtmsg and struct fib_rule_hdr

@@ -84,7 +84,8 @@ func diff(want, actual []route) (add, gone []route) {
 	return add, gone
 }
 
-// Reconcile makes the host what the Spec says, and tells how many messages that took. It goes on after an error, and returns the first.
+// Reconcile makes the host what the Spec says, and tells how many messages that took. It goes on after an error, and
+// returns the first.
 func (r *Reconciler) Reconcile(s Spec) (writes int, err error) {
 	note := func(n int, e error) {
 		writes += n

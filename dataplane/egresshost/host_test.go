@@ -42,8 +42,8 @@ const foreign = `table inet other {
 }
 `
 
-// What a gateway's namespace sends with its local address leaves its host with the host's own, answers come back, and a second
-// look writes nothing.
+// What a gateway's namespace sends with its local address leaves its host with the host's own, answers come back, and a
+// second look writes nothing.
 func TestAGatewayHost(t *testing.T) {
 	host, inner, outside := testns.New(t, "host"), testns.New(t, "inner"), testns.New(t, "outside")
 	link := "sktest"

@@ -9,9 +9,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// TestFlowsStayWithTheirSlot: a client whose new flows take another slot keeps those that it has by the former: they leave
-// with the former slot's address, and their answers come back from the former slot's endpoint (the client's side of this
-// test takes them from nowhere else). Each slot's flows need that slot's lease.
+// TestFlowsStayWithTheirSlot: a client whose new flows take another slot keeps those that it has by the former: they
+// leave with the former slot's address, and their answers come back from the former slot's endpoint (the client's side
+// of this test takes them from nowhere else). Each slot's flows need that slot's lease.
 func TestFlowsStayWithTheirSlot(t *testing.T) {
 	s := newScene(t)
 	spec := aSpec()

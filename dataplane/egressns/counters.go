@@ -24,7 +24,8 @@ type Counters struct {
 	Conntrack, ConntrackMax uint32
 }
 
-// SlotCounters are a slot's: sent by its clients, and received for them. Bytes are of the packets as they are without tunnel.
+// SlotCounters are a slot's: sent by its clients, and received for them. Bytes are of the packets as they are without
+// tunnel.
 type SlotCounters struct {
 	SentPackets, SentBytes, ReceivedPackets, ReceivedBytes uint64
 }
@@ -97,7 +98,8 @@ func (n *NS) Read() (Counters, error) {
 	return out, nil
 }
 
-// conntrack reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no conntrack.
+// conntrack reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no
+// conntrack.
 func conntrack(ns *os.File) (have, most uint32, err error) {
 	err = inside(ns, func() error {
 		for name, to := range map[string]*uint32{"count": &have, "max": &most} {

@@ -11,7 +11,8 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Flows are how many flows go by each slot, by the namespace's connection table. TCP connections that have ended do not count.
+// Flows are how many flows go by each slot, by the namespace's connection table. TCP connections that have ended do not
+// count.
 func (n *NS) Flows() (map[int]int, error) {
 	h, err := netlink.NewHandleAt(netns.NsHandle(n.ns.Fd()), unix.NETLINK_NETFILTER)
 	if err != nil {

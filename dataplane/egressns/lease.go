@@ -74,8 +74,8 @@ func (l *leases) reread() error {
 	return nil
 }
 
-// transact fills a transaction and sends it. When the kernel refuses, because somebody has changed what was remembered, it is
-// filled anew after a look at the kernel.
+// transact fills a transaction and sends it. When the kernel refuses, because somebody has changed what was remembered,
+// it is filled anew after a look at the kernel.
 func (l *leases) transact(what string, slot int, fill func() error) error {
 	for try := 0; ; try++ {
 		err := fill()

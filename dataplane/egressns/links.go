@@ -221,7 +221,8 @@ func single(r netlink.Route) (netip.Addr, bool) {
 	return a, ok && ones == a.BitLen()
 }
 
-// addressesOf are a link's in the order that the kernel has them; those of the link itself only when they are asked for.
+// addressesOf are a link's in the order that the kernel has them; those of the link itself only when they are asked
+// for.
 func addressesOf(h *netlink.Handle, l netlink.Link, all bool) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -441,8 +442,9 @@ func clientRoute(w clientWay, index int) *netlink.Route {
 	return &netlink.Route{Family: f, Dst: hostNet(w.addr), LinkIndex: index, Table: w.table, Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
-// unroute takes away the routes of clients that are gone, before their devices go; and late, when all others have theirs, those
-// that clients have no more. Flows by a slot that becomes its client's own are led by its table until the client's leads there.
+// unroute takes away the routes of clients that are gone, before their devices go; and late, when all others have
+// theirs, those that clients have no more. Flows by a slot that becomes its client's own are led by its table until the
+// client's leads there.
 func (l *links) unroute(p plan, late bool) error {
 	if !p.complete {
 		return nil
@@ -491,8 +493,8 @@ func ignore(err, harmless error) error {
 	return err
 }
 
-// route leads each client's packets into its tunnel. The ways of flows by other slots come first: until they stand those
-// flows are led by the client's own.
+// route leads each client's packets into its tunnel. The ways of flows by other slots come first: until they stand
+// those flows are led by the client's own.
 func (l *links) route(p plan, link func(local, remote netip.Addr) string) error {
 	s := l.cache
 	var errs []error

@@ -40,7 +40,8 @@ func openAlone(t testing.TB) *NS {
 	return n
 }
 
-// TestAThousandClients: they are made within seconds, one more costs the same whatever their number, and one that goes too.
+// TestAThousandClients: they are made within seconds, one more costs the same whatever their number, and one that goes
+// too.
 func TestAThousandClients(t *testing.T) {
 	n := openAlone(t)
 	apply := func(s dataplane.GatewaySpec) (int, time.Duration) {

@@ -29,7 +29,8 @@ const (
 	MapAddress4, MapAddress6 = "skein_address4", "skein_address6"
 	// MapEndpoint4 and MapEndpoint6 are a tunnel endpoint of ours to its slot.
 	MapEndpoint4, MapEndpoint6 = "skein_endpoint4", "skein_endpoint6"
-	// MapWay4 and MapWay6 are a tunnel's device and a client's address, the only ones that may come out of it, to the slot.
+	// MapWay4 and MapWay6 are a tunnel's device and a client's address, the only ones that may come out of it, to the
+	// slot.
 	MapWay4, MapWay6 = "skein_way4", "skein_way6"
 	// SetTo4 and SetTo6 are where packets may go, SetInside4 and SetInside6 where they may not.
 	SetTo4, SetTo6         = "skein_to4", "skein_to6"
@@ -72,8 +73,8 @@ const (
 // HostLink is the name of the host's end of the link to an egress's namespace; owner is dataplane.Numbers.Owner.
 func HostLink(owner, egress string) string { return podnet.HostLink("egress"+owner+"/"+egress, Uplink) }
 
-// ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a gateway
-// that owns none. It is invalid where a slot's number is too high for a probe.
+// ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a
+// gateway that owns none. It is invalid where a slot's number is too high for a probe.
 func ProbeSource(slot int, ipv6 bool) netip.Addr {
 	last := byte(probeNobody)
 	switch {

@@ -148,8 +148,8 @@ func sameFile(from, to string) (bool, error) {
 	return true, nil
 }
 
-// Remove takes away the namespace at file with everything in it, the link to the host included. What is gone is no error, and
-// a file of another kind is left alone.
+// Remove takes away the namespace at file with everything in it, the link to the host included. What is gone is no
+// error, and a file of another kind is left alone.
 func Remove(file string) error {
 	err := podnet.CheckNetNS(file)
 	switch {

@@ -22,12 +22,13 @@ type Options struct {
 	Owner  string // dataplane.Numbers.Owner of the agent
 	Driver string // of the tunnels: auto, kernel or userspace
 	Log    *slog.Logger
-	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply mends it. It may be nil.
+	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply mends it. It may be
+	// nil.
 	Changed func()
 }
 
-// NS is the network namespace of one egress on a gateway node. Apply and Close are for one goroutine; the others may be called
-// at any time beside them.
+// NS is the network namespace of one egress on a gateway node. Apply and Close are for one goroutine; the others may be
+// called at any time beside them.
 type NS struct {
 	o      Options
 	log    *slog.Logger
@@ -48,8 +49,8 @@ type NS struct {
 	driving sync.Mutex // the driver is for one at a time
 }
 
-// Open makes the namespace with its link to the calling thread's own, or adopts them: what a former run let pass goes on. It
-// forwards nothing before Apply and Grant.
+// Open makes the namespace with its link to the calling thread's own, or adopts them: what a former run let pass goes
+// on. It forwards nothing before Apply and Grant.
 func Open(o Options) (_ *NS, err error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -141,22 +142,22 @@ func (n *NS) Path() string { return n.o.File }
 // Holds says whether this kernel can hold packets; Hold fails with ErrNoQueue where not.
 func (n *NS) Holds() bool { return n.table.hold != holdNot }
 
-// Begin starts the kernel's countdown for a slot and names it: a Grant before it is over lets the slot's packets pass until then.
-// It is called before the leader is asked, so that an answer that comes late grants what is over.
+// Begin starts the kernel's countdown for a slot and names it: a Grant before it is over lets the slot's packets pass
+// until then. It is called before the leader is asked, so that an answer that comes late grants what is over.
 func (n *NS) Begin(slot int, lease time.Duration) (Ticket, error) {
 	t, err := n.leases.begin(slot, lease)
 	return t, n.lost(err)
 }
 
-// Grant lets the slot's packets pass as long as the ticket lives. An earlier ticket than the one that is granted changes nothing.
-// The error is ErrTicket for one that Begin did not give for this slot, or that was dropped.
+// Grant lets the slot's packets pass as long as the ticket lives. An earlier ticket than the one that is granted
+// changes nothing. The error is ErrTicket for one that Begin did not give for this slot, or that was dropped.
 func (n *NS) Grant(slot int, t Ticket) error { return n.lost(n.leases.grant(slot, t)) }
 
 // Drop stops the slot's packets at once, and makes all its tickets useless.
 func (n *NS) Drop(slot int) error { return n.lost(n.leases.drop(slot)) }
 
-// Hold hands the slot's packets of both directions to HoldQueue before conntrack sees them, or ends that. Those that are in the
-// queue then stay there. A queue that nobody reads holds nothing.
+// Hold hands the slot's packets of both directions to HoldQueue before conntrack sees them, or ends that. Those that
+// are in the queue then stay there. A queue that nobody reads holds nothing.
 func (n *NS) Hold(slot int, on bool) error { return n.lost(n.leases.holdSlot(slot, on)) }
 
 // lost sees to it that the table is looked at after an error: it may not be there.
@@ -175,8 +176,8 @@ func (n *NS) changed() {
 	}
 }
 
-// Apply makes the namespace what the Spec says. It returns how many messages that took, and notes about what in the Spec
-// cannot be. What it fails at it tries again the next time.
+// Apply makes the namespace what the Spec says. It returns how many messages that took, and notes about what in the
+// Spec cannot be. What it fails at it tries again the next time.
 func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err error) {
 	defer func() {
 		if err != nil {

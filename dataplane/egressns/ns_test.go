@@ -76,7 +76,8 @@ func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
 	}
 }
 
-// printed are the rules and table 118 as ip prints them; where there is no such command, in the kernel tier, as it would.
+// printed are the rules and table 118 as ip prints them; where there is no such command, in the kernel tier, as it
+// would.
 func (s *scene) printed(family string) (rules, routes string) {
 	s.t.Helper()
 	fields := func(text string) string { return strings.Join(strings.Fields(text), " ") }
@@ -276,7 +277,8 @@ func TestRenewingLosesNothing(t *testing.T) {
 	}
 }
 
-// TestARestartAdopts: the lease, who may send, and where to, all stay; and what is in it is not removed before the Spec is complete.
+// TestARestartAdopts: the lease, who may send, and where to, all stay; and what is in it is not removed before the Spec
+// is complete.
 func TestARestartAdopts(t *testing.T) {
 	needCommands(t)
 	s := newScene(t)

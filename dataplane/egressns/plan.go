@@ -122,7 +122,8 @@ func or(a, b netip.Addr) netip.Addr {
 	return b
 }
 
-// keep adds to a plan that is not complete what the kernel has of a former run: slots and clients that nobody has named yet.
+// keep adds to a plan that is not complete what the kernel has of a former run: slots and clients that nobody has named
+// yet.
 func (p plan) keep(have state) plan {
 	if p.complete || !have.there {
 		return p
@@ -188,8 +189,8 @@ func isProbe(a netip.Addr) bool {
 	return netip.PrefixFrom(probe4, 24).Contains(a) || netip.PrefixFrom(probe6, 64).Contains(a)
 }
 
-// addresses are those of eth0, in order. The slots' sources are among them so that the host finds them by ARP and NDP; what is
-// sent to them and is no answer is dropped.
+// addresses are those of eth0, in order. The slots' sources are among them so that the host finds them by ARP and NDP;
+// what is sent to them and is no answer is dropped.
 func (p plan) addresses() []netip.Addr {
 	var out []netip.Addr
 	add := func(as ...netip.Addr) {

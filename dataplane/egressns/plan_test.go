@@ -51,7 +51,8 @@ func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
 	}
 }
 
-// TestDiff: what the steps make of any state is what is wanted, and a second look finds nothing; without prune nothing is taken away.
+// TestDiff: what the steps make of any state is what is wanted, and a second look finds nothing; without prune nothing
+// is taken away.
 func TestDiff(t *testing.T) {
 	spec := rapid.Custom(func(t *rapid.T) dataplane.GatewaySpec {
 		s := aSpec()

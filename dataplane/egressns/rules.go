@@ -167,8 +167,9 @@ func notIn(set string) part {
 	return part{"!= @" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}}}
 }
 
-// marked gives the packet the mark that a map has for an address: its slot's. Marks are known in this namespace only, and are
-// how a rule goes on from one map to the next: a command that lists rules cannot show maps that lead into one another.
+// marked gives the packet the mark that a map has for an address: its slot's. Marks are known in this namespace only,
+// and are how a rule goes on from one map to the next: a command that lists rules cannot show maps that lead into one
+// another.
 func marked(key part, m string) part {
 	return part{"meta mark set " + key.text + " map @" + m, append(key.exprs,
 		&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: m},
@@ -394,15 +395,15 @@ func wayOf() []rule {
 	return each(outward, func(f family) []part { return []part{marked(f.fromTunnel(), f.way)} })
 }
 
-// remember notes in the connection which slot it takes; the last packet counts. A client that belongs to another slot by now
-// keeps flows by this one.
+// remember notes in the connection which slot it takes; the last packet counts. A client that belongs to another slot
+// by now keeps flows by this one.
 func remember() part {
 	return part{"ct mark set meta mark", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg, SourceRegister: true}}}
 }
 
-// recall marks an answer with the slot that its connection takes. One that has none noted is from before there were notes,
-// and takes the client's.
+// recall marks an answer with the slot that its connection takes. One that has none noted is from before there were
+// notes, and takes the client's.
 func recall() rule {
 	return one(inward, part{"ct mark != 0 meta mark set ct mark", []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},

@@ -67,7 +67,8 @@ func wantDriver() string {
 	return fou.Auto
 }
 
-// scene is a gateway's host with the namespace of an egress, a client on another link of the host, and a target on its LAN.
+// scene is a gateway's host with the namespace of an egress, a client on another link of the host, and a target on its
+// LAN.
 type scene struct {
 	t                    testing.TB
 	host, client, target *testns.NS

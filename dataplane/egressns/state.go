@@ -14,7 +14,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nft"
 )
 
-// state is the content of the table in the namespace. Elements that come and go with leases, and what is on hold, are not in it.
+// state is the content of the table in the namespace. Elements that come and go with leases, and what is on hold, are
+// not in it.
 type state struct {
 	there    bool
 	chains   map[string]chainState
@@ -27,8 +28,8 @@ type chainState struct {
 	tags []string // of its rules
 }
 
-// setState is a set or a map: keys, in the kernel's form, to values. A range has two keys, its first address and what follows
-// its last.
+// setState is a set or a map: keys, in the kernel's form, to values. A range has two keys, its first address and what
+// follows its last.
 type setState struct {
 	kind     string
 	elements map[string]string

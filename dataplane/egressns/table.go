@@ -60,8 +60,8 @@ func (t *table) open() (err error) {
 	return nil
 }
 
-// renew makes a new socket. A transaction that was refused may leave answers in the old one that would be taken for answers
-// to something later.
+// renew makes a new socket. A transaction that was refused may leave answers in the old one that would be taken for
+// answers to something later.
 func (t *table) renew() error {
 	old := t.conn
 	if err := t.open(); err != nil {
@@ -346,8 +346,8 @@ func (w *writer) rules(c *nftables.Chain) {
 	}
 }
 
-// compareEnds orders the ends of ranges by address. Where one range ends and the next begins, the end comes first: the other way
-// round they overlap for the kernel.
+// compareEnds orders the ends of ranges by address. Where one range ends and the next begins, the end comes first: the
+// other way round they overlap for the kernel.
 func compareEnds(a, b nftables.SetElement) int {
 	if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
 		return c

@@ -79,8 +79,8 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// TestProbes: a health probe of a slot needs its lease and has its source; one of a gateway without a slot has the namespace's own,
-// needs none, and is TCP or ICMP.
+// TestProbes: a health probe of a slot needs its lease and has its source; one of a gateway without a slot has the
+// namespace's own, needs none, and is TCP or ICMP.
 func TestProbes(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())

@@ -215,7 +215,8 @@ func indexAt(m netlink.Message, size int) int {
 	return int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
 }
 
-// attribute is the first of its type behind a header of this size; nil when there is none, or the bytes are no attributes.
+// attribute is the first of its type behind a header of this size; nil when there is none, or the bytes are no
+// attributes.
 func attribute(m netlink.Message, size int, kind uint16) (found []byte) {
 	if len(m.Data) < size {
 		return nil

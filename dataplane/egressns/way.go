@@ -38,8 +38,8 @@ type Step struct {
 	Depth int // of a chain that was gone to
 }
 
-// Way is a packet's way through the namespace: from a client to its destination, or, with back, that of the answer. It has what
-// the kernel does besides, and the rules that such a packet can meet, of IPv4.
+// Way is a packet's way through the namespace: from a client to its destination, or, with back, that of the answer. It
+// has what the kernel does besides, and the rules that such a packet can meet, of IPv4.
 func Way(back bool) []Step {
 	way := outward
 	var out []Step

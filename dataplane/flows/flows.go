@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// Match says which flows are of a slot. Source4 and Source6 are where it translates to; a flow of that family must answer
-// there. Clients are whose flows they are; where it is not empty a flow must begin at one of them. An empty Match has none,
-// and a family without a source has none unless there are clients.
+// Match says which flows are of a slot. Source4 and Source6 are where it translates to; a flow of that family must
+// answer there. Clients are whose flows they are; where it is not empty a flow must begin at one of them. An empty
+// Match has none, and a family without a source has none unless there are clients.
 type Match struct {
 	Source4, Source6 netip.Addr
 	Clients          []netip.Addr
@@ -56,8 +56,8 @@ func (m sortedMatch) has(e *entry) error {
 // MaxEntries bounds what one Dump returns and one Load takes.
 const MaxEntries = 1 << 20
 
-// Dump reads the slot's flows from the connection table of the network namespace at path; "" is the calling thread's own.
-// What cannot be moved (other protocols, destination translation, flows that are about to end) is left out.
+// Dump reads the slot's flows from the connection table of the network namespace at path; "" is the calling thread's
+// own. What cannot be moved (other protocols, destination translation, flows that are about to end) is left out.
 func Dump(path string, match Match) ([][]byte, error) {
 	t, err := open(path)
 	if err != nil {
@@ -88,9 +88,9 @@ func Dump(path string, match Match) ([][]byte, error) {
 	return out, nil
 }
 
-// Load writes entries into the connection table of the network namespace at path; "" is the calling thread's own. A flow
-// that is there already is replaced. An entry that is malformed, or not of match, is refused with ErrEntry and counts as
-// failed; err tells the first failure, and the others are loaded all the same.
+// Load writes entries into the connection table of the network namespace at path; "" is the calling thread's own. A
+// flow that is there already is replaced. An entry that is malformed, or not of match, is refused with ErrEntry and
+// counts as failed; err tells the first failure, and the others are loaded all the same.
 func Load(path string, match Match, entries [][]byte) (loaded, failed int, err error) {
 	if len(entries) > MaxEntries {
 		return 0, len(entries), fmt.Errorf("loading flows: %d entries, more than %d", len(entries), MaxEntries)

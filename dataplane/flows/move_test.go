@@ -149,8 +149,9 @@ func (s *stream) more(t testing.TB, n uint64) {
 	until(t, s.name+" goes on", func() bool { return s.back.Load() >= want })
 }
 
-// end stops sending, and checks that everything came back. Datagrams may overtake others at the moment at which the rule goes, when
-// this process is late with those still in the queue; the order of those that waited is hold's own test.
+// end stops sending, and checks that everything came back. Datagrams may overtake others at the moment at which the
+// rule goes, when this process is late with those still in the queue; the order of those that waited is hold's own
+// test.
 func (s *stream) end(t testing.TB) {
 	t.Helper()
 	close(s.stop)

@@ -324,8 +324,8 @@ func (e *entry) family() uint8 {
 	return unix.AF_INET
 }
 
-// create adds the message that makes the flow. The reply tuple is that of a flow without translation: from it and the one
-// address and port of the translation the kernel makes the other, as it does for a flow's first packet.
+// create adds the message that makes the flow. The reply tuple is that of a flow without translation: from it and the
+// one address and port of the translation the kernel makes the other, as it does for a flow's first packet.
 func (t *table) create(e *entry) {
 	w := &t.w
 	t.begin(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.family())

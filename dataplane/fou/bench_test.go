@@ -14,8 +14,9 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// BenchmarkTCP is one TCP connection from the client through the gateway to the target. Compare the drivers with "plain": the
-// same way over two TUN devices of one process, which copies packets from one to the other and does nothing else.
+// BenchmarkTCP is one TCP connection from the client through the gateway to the target. Compare the drivers with
+// "plain": the same way over two TUN devices of one process, which copies packets from one to the other and does
+// nothing else.
 func BenchmarkTCP(b *testing.B) {
 	for _, c := range []struct {
 		name   string

@@ -5,7 +5,8 @@ import (
 	"math/bits"
 )
 
-// sum adds b to a sum of 16-bit words in network byte order (RFC 1071), unfolded. An odd last byte counts as a word's first.
+// sum adds b to a sum of 16-bit words in network byte order (RFC 1071), unfolded. An odd last byte counts as a word's
+// first.
 func sum(b []byte, initial uint64) uint64 {
 	acc, carry := initial, uint64(0)
 	for len(b) >= 32 {

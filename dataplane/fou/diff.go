@@ -120,10 +120,10 @@ func (s Spec) check() error {
 // tunnelEnds are the two ends of a tunnel.
 type tunnelEnds struct{ local, remote netip.Addr }
 
-// linkNames gives each tunnel of a Spec its device. A client's device is named after the far end. A gateway's TUN device is
-// named after the near end, and serves all clients there. A gateway's device of the kernel is named after the client; of a
-// client's several tunnels each keeps the device that it has, so that none is interrupted when another comes or goes, and
-// those without one are told apart by two more digits.
+// linkNames gives each tunnel of a Spec its device. A client's device is named after the far end. A gateway's TUN
+// device is named after the near end, and serves all clients there. A gateway's device of the kernel is named after the
+// client; of a client's several tunnels each keeps the device that it has, so that none is interrupted when another
+// comes or goes, and those without one are told apart by two more digits.
 func linkNames(s Spec, driver string, have []device) map[tunnelEnds]string {
 	names := make(map[tunnelEnds]string, len(s.Tunnels))
 	switch {

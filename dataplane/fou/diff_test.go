@@ -181,7 +181,8 @@ func TestFlowKeepsItsPort(t *testing.T) {
 	}
 }
 
-// Listeners that are not wanted any more go, if they are ours: also those of a process that ended while the port changed.
+// Listeners that are not wanted any more go, if they are ours: also those of a process that ended while the port
+// changed.
 func TestListenersThatAreLeft(t *testing.T) {
 	default4, former4, next4 := listener{0, 5555, 4}, listener{0, 6000, 4}, listener{0, 7000, 4}
 	others := listener{1, 6000, 4} // IPv4 in IPv6
@@ -204,8 +205,8 @@ func TestListenersThatAreLeft(t *testing.T) {
 	}
 }
 
-// The kernel's tunnels and listeners: UDP 5555 at both ends, TTL 225, and IPv4 (4) or IPv6 (41) inside; a source port of 0
-// lets the kernel take one by the flow.
+// The kernel's tunnels and listeners: UDP 5555 at both ends, TTL 225, and IPv4 (4) or IPv6 (41) inside; a source port
+// of 0 lets the kernel take one by the flow.
 func TestNumbersOfTheKernelsTunnels(t *testing.T) {
 	seen := map[string]tunnel{}
 	for _, d := range wanted(sample(), Kernel, linkNames(sample(), Kernel, nil)) {
@@ -237,8 +238,8 @@ func TestNumbersOfTheKernelsTunnels(t *testing.T) {
 	}
 }
 
-// A client that has flows at two near ends of a gateway has two tunnels. None is interrupted when the other comes or goes:
-// each keeps its device, which is all that a kernel's tunnel is.
+// A client that has flows at two near ends of a gateway has two tunnels. None is interrupted when the other comes or
+// goes: each keeps its device, which is all that a kernel's tunnel is.
 func TestTunnelsOfOneClientKeepTheirDevices(t *testing.T) {
 	spec := func(near ...netip.Addr) Spec {
 		s := Spec{IPv4: true, Gateway: true}

@@ -27,15 +27,16 @@ type Tunnel struct {
 	MTU            int        // of the device, in bytes
 }
 
-// Stats are a driver's counters of inner packets and their bytes: of the TUN driver since it was opened, of the kernel since it
-// made the devices that are there.
+// Stats are a driver's counters of inner packets and their bytes: of the TUN driver since it was opened, of the kernel
+// since it made the devices that are there.
 type Stats struct {
 	RxPackets, RxBytes, TxPackets, TxBytes uint64
 	// DroppedStranger came from no tunnel's remote, or with another's source inside; DroppedMalformed was no packet, or
 	// was marked on its way as congested though its sender does not understand that (RFC 6040). The kernel does not count
 	// strangers.
 	DroppedStranger, DroppedMalformed uint64
-	// DroppedTx could not be sent: no tunnel leads there, it is too big for the way (the sender is told), or there is no route.
+	// DroppedTx could not be sent: no tunnel leads there, it is too big for the way (the sender is told), or there is no
+	// route.
 	DroppedTx uint64
 }
 

@@ -24,8 +24,8 @@ type merger struct {
 	alone   vnetHeader
 }
 
-// add takes a packet that trim has returned, which stays as it is until take. False: what is there must be taken first. mtu is
-// the tunnel's, in bytes.
+// add takes a packet that trim has returned, which stays as it is until take. False: what is there must be taken first.
+// mtu is the tunnel's, in bytes.
 func (m *merger) add(p []byte, mtu int) bool {
 	at, head, ok := mergeable(p)
 	if len(m.pieces) == 0 {
@@ -67,7 +67,8 @@ const (
 	tcpAck  = 16
 )
 
-// mergeable tells whether a packet is a TCP segment with nothing but data, right in its checksums, and where its headers are.
+// mergeable tells whether a packet is a TCP segment with nothing but data, right in its checksums, and where its
+// headers are.
 func mergeable(p []byte) (at, head int, ok bool) {
 	proto, at := transport(p)
 	if proto != unix.IPPROTO_TCP || len(p) < at+tcpBytes || p[0] == 0 {
@@ -139,8 +140,8 @@ func gsoOf(p []byte) uint8 {
 	return unix.VIRTIO_NET_HDR_GSO_TCPV6
 }
 
-// unfinished is the header for a packet whose sender left its checksum to a network card that never saw it, and maybe the cutting
-// as well. Such packets come from the kernel's tunnels on this host. It is empty for any other packet.
+// unfinished is the header for a packet whose sender left its checksum to a network card that never saw it, and maybe
+// the cutting as well. Such packets come from the kernel's tunnels on this host. It is empty for any other packet.
 func unfinished(p []byte, mtu int) vnetHeader {
 	proto, at := transport(p)
 	offset, least := 16, tcpBytes

@@ -29,8 +29,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Open opens a driver. Auto is the kernel's where a trial with it succeeds, else the TUN driver. Nothing is changed yet.
-// With Kernel, the error is ErrNoKernelFoU where the trial fails.
+// Open opens a driver. Auto is the kernel's where a trial with it succeeds, else the TUN driver. Nothing is changed
+// yet. With Kernel, the error is ErrNoKernelFoU where the trial fails.
 func Open(o Options) (Driver, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -27,8 +27,8 @@ const (
 	dontSplit = 0x4000
 )
 
-// trim returns the IP packet of a family (0: IPv4, 1: IPv6) that b begins with, without what follows it. ok is false when it is
-// none: what the kernel would refuse to receive.
+// trim returns the IP packet of a family (0: IPv4, 1: IPv6) that b begins with, without what follows it. ok is false
+// when it is none: what the kernel would refuse to receive.
 func trim(b []byte, family int) (packet []byte, ok bool) {
 	if family == 0 {
 		if len(b) < ipv4Bytes || b[0]>>4 != 4 {
@@ -84,8 +84,8 @@ func setECN(p []byte, ecn uint8) {
 	p[1] = p[1]&^(ecnMask<<4) | ecn<<4
 }
 
-// outerClass is what the packet outside gets, as the kernel's tunnels have it: no DSCP, and the ECN of the packet inside, but
-// that congestion is not told twice (RFC 3168 section 9.1.1, full functionality).
+// outerClass is what the packet outside gets, as the kernel's tunnels have it: no DSCP, and the ECN of the packet
+// inside, but that congestion is not told twice (RFC 3168 section 9.1.1, full functionality).
 func outerClass(inner uint8) uint8 {
 	if inner&ecnMask == ecnCE {
 		return ecnECT0
@@ -93,8 +93,8 @@ func outerClass(inner uint8) uint8 {
 	return inner & ecnMask
 }
 
-// decapsulate brings the outer ECN into the packet (RFC 6040 section 4.2). A packet that was marked as congested, and whose
-// sender would not understand the mark, must be dropped: false.
+// decapsulate brings the outer ECN into the packet (RFC 6040 section 4.2). A packet that was marked as congested, and
+// whose sender would not understand the mark, must be dropped: false.
 func decapsulate(p []byte, outer uint8) bool {
 	inner := class(p) & ecnMask
 	switch outer & ecnMask {
@@ -113,8 +113,8 @@ func decapsulate(p []byte, outer uint8) bool {
 	return true
 }
 
-// transport finds the transport protocol of a packet and where its header is. Of a fragment, and of one with IPv6 extension
-// headers, there is none: 0.
+// transport finds the transport protocol of a packet and where its header is. Of a fragment, and of one with IPv6
+// extension headers, there is none: 0.
 func transport(p []byte) (proto uint8, at int) {
 	if p[0]>>4 == 4 {
 		if binary.BigEndian.Uint16(p[6:])&fragment != 0 {
@@ -147,9 +147,9 @@ func flow(p []byte, seed uint32) uint32 {
 	return h ^ h>>16
 }
 
-// tooBig is the ICMP message that tells a packet's sender of the largest packet that fits, in bytes. It comes from where the
-// packet went to: for that address alone it is certain that packets from it may come out of the tunnel. It is nil when
-// the packet must not be answered (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
+// tooBig is the ICMP message that tells a packet's sender of the largest packet that fits, in bytes. It comes from
+// where the packet went to: for that address alone it is certain that packets from it may come out of the tunnel. It is
+// nil when the packet must not be answered (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
 func tooBig(p []byte, mtu int) []byte {
 	src, dst := addresses(p)
 	if src.IsMulticast() || dst.IsMulticast() || src.IsUnspecified() || src.IsLoopback() || dst.Is4() && dst.As4() == [4]byte{255, 255, 255, 255} {

@@ -32,9 +32,9 @@ func (h vnetHeader) encode(b []byte) {
 
 var errFrame = errors.New("a TUN device gave something that is no packet")
 
-// split makes the IP packets that are in a frame, as a TUN device reads it, and calls each for every one. The kernel leaves
-// checksums to us, and cutting what TCP or UDP gave it in one piece. room gives memory for a packet, nil when there is
-// no more: then the rest is dropped, which is an error.
+// split makes the IP packets that are in a frame, as a TUN device reads it, and calls each for every one. The kernel
+// leaves checksums to us, and cutting what TCP or UDP gave it in one piece. room gives memory for a packet, nil when
+// there is no more: then the rest is dropped, which is an error.
 func split(frame []byte, room func(n int) []byte, each func(packet []byte)) error {
 	if len(frame) < vnetBytes+ipv4Bytes {
 		return errFrame

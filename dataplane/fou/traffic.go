@@ -79,8 +79,8 @@ func (t *table) lane(d *tunDevice, p []byte, seed uint32) (lane, bool) {
 	return l, true
 }
 
-// pass sends packets of one lane. One that is too big for the path is answered; others that cannot be sent are lost, as in
-// any network.
+// pass sends packets of one lane. One that is too big for the path is answered; others that cannot be sent are lost, as
+// in any network.
 func (u *userspace) pass(d *tunDevice, l lane, group [][]byte) {
 	for len(group) > 0 {
 		n, err := l.writer.Write(group, l.to, l.from)

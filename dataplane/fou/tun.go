@@ -17,8 +17,8 @@ import (
 
 const tunPath = "/dev/net/tun"
 
-// Memory of a batch on its way from a TUN device, in bytes. A frame of 64 KiB grows when it is cut: at the smallest segments
-// that Linux makes by default (48 bytes) it triples.
+// Memory of a batch on its way from a TUN device, in bytes. A frame of 64 KiB grows when it is cut: at the smallest
+// segments that Linux makes by default (48 bytes) it triples.
 const (
 	frameBytes = vnetBytes + 0xffff
 	roomBytes  = 288 << 10
@@ -27,8 +27,8 @@ const (
 	packets = 256
 )
 
-// batches are lent to whoever has something to read: a device that waits has none, so that many cost little. It is one for
-// the process because namespaces share it.
+// batches are lent to whoever has something to read: a device that waits has none, so that many cost little. It is one
+// for the process because namespaces share it.
 var batches = sync.Pool{New: func() any {
 	return &batch{frame: make([]byte, frameBytes), memory: make([]byte, roomBytes), packets: make([][]byte, 0, packets)}
 }}

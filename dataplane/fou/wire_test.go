@@ -113,7 +113,8 @@ func TestOuterHeader(t *testing.T) {
 	}
 }
 
-// Both drivers put the same bytes on the wire, but for the IPv4 packet's number, with the header's checksum, and the IPv6 flow label.
+// Both drivers put the same bytes on the wire, but for the IPv4 packet's number, with the header's checksum, and the
+// IPv6 flow label.
 func TestSameBytesByBothDrivers(t *testing.T) {
 	needKernel(t)
 	tun, kernel := outer(t, fou.Userspace), outer(t, fou.Kernel)
@@ -255,7 +256,8 @@ func TestCongestionMarkGoesInside(t *testing.T) {
 	}
 }
 
-// What comes to a client from another address than a tunnel leads to arrives by the catch-all device, with both drivers.
+// What comes to a client from another address than a tunnel leads to arrives by the catch-all device, with both
+// drivers.
 func TestAnyTakesOthersAnswers(t *testing.T) {
 	for _, driver := range drivers(t) {
 		s := newScene(t, fou.Userspace, driver, false)

@@ -67,7 +67,8 @@ type Queue struct {
 
 type packet struct{ id, mark uint32 }
 
-// Open takes over a queue of the network namespace at path; "" is the calling thread's own. It fails when somebody else has it.
+// Open takes over a queue of the network namespace at path; "" is the calling thread's own. It fails when somebody else
+// has it.
 func Open(path string, queue uint16, log *slog.Logger) (*Queue, error) {
 	c, err := nfnl.Dial(path, receiveBuffer)
 	if err != nil {
@@ -221,7 +222,8 @@ func (q *Queue) Waiting() int {
 	return len(q.waiting)
 }
 
-// Release lets all packets go in the order in which they came, and those that come later at once. It tells how many waited.
+// Release lets all packets go in the order in which they came, and those that come later at once. It tells how many
+// waited.
 func (q *Queue) Release() (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

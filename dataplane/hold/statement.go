@@ -16,8 +16,8 @@ import (
 // Form is how a rule of nftables gives packets to a queue.
 type Form int
 
-// Native is nftables' own statement. Target is the statement of iptables inside a rule of nftables, for kernels that are built
-// without the first (NFT_QUEUE) but with NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE.
+// Native is nftables' own statement. Target is the statement of iptables inside a rule of nftables, for kernels that
+// are built without the first (NFT_QUEUE) but with NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE.
 const (
 	Native Form = iota
 	Target

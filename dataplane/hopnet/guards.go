@@ -61,8 +61,8 @@ func guardRules(self netip.Addr) (out []guardRule) {
 	return out
 }
 
-// ownRules keep what is for this host's own overlay addresses here. When the tunnel is deleted its addresses go, and errors of
-// the kernel about what was sent from them, with the packets in them, would leave by the default route.
+// ownRules keep what is for this host's own overlay addresses here. When the tunnel is deleted its addresses go, and
+// errors of the kernel about what was sent from them, with the packets in them, would leave by the default route.
 func ownRules(g Guards) (out []guardRule) {
 	leaves := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: append([]byte("lo"), make([]byte, unix.IFNAMSIZ-len("lo"))...)},

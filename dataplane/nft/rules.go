@@ -46,8 +46,8 @@ func ruleExprs(n dataplane.Numbers) [][]expr.Any {
 	}
 }
 
-// clampExprs make both ends of a TCP connection through the tunnel send segments that fit the route's MTU: what forwards, or
-// has asked another route first, does not know it. The kernel never raises the option (nft_exthdr).
+// clampExprs make both ends of a TCP connection through the tunnel send segments that fit the route's MTU: what
+// forwards, or has asked another route first, does not know it. The kernel never raises the option (nft_exthdr).
 func clampExprs(n dataplane.Numbers) []expr.Any {
 	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
 	mark := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }

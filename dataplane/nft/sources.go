@@ -15,8 +15,8 @@ import (
 )
 
 // The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037).
-// WireGuard has checked what comes by the tunnel, and guards what comes out of it by way of other nodes (dataplane.Hops).
-// By any other link
+// WireGuard has checked what comes by the tunnel, and guards what comes out of it by way of other nodes
+// (dataplane.Hops). By any other link
 //
 //   - nothing comes from an overlay address;
 //   - what comes from an address of a pool came by the link that leads back there: a pod's own, or, for what is not the
@@ -100,10 +100,10 @@ func without(a, b []Range) (out []Range) {
 	return out
 }
 
-// sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there are
-// hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them. plain: this
-// host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes, so the control
-// net is not theirs.
+// sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there
+// are hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them.
+// plain: this host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes,
+// so the control net is not theirs.
 func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []rule {
 	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
 	if control != 0 {

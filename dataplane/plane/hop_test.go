@@ -886,7 +886,8 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 	})
 }
 
-// overhear counts the frames that come to a namespace by a link and have some text in them, until one with the last text.
+// overhear counts the frames that come to a namespace by a link and have some text in them, until one with the last
+// text.
 func overhear(t *testing.T, n *testns.NS, link, text string) (until func(last string) int) {
 	t.Helper()
 	fd := -1

@@ -12,7 +12,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Only one end knows that the way carries less. Its SYN says so to the other, whichever route the socket had asked first.
+// Only one end knows that the way carries less. Its SYN says so to the other, whichever route the socket had asked
+// first.
 func TestTCPFitsTheWay(t *testing.T) {
 	a, b := pair(t)
 	s := withHost(a.spec(), b, addr("192.0.2.2"))

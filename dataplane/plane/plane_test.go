@@ -242,8 +242,8 @@ func TestUnchangedSpecWritesNothing(t *testing.T) {
 	}
 }
 
-// The peer's endpoint lies in a network that leads through the tunnel to that very peer. WireGuard's own packets carry its
-// mark and go straight out all the same, and everything else to that network goes through the tunnel.
+// The peer's endpoint lies in a network that leads through the tunnel to that very peer. WireGuard's own packets carry
+// its mark and go straight out all the same, and everything else to that network goes through the tunnel.
 func TestEndpointInsideADestination(t *testing.T) {
 	a, b := pair(t)
 	with := func(h, o *host, under string) dataplane.Spec {

@@ -51,8 +51,8 @@ func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
 	return s
 }
 
-// TestOthersPodsAreReachedFromTheTunnelsAddress: what a host itself sends to another's block leaves with its address in the
-// overlay, also where no default route would let it be sent and marked, and how large it may be is kept.
+// TestOthersPodsAreReachedFromTheTunnelsAddress: what a host itself sends to another's block leaves with its address in
+// the overlay, also where no default route would let it be sent and marked, and how large it may be is kept.
 func TestOthersPodsAreReachedFromTheTunnelsAddress(t *testing.T) {
 	a := newHost(t, 1)
 	s := a.spec()

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Add makes the link of a pod with its addresses and routes. A host or a namespace with IPv6 disabled gets IPv4 only, and
-// ErrNoIPv6 when there is none. After an error nothing of it is left.
+// Add makes the link of a pod with its addresses and routes. A host or a namespace with IPv6 disabled gets IPv4 only,
+// and ErrNoIPv6 when there is none. After an error nothing of it is left.
 func Add(a Attachment) (Link, error) {
 	l, _, err := add(a)
 	return l, err
@@ -117,8 +117,8 @@ func (w *work) leadHere() error {
 	}
 }
 
-// awaitFirstPacket waits for what the kernel does a little later, so that no first packet is lost. The host's end came up
-// without a carrier, and drops what it is given until the link watcher has run (since Linux 6.8 the reading itself
+// awaitFirstPacket waits for what the kernel does a little later, so that no first packet is lost. The host's end came
+// up without a carrier, and drops what it is given until the link watcher has run (since Linux 6.8 the reading itself
 // sees to that). An IPv6 address is listened to only once the worker that would look for duplicates has run.
 func (w *work) awaitFirstPacket() {
 	const limit = time.Second // all that can be lost by going on is a packet

@@ -10,9 +10,9 @@ import (
 
 const settings6 = "/proc/sys/net/ipv6/conf/"
 
-// ForwardIPv6 makes the kernel forward IPv6 that comes in by this link. Linux 6.17 can do so for a single link. An older
-// one has a switch for the whole host only, with which a host stops learning from router advertisements: the links that
-// learned by the default setting are told to go on (docs/decisions/0022).
+// ForwardIPv6 makes the kernel forward IPv6 that comes in by this link. Linux 6.17 can do so for a single link. An
+// older one has a switch for the whole host only, with which a host stops learning from router advertisements: the
+// links that learned by the default setting are told to go on (docs/decisions/0022).
 func ForwardIPv6(link string) error {
 	if v, err := readSetting("all", "forwarding"); err != nil || v != "0" {
 		return err

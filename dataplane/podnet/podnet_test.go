@@ -126,7 +126,8 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 	}
 }
 
-// Blocks of one address, and the ends of egress tunnels, are on other hosts: they are led through the overlay's link, in the pods' table.
+// Blocks of one address, and the ends of egress tunnels, are on other hosts: they are led through the overlay's link,
+// in the pods' table.
 func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
 	host := newHost(t)
 	testns.Link(host, testns.New(t, "over"), dataplane.DefaultNumbers().Link, nil, nil)

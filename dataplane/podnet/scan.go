@@ -37,8 +37,8 @@ func (c *conn) links() (map[int]link, error) {
 	return links, nil
 }
 
-// pods reads which pods have routes and links, the links read before. One that was being made then was not there, or not
-// called anybody's yet: it gets its alias before its route, and is read again.
+// pods reads which pods have routes and links, the links read before. One that was being made then was not there, or
+// not called anybody's yet: it gets its alias before its route, and is read again.
 func (c *conn) pods(links map[int]link, overlay string, table int) ([]Found, error) {
 	routes, err := c.routes(tableOr(table), 0)
 	if err != nil {

@@ -15,8 +15,8 @@ type Uplink struct {
 	MTU       int    // bytes
 }
 
-// AddUplink makes the pair, each end in its namespace and down, without addresses. The host's end, in the calling thread's
-// namespace, forwards IPv4 and takes no redirects. After an error nothing of it is left.
+// AddUplink makes the pair, each end in its namespace and down, without addresses. The host's end, in the calling
+// thread's namespace, forwards IPv4 and takes no redirects. After an error nothing of it is left.
 func AddUplink(u Uplink) error {
 	fail := func(err error) error { return fmt.Errorf("link %s to %s: %w", u.Host, u.NetNS, err) }
 	ns, err := openNetNS(u.NetNS)

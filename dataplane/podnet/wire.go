@@ -62,7 +62,8 @@ func ifinfo(index int, flags, mask uint32) []byte {
 	return b
 }
 
-// newPair makes both ends, each in its namespace and with its final name, so that no other program sees them on their way.
+// newPair makes both ends, each in its namespace and with its final name, so that no other program sees them on their
+// way.
 func newPair(host string, hostMAC net.HardwareAddr, a Attachment, mac net.HardwareAddr, netns int) request {
 	end := func(ae *netlink.AttributeEncoder, name string, mac net.HardwareAddr) {
 		ae.String(unix.IFLA_IFNAME, name)
@@ -193,8 +194,8 @@ func rtmsg(family byte, bits int, table, protocol, scope, kind byte) []byte {
 	return b
 }
 
-// newHostRoute leads from the host to a pod. Its scope is global although the pod is on the link: the kernel would choose
-// the link's own 169.254.1.1 as the source of what the host sends.
+// newHostRoute leads from the host to a pod. Its scope is global although the pod is on the link: the kernel would
+// choose the link's own 169.254.1.1 as the source of what the host sends.
 func newHostRoute(addr netip.Addr, index, table int) request {
 	head := rtmsg(family(addr), addr.BitLen(), byte(table), dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST)
 	return request{"adding the host's route to " + addr.String(), message(unix.RTM_NEWROUTE, create, head, func(ae *netlink.AttributeEncoder) {

@@ -12,7 +12,8 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// conntrack looks up and deletes single flows of the kernel's connection table. The libraries at hand dump all of it for that.
+// conntrack looks up and deletes single flows of the kernel's connection table. The libraries at hand dump all of it
+// for that.
 type conntrack struct{ conn *netlink.Conn }
 
 // Numbers of linux/netfilter/nfnetlink_conntrack.h.

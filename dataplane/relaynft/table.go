@@ -24,7 +24,8 @@ const (
 	adoptFor = time.Minute
 )
 
-// Mapping is one pair: the addresses of ours that its ends send to, and where their packets come from. All are of one family.
+// Mapping is one pair: the addresses of ours that its ends send to, and where their packets come from. All are of one
+// family.
 type Mapping struct {
 	ALocal, ARemote netip.AddrPort
 	BLocal, BRemote netip.AddrPort
@@ -193,8 +194,8 @@ func (t *Table) endStale() error {
 	return errors.Join(err, t.ct.forget(flows))
 }
 
-// Map replaces a mapping by another, in one transaction; the zero Mapping stands for none. The flows are then taken out of
-// the connection table, which else would go on as before.
+// Map replaces a mapping by another, in one transaction; the zero Mapping stands for none. The flows are then taken out
+// of the connection table, which else would go on as before.
 func (t *Table) Map(old, new Mapping) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

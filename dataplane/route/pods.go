@@ -13,9 +13,9 @@ import (
 // lead into our link. Behind all of them each pool's subnet is unreachable, but for the parts that are not the mesh's
 // to lead.
 //
-// Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
-// ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them, and
-// only when no pod is left; and the host route of a pod is never taken away: it goes with its link.
+// Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is
+// only ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them,
+// and only when no pod is left; and the host route of a pod is never taken away: it goes with its link.
 
 // wantPods adds what leads to pods to a wanted state.
 func (s *State) wantPods(p dataplane.Pods, h Host) {
@@ -82,9 +82,9 @@ func (s *State) wantPools(p dataplane.Pods, h Host) {
 	}
 }
 
-// wantForward is what the link needs that leads to pods of this host, or to a gateway's clients, or whose packets this host
-// passes on. Another host forwards nothing. Where the kernel has no switch for IPv6 on a single link, that of the whole host
-// is podnet's to set when pods with IPv6 come, and ours for the rest.
+// wantForward is what the link needs that leads to pods of this host, or to a gateway's clients, or whose packets this
+// host passes on. Another host forwards nothing. Where the kernel has no switch for IPv6 on a single link, that of the
+// whole host is podnet's to set when pods with IPv6 come, and ours for the rest.
 func (s *State) wantForward(p dataplane.Pods, h Host) {
 	if len(p.Blocks)+len(p.Routes) == 0 && !p.Forward {
 		return

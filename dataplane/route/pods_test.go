@@ -115,7 +115,8 @@ func podCases() []diffCase {
 	}
 }
 
-// Whatever was there: afterwards all blocks are there and no others, no host route is gone, and there is nothing left to do.
+// Whatever was there: afterwards all blocks are there and no others, no host route is gone, and there is nothing left
+// to do.
 func TestPodsSettle(t *testing.T) {
 	h := full
 	h.HasForward4 = true

@@ -58,15 +58,15 @@ const (
 // out theirs, and only ours can still be answered: it is sent, and once more if the other side has passed
 // over it, which lets in the second when its own has not been answered either.
 //
-// What crosses is told by whose it is (see identities), not by where it came from or goes to: one end may send by a relay
-// while the other sends directly. Ours is sent again where theirs came from, which is a way that works.
+// What crosses is told by whose it is (see identities), not by where it came from or goes to: one end may send by a
+// relay while the other sends directly. Ours is sent again where theirs came from, which is a way that works.
 //
-// An initiation that is not answered is sent once more, since five seconds are long; whoever has answered it then sends the
-// same answer again, for that may be what was lost.
+// An initiation that is not answered is sent once more, since five seconds are long; whoever has answered it then sends
+// the same answer again, for that may be what was lost.
 //
-// A forged initiation counts for nothing. Only when more come than are read can one make us pass over an initiation or a
-// response here. The handshake then takes place at the next try; it needs the address, the port and the moment of one to
-// do even that.
+// A forged initiation counts for nothing. Only when more come than are read can one make us pass over an initiation or
+// a response here. The handshake then takes place at the next try; it needs the address, the port and the moment of one
+// to do even that.
 type crossing struct {
 	send func(packet []byte, at netip.AddrPort)
 	who  *identities
@@ -235,7 +235,8 @@ func (c *crossing) responding(p []byte, to netip.AddrPort) {
 	}
 }
 
-// admitInitiation decides about the other side's initiation. One that has been answered already gets the same answer once more.
+// admitInitiation decides about the other side's initiation. One that has been answered already gets the same answer
+// once more.
 func (c *crossing) admitInitiation(index uint32, who party, from netip.AddrPort) (ok bool, answer []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,9 +301,9 @@ func (c *crossing) admitResponse(index uint32) bool {
 	return true
 }
 
-// busy tells whether a handshake with a peer is under way: an initiation of ours left for it a moment ago, or a response.
-// With that we have keys, which the other side uses as soon as it has it; an attempt of ours before then would take them
-// from us again, and be passed over there.
+// busy tells whether a handshake with a peer is under way: an initiation of ours left for it a moment ago, or a
+// response. With that we have keys, which the other side uses as soon as it has it; an attempt of ours before then
+// would take them from us again, and be passed over there.
 func (c *crossing) busy(key dataplane.Key, endpoints ...netip.AddrPort) bool {
 	return c.any(key, endpoints, func(m *meeting) bool {
 		return m.ours.within(busyWindow) || within(m.responded, crossWindow) || within(m.held, busyWindow)
@@ -341,8 +342,9 @@ func partiesOf(key dataplane.Key, endpoints []netip.AddrPort) []party {
 	return all
 }
 
-// insist sends an initiation of ours once more that went to a peer and stands unanswered, to the last of its endpoints, and
-// tells whether there is one. A new one instead would make what answers the first useless, which on a slow way is still to come.
+// insist sends an initiation of ours once more that went to a peer and stands unanswered, to the last of its endpoints,
+// and tells whether there is one. A new one instead would make what answers the first useless, which on a slow way is
+// still to come.
 func (c *crossing) insist(key dataplane.Key, endpoints []netip.AddrPort) bool {
 	c.mu.Lock()
 	var newest initiation

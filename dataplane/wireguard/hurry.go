@@ -143,8 +143,8 @@ func (h *hurrier) look() {
 }
 
 // try starts a handshake, unless one is under way, or sends the initiation again that nobody has answered. A second one
-// would be taken for a replay of the first, whose answer we would no longer understand; and one that we have answered would be undone.
-// A packet that comes just now may be making the first, so it is waited for.
+// would be taken for a replay of the first, whose answer we would no longer understand; and one that we have answered
+// would be undone. A packet that comes just now may be making the first, so it is waited for.
 func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
 	h.packets.Lock()
 	defer h.packets.Unlock()

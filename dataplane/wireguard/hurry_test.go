@@ -40,8 +40,8 @@ func unlessStalled(t *testing.T, round func(*testing.T) error) {
 	t.Fatal("no round without a stall")
 }
 
-// An answer that is long on its way is waited for: a try of ours meanwhile would take the keys from us that it has made, and
-// come to the other side right behind it, where it is passed over.
+// An answer that is long on its way is waited for: a try of ours meanwhile would take the keys from us that it has
+// made, and come to the other side right behind it, where it is passed over.
 func TestTryWhileTheAnswerIsUnderWay(t *testing.T) { unlessStalled(t, tryWhileTheAnswerIsUnderWay) }
 
 func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
@@ -87,8 +87,8 @@ func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 	return nil
 }
 
-// A try repeats the initiation that stands: of two different ones the first's answer would be useless, and on a way slower than the
-// pause between tries each next one would come before the answer to the last.
+// A try repeats the initiation that stands: of two different ones the first's answer would be useless, and on a way
+// slower than the pause between tries each next one would come before the answer to the last.
 func TestTryRepeatsWhatStands(t *testing.T) { unlessStalled(t, tryRepeatsWhatStands) }
 
 func tryRepeatsWhatStands(t *testing.T) error {
@@ -120,8 +120,8 @@ func tryRepeatsWhatStands(t *testing.T) error {
 	return nil
 }
 
-// A try beside a first packet that is making an initiation waits for it. It would forget that one, whose answer would then be
-// useless, and send another, which the peer takes for a replay of it.
+// A try beside a first packet that is making an initiation waits for it. It would forget that one, whose answer would
+// then be useless, and send another, which the peer takes for a replay of it.
 func TestTryBesideAFirstPacket(t *testing.T) {
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 	bind, link := newMeshBind(), newQuietTUN(a.TUN(), device.DefaultMTU)
@@ -226,7 +226,8 @@ func (j *jam) lead(t *testing.T, da, db *device.Device) dataplane.Key {
 	return peers[0].PublicKey
 }
 
-// pass carries what comes to one socket on from the other; the first packets together, some time after the first of them.
+// pass carries what comes to one socket on from the other; the first packets together, some time after the first of
+// them.
 func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration) {
 	var held [][]byte
 	var release time.Time

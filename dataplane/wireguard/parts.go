@@ -5,8 +5,8 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// NewBind gives a wireguard-go device beside the mesh's own the same sockets: many packets per system call, both families.
-// Handshakes pass as they come.
+// NewBind gives a wireguard-go device beside the mesh's own the same sockets: many packets per system call, both
+// families. Handshakes pass as they come.
 func NewBind() conn.Bind { return &meshBind{} }
 
 // OpenTUN opens a TUN link for such a device. It is gone when the device is closed, or this process ends.

@@ -20,8 +20,9 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// BenchmarkStream sends one TCP stream through two devices in two namespaces: ours, ours with each packet inside another
-// one, and as the wireguard-go program makes them. cpu-ns/KiB is the processor time of all that, which other work on this machine moves least.
+// BenchmarkStream sends one TCP stream through two devices in two namespaces: ours, ours with each packet inside
+// another one, and as the wireguard-go program makes them. cpu-ns/KiB is the processor time of all that, which other
+// work on this machine moves least.
 func BenchmarkStream(b *testing.B) {
 	for name, open := range map[string]func(b *testing.B, link string, n int) *device.Device{"ours": openOurs, "hops": openHops, "plain": openPlain} {
 		b.Run(name, func(b *testing.B) { stream(b, open, name == "hops") })

@@ -22,8 +22,8 @@ const (
 type Config struct {
 	// Steps are taken side by side. Where two find the same address, it is the earlier one's.
 	Steps []Step
-	// NAT is the one of Steps that looks at the NAT. Nothing is told before it has spoken, at the start and when the network has
-	// changed, since what others make of an address depends on the NAT.
+	// NAT is the one of Steps that looks at the NAT. Nothing is told before it has spoken, at the start and when the
+	// network has changed, since what others make of an address depends on the NAT.
 	NAT      Step
 	Network  Network
 	OnResult func(Result) // called from Run's goroutine when something changed; must not block
@@ -253,8 +253,8 @@ func (d *Discoverer) publish(r Result) {
 	}
 }
 
-// work looks at one step: when it is told to, and when the step's own time has come. A look that has begun on a network that is
-// gone is cut short.
+// work looks at one step: when it is told to, and when the step's own time has come. A look that has begun on a network
+// that is gone is cut short.
 func (d *Discoverer) work(ctx context.Context, i int, s Step, orders <-chan order) {
 	var o order
 	timer := time.NewTimer(0)

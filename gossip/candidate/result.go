@@ -26,7 +26,8 @@ const (
 // oldHost is what agents published for host candidates while they tried them before those of 200. They never read it.
 const oldHost = 100
 
-// Priority is that of a record's candidate: as the record has it, but for the hosts' of older agents and where it has none.
+// Priority is that of a record's candidate: as the record has it, but for the hosts' of older agents and where it has
+// none.
 func Priority(c *skeinv1.Candidate) uint32 {
 	p := c.GetPriority()
 	if p == 0 || p == oldHost && c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {

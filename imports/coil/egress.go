@@ -146,8 +146,8 @@ func nodeSelector(template ast.Node) string {
 	return strings.Join(out, ",")
 }
 
-// SetGateways says which nodes are gateways of the file's egresses, by their labels. Without, the egresses are left out,
-// since in Coil any node could be one.
+// SetGateways says which nodes are gateways of the file's egresses, by their labels. Without, the egresses are left
+// out, since in Coil any node could be one.
 func (i *Import) SetGateways(labels map[string]string) {
 	if len(i.Egresses) == 0 {
 		return

@@ -37,8 +37,8 @@ func Private(p netip.Prefix) bool {
 	return false
 }
 
-// Internal reads a host's address inside of its site: 10.0.0.7, or with its network's length, 10.0.0.7/24, as Kilo writes
-// it. "" and "-" are none, the zero Addr. The error says what is wrong with the text and what is wanted.
+// Internal reads a host's address inside of its site: 10.0.0.7, or with its network's length, 10.0.0.7/24, as Kilo
+// writes it. "" and "-" are none, the zero Addr. The error says what is wrong with the text and what is wanted.
 func Internal(text string) (netip.Addr, error) {
 	if text == "" || text == "-" {
 		return netip.Addr{}, nil

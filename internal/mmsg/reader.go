@@ -61,8 +61,8 @@ func newSpace(messages int) *space {
 	return s
 }
 
-// Memory lends many Readers what they receive into, for as long as something is there: one that waits has none. It may be
-// used by several goroutines.
+// Memory lends many Readers what they receive into, for as long as something is there: one that waits has none. It may
+// be used by several goroutines.
 type Memory struct{ pool sync.Pool }
 
 // NewMemory makes a Memory for Readers that take up to so many messages per system call.
@@ -75,7 +75,8 @@ func NewMemory(messages int) *Memory {
 // NewReader makes a Reader as the function of this name does, with memory that is lent.
 func (m *Memory) NewReader(c syscall.Conn) (*Reader, error) { return newReader(c, m, nil) }
 
-// NewReader makes a Reader of a UDP socket, or of a raw one, that takes up to so many messages per system call; each may be a train.
+// NewReader makes a Reader of a UDP socket, or of a raw one, that takes up to so many messages per system call; each
+// may be a train.
 func NewReader(c syscall.Conn, messages int) (*Reader, error) {
 	return newReader(c, nil, newSpace(messages))
 }

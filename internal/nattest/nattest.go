@@ -137,7 +137,8 @@ func (n *Net) segment(i byte, v4 netip.Addr) *Host {
 	return &Host{t: n.t, ns: ns, Addr: v4, Addr6: v6, Outside: v4}
 }
 
-// Do runs f on a thread that is in the host's namespace. Sockets that f opens stay there; goroutines that it starts do not.
+// Do runs f on a thread that is in the host's namespace. Sockets that f opens stay there; goroutines that it starts do
+// not.
 func (h *Host) Do(f func()) {
 	h.t.Helper()
 	within(h.t, h.ns, f)

@@ -1,5 +1,5 @@
-// Package nfnl speaks the kernel's netfilter netlink protocol without a message object for each message, for tables of many
-// thousands of entries and for packets that wait.
+// Package nfnl speaks the kernel's netfilter netlink protocol without a message object for each message, for tables of
+// many thousands of entries and for packets that wait.
 //
 // A Conn may be read by one goroutine and written by another. Source: linux/netlink.h, linux/netfilter/nfnetlink.h.
 package nfnl

@@ -1,5 +1,5 @@
-// Package packetway draws the way of a packet through hosts and network namespaces as text, from the tables of rules that the
-// code itself works by. A document that holds such a drawing is written by a test and checked by it.
+// Package packetway draws the way of a packet through hosts and network namespaces as text, from the tables of rules
+// that the code itself works by. A document that holds such a drawing is written by a test and checked by it.
 //
 // It is pure and safe to call concurrently.
 package packetway
@@ -26,7 +26,8 @@ type Stop struct {
 	Leaves string
 }
 
-// Draw is the drawing: a box for each stop, one below the other. A step without Where goes on in the column of the one above.
+// Draw is the drawing: a box for each stop, one below the other. A step without Where goes on in the column of the one
+// above.
 func Draw(way []Stop) string {
 	var b strings.Builder
 	for _, s := range way {

@@ -16,8 +16,8 @@ import (
 // ForgetFiles unmaps the pages of files that are only read: the program's own code and constants, and files that are
 // mapped as they are, as databases are. The kernel maps up to fifteen more around each that is used, and never takes
 // them back while memory is not short, so a process at rest counts most of what it needed to start. Those that are
-// needed again come back from the page cache, with a fault of about a microsecond each. Nothing is written, and what the
-// process has changed stays.
+// needed again come back from the page cache, with a fault of about a microsecond each. Nothing is written, and what
+// the process has changed stays.
 func ForgetFiles() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {

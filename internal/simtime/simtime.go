@@ -1,8 +1,9 @@
 // Package simtime runs tests on virtual time, in bubbles of testing/synctest, also with the race detector.
 //
-// Goroutines of one bubble that look at lapsed timers at the same moment share one context of the detector, which corrupts
-// it: the process crashes in it, or it checks itself and gives up (seen with go1.26; compare golang/go issue 78156). That needs two processors at a time,
-// so with the detector a bubble has one. What it finds are accesses that nothing orders, whether or not they coincide.
+// Goroutines of one bubble that look at lapsed timers at the same moment share one context of the detector, which
+// corrupts it: the process crashes in it, or it checks itself and gives up (seen with go1.26; compare golang/go issue
+// 78156). That needs two processors at a time, so with the detector a bubble has one. What it finds are accesses that
+// nothing orders, whether or not they coincide.
 package simtime
 
 import (

@@ -190,7 +190,8 @@ FAIL	x/f	0.026s
 	}
 }
 
-// Of a long output the beginning and the end are kept, and where the last messages begin; of many tests the first, and names.
+// Of a long output the beginning and the end are kept, and where the last messages begin; of many tests the first, and
+// names.
 func TestFailuresAreBounded(t *testing.T) {
 	var output strings.Builder
 	output.WriteString("=== RUN   TestLong\n")
@@ -229,8 +230,8 @@ func TestFailuresAreBounded(t *testing.T) {
 	}
 }
 
-// tiers is a project whose tiers are soon done: one has a failed test, one fails and leaves a process behind that keeps its output
-// open, one beside another fails.
+// tiers is a project whose tiers are soon done: one has a failed test, one fails and leaves a process behind that keeps
+// its output open, one beside another fails.
 const tiers = `build:
 	@echo builds
 test-unit:

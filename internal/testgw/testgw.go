@@ -1,5 +1,5 @@
-// Package testgw gives tests two gateways that translate a client's packets, of the real kernel: a client, the router before
-// the gateways, and a target on the gateways' LAN, each in a network namespace.
+// Package testgw gives tests two gateways that translate a client's packets, of the real kernel: a client, the router
+// before the gateways, and a target on the gateways' LAN, each in a network namespace.
 //
 //	client ── router ─┬─ A ─┐
 //	                  └─ B ─┴─ LAN ── target
@@ -187,7 +187,8 @@ func (g *Gateway) must(what string, err error) {
 
 func (g *Gateway) flush(what string) { g.t.Helper(); g.must(what, g.nft.Flush()) }
 
-// rules are the gateway's: what leaves by lan is translated, and what the connection table calls invalid is counted and dropped.
+// rules are the gateway's: what leaves by lan is translated, and what the connection table calls invalid is counted and
+// dropped.
 func (g *Gateway) rules() {
 	var err error
 	g.nft, err = nftables.New(nftables.WithNetNSFd(int(g.Handle)))
@@ -241,8 +242,8 @@ func (g *Gateway) Stop() {
 	g.flush("stopping")
 }
 
-// Hold gives the client's packets and their answers to a queue, before the connection table sees them, with the mark 4 or 6 of
-// their family; or ends that.
+// Hold gives the client's packets and their answers to a queue, before the connection table sees them, with the mark 4
+// or 6 of their family; or ends that.
 func (g *Gateway) Hold(queue uint16, on bool) {
 	g.t.Helper()
 	form, err := hold.FormOf(Path(g.NS))

@@ -22,8 +22,8 @@ type Kept struct {
 	Token   *skeinv1.Token // as the log has it; nil: it does not know it
 }
 
-// Keep decides whether a new token is to be made for the Nodes that wait, and for how many uses; 0: none. Then good is how
-// long the one that is there will do. Where no Node waits the old one just ends.
+// Keep decides whether a new token is to be made for the Nodes that wait, and for how many uses; 0: none. Then good is
+// how long the one that is there will do. Where no Node waits the old one just ends.
 func Keep(k Kept, cluster string, waiting int, now time.Time) (uses uint32, good time.Duration) {
 	if waiting == 0 {
 		return 0, Lifetime

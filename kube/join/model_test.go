@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// model is servers and what they share: the ConfigMap, whose writes fail where it has changed since it was read, and the
-// Secret. Time passes in steps.
+// model is servers and what they share: the ConfigMap, whose writes fail where it has changed since it was read, and
+// the Secret. Time passes in steps.
 type model struct {
 	*rand.Rand
 	t       *testing.T
@@ -101,8 +101,8 @@ func (m *model) create(h *modelHost, id string) {
 
 func (m *model) crash(h *modelHost) { h.act, h.version, h.stood = Wait, -1, 0 }
 
-// TestOneMesh: whatever servers do, in whatever order they start, crash, stay away or lose their disks, and also when etcd
-// loses everything, one mesh at most is made; and without faults in the end, one is and all are in it.
+// TestOneMesh: whatever servers do, in whatever order they start, crash, stay away or lose their disks, and also when
+// etcd loses everything, one mesh at most is made; and without faults in the end, one is and all are in it.
 func TestOneMesh(t *testing.T) {
 	done := 0
 	for seed := range uint64(3000) {

@@ -57,9 +57,10 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// OpenNamespace opens namespaces with the driver of the configuration, for Config.Open. What auto means is found out once,
-// when the first one is opened: no pod shall wait for a kernel to say again what it cannot do. host is the path of the namespace that
-// this host's own traffic leaves; empty: the process's. There numbers count, in all others the default ones do.
+// OpenNamespace opens namespaces with the driver of the configuration, for Config.Open. What auto means is found out
+// once, when the first one is opened: no pod shall wait for a kernel to say again what it cannot do. host is the path
+// of the namespace that this host's own traffic leaves; empty: the process's. There numbers count, in all others the
+// default ones do.
 func OpenNamespace(driver, host string, numbers dataplane.Numbers, log *slog.Logger) func(netns string) (Namespace, error) {
 	chosen := sync.OnceValue(func() string {
 		switch {
@@ -111,7 +112,8 @@ func addressKey(ipv4, ipv6 netip.Addr) string {
 	return ipv6.String()
 }
 
-// podID is a pod's attachment; of a client from the configuration the container is empty and Interface the namespace's path.
+// podID is a pod's attachment; of a client from the configuration the container is empty and Interface the namespace's
+// path.
 type podID struct{ ContainerID, Interface string }
 
 // Configured is a client from this host's configuration: the host itself, or one of its network namespaces.
@@ -226,8 +228,8 @@ func (c *Clients) look() {
 	}
 }
 
-// forgetFlows finds out by which slots besides their own clients have flows no more. The kernel does not tell: it reports the
-// end only of connections that began while somebody listened.
+// forgetFlows finds out by which slots besides their own clients have flows no more. The kernel does not tell: it
+// reports the end only of connections that began while somebody listened.
 func (c *Clients) forgetFlows() {
 	type question struct {
 		of  *member
@@ -317,9 +319,9 @@ func (c *Clients) Follow(s *events.State, ports dataplane.FoUPorts) {
 	}
 }
 
-// AddPod has a pod use the egresses of its annotations. It returns when the pod's namespace is as it shall be, and its gateways
-// know it or AddWait or ctx is over. What does not work is in the answer; it is gone on with. Without such annotations nothing
-// is done.
+// AddPod has a pod use the egresses of its annotations. It returns when the pod's namespace is as it shall be, and its
+// gateways know it or AddWait or ctx is over. What does not work is in the answer; it is gone on with. Without such
+// annotations nothing is done.
 func (c *Clients) AddPod(ctx context.Context, p Pod, annotations map[string]string) []*skeinv1.EgressOfClient {
 	refs, wrong := ParseAnnotations(annotations)
 	if len(refs) == 0 && wrong == nil {
@@ -421,7 +423,8 @@ func (c *Clients) DelPod(ctx context.Context, containerID, ifname string) {
 	}
 }
 
-// Clear takes away everything that clients have of ours, and forgets them. It returns when that is done, or ctx is over.
+// Clear takes away everything that clients have of ours, and forgets them. It returns when that is done, or ctx is
+// over.
 func (c *Clients) Clear(ctx context.Context) {
 	c.mu.Lock()
 	var ended []*worker
@@ -485,8 +488,8 @@ func joinAll(all []string) string {
 // ErrNotAttached says that a pod uses an egress by its annotations, or not at all.
 var ErrNotAttached = errors.New("is not attached")
 
-// Attach has a running pod use more egresses, after those that it has, or with detach no more those that were attached. It
-// returns as AddPod does.
+// Attach has a running pod use more egresses, after those that it has, or with detach no more those that were attached.
+// It returns as AddPod does.
 func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([]*skeinv1.EgressOfClient, error) {
 	c.mu.Lock()
 	m := c.members[p.id()]

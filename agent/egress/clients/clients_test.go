@@ -198,7 +198,8 @@ func (c *Clients) states(key string) string {
 	return "gone"
 }
 
-// What wakes the agent's loop makes it follow again: a state that is followed already is no news, or the loop never rests.
+// What wakes the agent's loop makes it follow again: a state that is followed already is no news, or the loop never
+// rests.
 func TestFollowingTheSameStateIsNoNews(t *testing.T) {
 	news := 0
 	c, err := Open(Config{File: filepath.Join(t.TempDir(), ClientsFile), Changed: func() { news++ }})
@@ -512,8 +513,8 @@ func FuzzDecodeClients(f *testing.F) {
 	})
 }
 
-// TestFlowsStayOverAStart: an agent that was away while an egress got more slots leads flows by the slot that they began by,
-// and forgets that slot when the kernel has no flows by it any more.
+// TestFlowsStayOverAStart: an agent that was away while an egress got more slots leads flows by the slot that they
+// began by, and forgets that slot when the kernel has no flows by it any more.
 func TestFlowsStayOverAStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)

@@ -84,7 +84,8 @@ func isUnder(dir, path string) bool {
 	return err == nil && path != "" && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
-// load reads the file. One that cannot be read is put aside: pods that run then keep their tunnels, but nobody looks after them.
+// load reads the file. One that cannot be read is put aside: pods that run then keep their tunnels, but nobody looks
+// after them.
 func (c *Clients) load() error {
 	f, err := os.Open(c.cfg.File)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,7 +156,8 @@ func decodeClients(b []byte) (clientsFile, error) {
 	return f, nil
 }
 
-// flowsRows are the slots by which clients may have flows: of members, and of those that the agent knows by the file only.
+// flowsRows are the slots by which clients may have flows: of members, and of those that the agent knows by the file
+// only.
 func (c *Clients) flowsRows() (out []flowsRow) {
 	for _, m := range c.ordered() {
 		id := m.pod.id()

@@ -121,8 +121,8 @@ type Choice struct {
 	Reason    string
 }
 
-// Plan decides what a client's namespace shall have, and says what becomes of each egress that it wants. agreed is nil while
-// the agreed state is not known.
+// Plan decides what a client's namespace shall have, and says what becomes of each egress that it wants. agreed is nil
+// while the agreed state is not known.
 func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
 	spec := dataplane.ClientSpec{Name: c.Key, Addr4: c.IPv4, Addr6: c.IPv6, Uplink: c.Uplink, MTU: c.MTU, Host: c.Host}
 	if agreed != nil {
@@ -213,8 +213,8 @@ func choices(ch Choice, e AgreedEgress) (out []int) {
 	return out
 }
 
-// routesTo are the routes to a slot of an egress, and the destinations that are refused rather than sent another way, since
-// the slot has no tunnel of that family.
+// routesTo are the routes to a slot of an egress, and the destinations that are refused rather than sent another way,
+// since the slot has no tunnel of that family.
 func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.ClientRoute, without string) {
 	slot := e.Slots[n]
 	for _, dst := range e.Destinations {
@@ -234,7 +234,8 @@ func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.C
 	return routes, refused, without
 }
 
-// usable are those of the slots by which flows may go on: they have an owner. Flows of a slot without one go by the client's.
+// usable are those of the slots by which flows may go on: they have an owner. Flows of a slot without one go by the
+// client's.
 func usable(slots []uint32, own uint32, e AgreedEgress) (out []uint32) {
 	for _, n := range slots {
 		if n != own && int(n) < min(len(e.Slots), dataplane.ClientFlowSlots) && !e.Slots[n].Owner.IsZero() {
@@ -329,8 +330,8 @@ func entry(c Client, ch Choice) *skeinv1.EgressClient {
 	return e
 }
 
-// Lists are the clients of each egress as gateways are told of them, by key; of two with one key the later counts. Of an egress
-// that is not defined nobody is told.
+// Lists are the clients of each egress as gateways are told of them, by key; of two with one key the later counts. Of
+// an egress that is not defined nobody is told.
 func Lists(clients []Client, agreed *Agreed) map[Ref][]*skeinv1.EgressClient {
 	out := map[Ref][]*skeinv1.EgressClient{}
 	for _, c := range clients {

@@ -17,7 +17,8 @@ func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 var gate1, gate2 = identity.ID{1}, identity.ID{2}
 
-// world is an agreed state: internet/nat with two slots, dc/nat with one that has no owner, six/nat with IPv6 tunnels only.
+// world is an agreed state: internet/nat with two slots, dc/nat with one that has no owner, six/nat with IPv6 tunnels
+// only.
 func world() *Agreed {
 	return &Agreed{
 		Inside: []netip.Prefix{pfx("10.4.0.0/16"), pfx("10.68.0.0/16"), pfx("fd10::/48")},
@@ -104,7 +105,8 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestKeepFlows: slots that were a client's own stay noted as long as there are such slots; the one of now is not noted.
+// TestKeepFlows: slots that were a client's own stay noted as long as there are such slots; the one of now is not
+// noted.
 func TestKeepFlows(t *testing.T) {
 	nat := Ref{Namespace: "internet", Name: "nat"}
 	world := func(slots int) *Agreed {
@@ -155,8 +157,8 @@ func TestKeepFlows(t *testing.T) {
 	}
 }
 
-// TestFlowsOfOneEgressLeaveOthersAlone: the routes of flows by a former slot of one egress lead other egresses' destinations
-// where they always are.
+// TestFlowsOfOneEgressLeaveOthersAlone: the routes of flows by a former slot of one egress lead other egresses'
+// destinations where they always are.
 func TestFlowsOfOneEgressLeaveOthersAlone(t *testing.T) {
 	nat, dc := Ref{Namespace: "internet", Name: "nat"}, Ref{Namespace: "dc", Name: "nat"}
 	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{dc, nat}}
@@ -178,7 +180,8 @@ func TestFlowsOfOneEgressLeaveOthersAlone(t *testing.T) {
 	}
 }
 
-// TestSpreadFlows: new flows of one client take all slots that have an owner and do not drain, and gateways are told so.
+// TestSpreadFlows: new flows of one client take all slots that have an owner and do not drain, and gateways are told
+// so.
 func TestSpreadFlows(t *testing.T) {
 	nat := Ref{Namespace: "internet", Name: "nat"}
 	e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}, SpreadFlows: true, Draining: 1}

@@ -40,7 +40,8 @@ type pair struct {
 	answered  bool
 }
 
-// resync compares what gateways shall know with what they are told, and starts or wakes who tells them. The caller has mu.
+// resync compares what gateways shall know with what they are told, and starts or wakes who tells them. The caller has
+// mu.
 func (c *Clients) resync(clients []Client) {
 	if c.agreed == nil {
 		return

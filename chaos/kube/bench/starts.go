@@ -27,7 +27,8 @@ const (
 	outside     = "vm1"    // a host without Kubernetes
 )
 
-// referenceNetwork chains what skein's own configuration of these nodes chains. Its name comes first, so containerd takes it.
+// referenceNetwork chains what skein's own configuration of these nodes chains. Its name comes first, so containerd
+// takes it.
 const (
 	referenceFile    = "etc/cni/net.d/00-reference.conflist"
 	referenceNetwork = `{"cniVersion": "1.0.0", "name": "reference", "plugins": [

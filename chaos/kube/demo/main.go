@@ -1,5 +1,5 @@
-// Command demo is `make demo-kubernetes`: a Kubernetes cluster on nodes behind NATs, and its apiserver that dies and comes
-// back.
+// Command demo is `make demo-kubernetes`: a Kubernetes cluster on nodes behind NATs, and its apiserver that dies and
+// comes back.
 package main
 
 import (
@@ -240,7 +240,8 @@ func (d *demo) outage(ctx context.Context) error {
 	return nil
 }
 
-// addresses are the IPv4 addresses that home1's agent has given a pod: of an old sandbox, too, until that is taken away.
+// addresses are the IPv4 addresses that home1's agent has given a pod: of an old sandbox, too, until that is taken
+// away.
 func (d *demo) addresses(ctx context.Context, pod string) (out []netip.Addr, err error) {
 	c, err := d.Lab.Client("home1")
 	if err != nil {

@@ -80,8 +80,8 @@ func TestRouterChangesItsKind(t *testing.T) {
 	}
 }
 
-// A host that moves is reached at its new place in both families, behind a NAT and in the open, and no more at the old one.
-// lanMAC is what hosts of a site send to when they send through their router.
+// A host that moves is reached at its new place in both families, behind a NAT and in the open, and no more at the old
+// one. lanMAC is what hosts of a site send to when they send through their router.
 func (p Plan) lanMAC(t *testing.T, site string) string {
 	t.Helper()
 	var mac string

@@ -62,7 +62,8 @@ func Path(ns string) string {
 	return Dir + "/" + ns
 }
 
-// Addresses lists what the namespace at a path has on all links but its loopback, without the link-local ones, in order.
+// Addresses lists what the namespace at a path has on all links but its loopback, without the link-local ones, in
+// order.
 func Addresses(path string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	err := look(path, func(h *netlink.Handle) error {

@@ -196,7 +196,8 @@ func (p Plan) http(t *testing.T, method, url, action, body string) string {
 	return string(b)
 }
 
-// A mapping by each protocol lets strangers in at the address that the router names, behind each kind of NAT, until it is taken back.
+// A mapping by each protocol lets strangers in at the address that the router names, behind each kind of NAT, until it
+// is taken back.
 func TestPortmapLetsStrangersIn(t *testing.T) {
 	for _, kind := range []NAT{PortRestrictedCone, Symmetric} {
 		for name, m := range mappers {

@@ -64,7 +64,8 @@ func New(endpoint string, lookup resolve.Lookup, log *slog.Logger) (*Step, error
 	return s, nil
 }
 
-// Set changes the endpoint: host:port, where the host may be a name; empty: none any more. An error leaves the former one.
+// Set changes the endpoint: host:port, where the host may be a name; empty: none any more. An error leaves the former
+// one.
 func (s *Step) Set(endpoint string) error {
 	t := target{endpoint: endpoint}
 	if endpoint != "" {

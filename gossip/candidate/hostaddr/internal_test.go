@@ -8,7 +8,8 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
-// The address that is named is the only private one, beside the public ones of the interfaces, until nobody names it any more.
+// The address that is named is the only private one, beside the public ones of the interfaces, until nobody names it
+// any more.
 func TestInternalAddress(t *testing.T) {
 	s := &Step{Port: 51820}
 	look := func() (out string) {

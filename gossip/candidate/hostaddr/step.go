@@ -54,8 +54,8 @@ func (s *Step) Look(_ context.Context, r candidate.Request) (f candidate.Found) 
 	return f
 }
 
-// Offered are the addresses of the interfaces that others are told, where internal is the one inside of the site: besides
-// it the public ones alone, by which the host is reached from outside. The zero Addr: all.
+// Offered are the addresses of the interfaces that others are told, where internal is the one inside of the site:
+// besides it the public ones alone, by which the host is reached from outside. The zero Addr: all.
 func Offered(addrs []netip.Addr, internal netip.Addr) []netip.Addr {
 	if !internal.IsValid() {
 		return addrs

@@ -120,7 +120,8 @@ func (c *client) newToken(ctx context.Context) error {
 	return nil
 }
 
-// addresses are those that the internet reaches this instance at: the public IPv4 address first, then those of all interfaces.
+// addresses are those that the internet reaches this instance at: the public IPv4 address first, then those of all
+// interfaces.
 func (c *client) addresses(ctx context.Context) ([]netip.Addr, error) {
 	var out []netip.Addr
 	read := func(path string) error {

@@ -91,7 +91,8 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, v)
 }
 
-// look runs a service at 169.254.169.254 in a namespace, and looks n times from there. Its answers leave with hop limit 1, as the real one's do.
+// look runs a service at 169.254.169.254 in a namespace, and looks n times from there. Its answers leave with hop limit
+// 1, as the real one's do.
 func look(t *testing.T, s *service, n int) []said {
 	t.Helper()
 	host := nattest.New(t).Host(nattest.Public)

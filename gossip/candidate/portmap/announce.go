@@ -16,11 +16,12 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/portmap/pcp"
 )
 
-// announcePort is where routers tell all hosts that they have started anew (RFC 6886 section 3.2.1, RFC 6887 section 14.1.1).
+// announcePort is where routers tell all hosts that they have started anew (RFC 6886 section 3.2.1, RFC 6887 section
+// 14.1.1).
 const announcePort = "5350"
 
-// announcements hears routers that have lost their state, so that a mapping is asked for again at once. Whoever forges one makes
-// this host ask its own router a question, at most every five seconds.
+// announcements hears routers that have lost their state, so that a mapping is asked for again at once. Whoever forges
+// one makes this host ask its own router a question, at most every five seconds.
 type announcements struct {
 	conn    net.PacketConn // nil: the port could not be had; the checks every minute remain
 	running sync.WaitGroup
@@ -84,7 +85,8 @@ func (a *announcements) take(b []byte, from netip.Addr) {
 			return
 		}
 	}
-	// Whether it has really lost its state is not asked: a router that is asked anew has the mapping afterwards in any case.
+	// Whether it has really lost its state is not asked: a router that is asked anew has the mapping afterwards in any
+	// case.
 	if soon := announceGap - time.Since(a.woken); soon > 0 {
 		a.later = time.AfterFunc(soon, func() {
 			a.mu.Lock()

@@ -8,8 +8,8 @@ type epoch struct {
 	at      time.Time // when it said so; zero: never
 }
 
-// lost reports whether a router has lost its state between two of its words: its time went back, or passed at another pace than
-// ours (RFC 6887 section 8.5, which is a little wider than RFC 6886 section 3.6).
+// lost reports whether a router has lost its state between two of its words: its time went back, or passed at another
+// pace than ours (RFC 6887 section 8.5, which is a little wider than RFC 6886 section 3.6).
 func (e epoch) lost(now epoch) bool {
 	if e.at.IsZero() {
 		return false

@@ -28,7 +28,8 @@ import (
 	"github.com/skeinmesh/skein/internal/sock"
 )
 
-// miniupnpd takes documentation's addresses for private ones, so the internet of these tests has others. Nothing of it leaves the test.
+// miniupnpd takes documentation's addresses for private ones, so the internet of these tests has others. Nothing of it
+// leaves the test.
 var internet = netip.MustParsePrefix("11.22.33.0/24")
 
 const childOrders = "SKEIN_PORTMAP_CHILD" // the protocols; opens sockets from several goroutines, so it is in the namespace as a whole
@@ -51,7 +52,8 @@ type word struct {
 	Arrived string // a datagram at WireGuard's port
 }
 
-// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget, proofs, moved, gone.
+// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget,
+// proofs, moved, gone.
 func child(protocols []string, in io.Reader, out *json.Encoder) error {
 	conn, err := sock.ListenUDP("udp4", netip.AddrPortFrom(netip.Addr{}, nattest.WireGuardPort), 0)
 	if err != nil {
@@ -396,7 +398,8 @@ func TestRouterThatStartsAnewIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A mapping belongs to one gateway and one address of this host. With another it is worth nothing, and is asked for anew.
+// A mapping belongs to one gateway and one address of this host. With another it is worth nothing, and is asked for
+// anew.
 func TestAnotherGatewayIsAskedAnew(t *testing.T) {
 	for _, protocol := range Protocols {
 		t.Run(protocol, func(t *testing.T) {
@@ -460,7 +463,8 @@ func TestDoubleNAT(t *testing.T) {
 	t.Log(f.Notes)
 }
 
-// By the other two protocols miniupnpd walks through all 65,535 ports and says so for each before it refuses; pcp and natpmp have tests for that.
+// By the other two protocols miniupnpd walks through all 65,535 ports and says so for each before it refuses; pcp and
+// natpmp have tests for that.
 func TestRouterThatRefuses(t *testing.T) {
 	h := newHome(t, internet, UPnP, "deny 0-65535 0.0.0.0/0 0-65535")
 	f := h.order("full")

@@ -21,7 +21,8 @@ const (
 	UPnP   = "upnp"
 )
 
-// Protocols are all of them, the preferred ones first: PCP ties a mapping to who asked for it, and UPnP takes the most round trips.
+// Protocols are all of them, the preferred ones first: PCP ties a mapping to who asked for it, and UPnP takes the most
+// round trips.
 var Protocols = []string{PCP, NATPMP, UPnP}
 
 const (

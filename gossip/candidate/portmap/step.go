@@ -25,7 +25,8 @@ type Config struct {
 	Mark      uint32   // SO_MARK of all sockets
 	Protocols []string // that may be used, of Protocols
 	Secret    []byte   // known to this host alone and the same after a restart; names its mappings towards PCP
-	// Prove has somebody outside send a packet to what was granted, and tells whether it arrived; nil: nobody can be asked.
+	// Prove has somebody outside send a packet to what was granted, and tells whether it arrived; nil: nobody can be
+	// asked.
 	Prove func(ctx context.Context, outer netip.AddrPort) Proof
 	Log   *slog.Logger
 }
@@ -139,8 +140,8 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	return s.found()
 }
 
-// prove sees whether the router does what it says. What nobody could prove is believed, since it is true nearly always; what was
-// disproven is not published any more, and tried again at each check.
+// prove sees whether the router does what it says. What nobody could prove is believed, since it is true nearly always;
+// what was disproven is not published any more, and tried again at each check.
 func (s *Step) prove(ctx context.Context) {
 	if s.lease == nil || s.c.Prove == nil || s.lease.proof == Proven && time.Since(s.lease.provenAt) < proveEvery {
 		return
@@ -172,8 +173,8 @@ func choose(h candidate.Host) (candidate.Gateway, string) {
 	return candidate.Gateway{}, "this host has no IPv4 gateway to ask"
 }
 
-// keep renews a lease when half of its time is over, and checks it otherwise. A lease that has run out or is refused is dropped; a router
-// that is silent keeps it until then.
+// keep renews a lease when half of its time is over, and checks it otherwise. A lease that has run out or is refused is
+// dropped; a router that is silent keeps it until then.
 func (s *Step) keep(ctx context.Context, renew bool) {
 	l := s.lease
 	if now := time.Now(); !renew && now.Before(l.renewAt()) {

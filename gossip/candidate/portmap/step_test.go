@@ -146,7 +146,8 @@ func TestAnnouncementsOfOthersAreNotHeard(t *testing.T) {
 // announced is a router's word by NAT-PMP that its address outside is 11.22.33.4 and that it has just started.
 var announced = []byte{0, 128, 0, 0, 0, 0, 0, 1, 11, 22, 33, 4}
 
-// A router that starts twice within moments is asked again after the second time too, and a flood wakes once in five seconds.
+// A router that starts twice within moments is asked again after the second time too, and a flood wakes once in five
+// seconds.
 func TestAnnouncementsThatComeSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var woken []time.Duration

@@ -179,8 +179,8 @@ func mapping(seen []candidate.Observation) candidate.Behaviour {
 // maxStep is the widest step between two mappings that still counts as a sequence. Others behind the same NAT widen it.
 const maxStep = 32
 
-// portStep finds the step of a NAT that hands out ports in order: the smallest one seen, if at least two of the steps lie close
-// together in one direction and at most one does not, such as where the range of ports wraps round.
+// portStep finds the step of a NAT that hands out ports in order: the smallest one seen, if at least two of the steps
+// lie close together in one direction and at most one does not, such as where the range of ports wraps round.
 func portStep(sequences [][]uint16) int {
 	var up, down, off int // how many
 	least := maxStep + 1
@@ -209,7 +209,8 @@ func portStep(sequences [][]uint16) int {
 	}
 }
 
-// filtering weighs the three tests. WireGuard's own port has the last word, for better (a forwarding) and for worse (a firewall).
+// filtering weighs the three tests. WireGuard's own port has the last word, for better (a forwarding) and for worse (a
+// firewall).
 func filtering(e Evidence) candidate.Behaviour {
 	fresh := candidate.Unknown
 	switch {

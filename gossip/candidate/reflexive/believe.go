@@ -7,10 +7,11 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
-// believed splits what was seen from furthest out into what counts and what does not. A server may lie, or be wrong: one that names
-// somebody else's address would turn every cone into a symmetric NAT and have peers shoot at a stranger. So servers vote, one voice for each
-// address: where more than half of at least three agree on an address, and then on the port as well, the others are not believed. Of
-// two that disagree, the one that names this host's own address is right, since nobody else has it.
+// believed splits what was seen from furthest out into what counts and what does not. A server may lie, or be wrong:
+// one that names somebody else's address would turn every cone into a symmetric NAT and have peers shoot at a stranger.
+// So servers vote, one voice for each address: where more than half of at least three agree on an address, and then on
+// the port as well, the others are not believed. Of two that disagree, the one that names this host's own address is
+// right, since nobody else has it.
 func (e Evidence) believed() (kept, lies []candidate.Observation) {
 	kept = e.vantage()
 	for _, agree := range []func(a, b netip.AddrPort) bool{

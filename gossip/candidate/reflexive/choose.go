@@ -10,8 +10,9 @@ const (
 	defaultPort = "3478"
 )
 
-// chooseServers picks whom to ask: those that answered last, then the others, starting further on at every attempt so that
-// dead ones at the head of a long list are passed over. One port of an address is enough: the server names the other.
+// chooseServers picks whom to ask: those that answered last, then the others, starting further on at every attempt so
+// that dead ones at the head of a long list are passed over. One port of an address is enough: the server names the
+// other.
 func chooseServers(all []netip.AddrPort, answered map[netip.AddrPort]bool, attempt int) []netip.AddrPort {
 	var good, rest []netip.AddrPort
 	for _, s := range all {

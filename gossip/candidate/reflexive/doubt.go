@@ -2,11 +2,12 @@ package reflexive
 
 import "time"
 
-// A NAT may give WireGuard's port another mapping at any time. The regular look comes 20 s later at worst; a path that has died, or
-// a peer that sees this host elsewhere, tells sooner.
+// A NAT may give WireGuard's port another mapping at any time. The regular look comes 20 s later at worst; a path that
+// has died, or a peer that sees this host elsewhere, tells sooner.
 
-// doubtFirst is the pause after a look that was asked for by a doubt and found nothing new. It doubles with each further one, up to
-// the pause between regular looks, so that peers that come and go, or lie, cost no more than twice the regular ones.
+// doubtFirst is the pause after a look that was asked for by a doubt and found nothing new. It doubles with each
+// further one, up to the pause between regular looks, so that peers that come and go, or lie, cost no more than twice
+// the regular ones.
 const (
 	doubtFirst = time.Second
 	doubtsOver = time.Minute // after the last one the next begins anew
@@ -44,8 +45,8 @@ func (d *doubts) end(behind, same bool) {
 	d.due = false
 }
 
-// Doubt says that something points to another mapping than the last look has found. Two servers are asked at once, or some time
-// later when that has been in vain lately. Any goroutine may call it.
+// Doubt says that something points to another mapping than the last look has found. Two servers are asked at once, or
+// some time later when that has been in vain lately. Any goroutine may call it.
 func (s *Step) Doubt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

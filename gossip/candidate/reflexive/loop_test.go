@@ -18,8 +18,8 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// world is a simulated NAT with STUN servers behind it, in virtual time, and the chain that discovers it. The servers have no
-// alternate port, so that no test needs a real socket.
+// world is a simulated NAT with STUN servers behind it, in virtual time, and the chain that discovers it. The servers
+// have no alternate port, so that no test needs a real socket.
 type world struct {
 	*candidate.Discoverer
 	step *Step
@@ -217,8 +217,8 @@ func TestMappingIsKeptAliveAndWatched(t *testing.T) {
 	})
 }
 
-// A path that has died, or a peer that sees the host elsewhere, brings a look at once. What it costs is bounded: in vain it is done
-// ever more rarely, and a host without NAT does not look at all.
+// A path that has died, or a peer that sees the host elsewhere, brings a look at once. What it costs is bounded: in
+// vain it is done ever more rarely, and a host without NAT does not look at all.
 func TestDoubtLooksAtOnce(t *testing.T) {
 	bubble(t, two, func(t *testing.T, w *world) {
 		first := w.one(w.after(2 * time.Second))
@@ -323,7 +323,8 @@ func TestSilenceOfServersThatAreUpMeansBlocked(t *testing.T) {
 	})
 }
 
-// A firewall that drops STUN's port alone does not make a host blocked: the WireGuard ports of public peers are asked instead.
+// A firewall that drops STUN's port alone does not make a host blocked: the WireGuard ports of public peers are asked
+// instead.
 func TestFilteredSTUNPortIsNotBlockedUDP(t *testing.T) {
 	bubbleWith(t, two, withAlive, func(t *testing.T, w *world) {
 		w.set(func() { w.filtered, w.alive = 3478, true })

@@ -134,8 +134,8 @@ func (f *freshSocket) close() {
 	f.done.Wait()
 }
 
-// testFiltering asks one RFC 5780 server for answers from elsewhere: wg from WireGuard's port, and beside it a fresh socket.
-// mapped is WireGuard's address outside when it is a translated one, for the hairpin test.
+// testFiltering asks one RFC 5780 server for answers from elsewhere: wg from WireGuard's port, and beside it a fresh
+// socket. mapped is WireGuard's address outside when it is a translated one, for the hairpin test.
 func testFiltering(ctx context.Context, wg *asker, mark uint32, server, mapped netip.AddrPort) filterTests {
 	var t filterTests
 	var running sync.WaitGroup
@@ -180,8 +180,8 @@ func test(ctx context.Context, a *asker, server netip.AddrPort, w stunmsg.Want) 
 	return answerOf(err)
 }
 
-// testHairpin sends from the fresh socket to WireGuard's outside address. WireGuard's port sends the other way meanwhile,
-// so that a NAT which filters lets the packet in if it turns packets round at all.
+// testHairpin sends from the fresh socket to WireGuard's outside address. WireGuard's port sends the other way
+// meanwhile, so that a NAT which filters lets the packet in if it turns packets round at all.
 func testHairpin(ctx context.Context, wg, fresh *asker, mapped, freshMapped netip.AddrPort) bool {
 	ctx, cancel := context.WithTimeout(ctx, hairpinTime)
 	defer cancel()
@@ -210,8 +210,8 @@ func testHairpin(ctx context.Context, wg, fresh *asker, mapped, freshMapped neti
 	}
 }
 
-// followSequence has fresh sockets contact one destination after another, so that a NAT which hands out ports in order shows it.
-// WireGuard's own port will not do: the NAT has mappings for it to all of them already.
+// followSequence has fresh sockets contact one destination after another, so that a NAT which hands out ports in order
+// shows it. WireGuard's own port will not do: the NAT has mappings for it to all of them already.
 func followSequence(ctx context.Context, mark uint32, servers []netip.AddrPort) [][]uint16 {
 	ctx, cancel := context.WithTimeout(ctx, sequenceTime)
 	defer cancel()

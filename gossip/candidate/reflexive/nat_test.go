@@ -26,7 +26,8 @@ import (
 	"github.com/skeinmesh/skein/internal/sock"
 )
 
-// A Discoverer opens sockets from several goroutines, so it runs in a child process that is in the host's namespace as a whole.
+// A Discoverer opens sockets from several goroutines, so it runs in a child process that is in the host's namespace as
+// a whole.
 const childServers = "SKEIN_CANDIDATE_CHILD"
 
 func TestMain(m *testing.M) {
@@ -49,7 +50,8 @@ type report struct {
 	Took     time.Duration
 }
 
-// child plays a host on which somebody else, as WireGuard does, owns the port. It writes one report, and another for each line it reads.
+// child plays a host on which somebody else, as WireGuard does, owns the port. It writes one report, and another for
+// each line it reads.
 func child(servers []string, in io.Reader, out io.Writer) error {
 	owner, err := sock.ListenUDP("udp4", netip.AddrPortFrom(netip.Addr{}, nattest.WireGuardPort), 0)
 	if err != nil {
@@ -163,7 +165,8 @@ func servers(t *testing.T, internet *nattest.Net, n int) []string {
 	return names
 }
 
-// run starts the child on a host and returns its first report, and a function that lets it wait for a change and report again.
+// run starts the child on a host and returns its first report, and a function that lets it wait for a change and report
+// again.
 func run(t *testing.T, host *nattest.Host, servers []string) (report, func(change func()) report) {
 	t.Helper()
 	var decoder *json.Decoder

@@ -38,9 +38,10 @@ type Config struct {
 	Mark    uint32   // SO_MARK of the fresh sockets
 	Servers []string // STUN servers, host:port; names are looked up at each run
 	Off     bool     // STUN is switched off: Servers are none, and the advice says why
-	// Alive says whether the node behind a STUN server's address is known to be up by another way, such as a relay session of
-	// another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not declare itself unreachable to them.
-	// Without it, silence at the start counts as blocked, and silence later as servers away.
+	// Alive says whether the node behind a STUN server's address is known to be up by another way, such as a relay session
+	// of another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not
+	// declare itself unreachable to them. Without it, silence at the start counts as blocked, and silence later as servers
+	// away.
 	Alive func(server netip.AddrPort) bool
 	// Ping asks the WireGuard port of a public peer where this host's packets come from, until ctx ends; nil: none is.
 	Ping   func(ctx context.Context, at netip.AddrPort) (mapped netip.AddrPort, rtt time.Duration, err error)
@@ -108,8 +109,8 @@ func (s *Step) HandleSTUN(from netip.AddrPort, _ netip.Addr, payload []byte, _ t
 	}
 }
 
-// SetServers changes the STUN servers (host:port; what cannot be parsed is left out) and looks again if they differ; off: nobody is to be
-// asked, and the advice says so. Any goroutine may call it.
+// SetServers changes the STUN servers (host:port; what cannot be parsed is left out) and looks again if they differ;
+// off: nobody is to be asked, and the advice says so. Any goroutine may call it.
 func (s *Step) SetServers(servers []string, off bool) {
 	servers = slices.DeleteFunc(slices.Clone(servers), func(name string) bool {
 		_, _, err := resolve.Split(name, defaultPort)
@@ -133,8 +134,9 @@ func (s *Step) SetSpare(spare []netip.AddrPort) {
 	s.spare = slices.Clone(spare)
 }
 
-// NewestMapping asks a server that answered lately from a fresh socket, and returns the address that the NAT gave this socket: behind
-// a symmetric NAT with a PortStep, the next mapping follows from it. It does not touch WireGuard's port. Any goroutine may call it.
+// NewestMapping asks a server that answered lately from a fresh socket, and returns the address that the NAT gave this
+// socket: behind a symmetric NAT with a PortStep, the next mapping follows from it. It does not touch WireGuard's port.
+// Any goroutine may call it.
 func (s *Step) NewestMapping(ctx context.Context) (netip.AddrPort, error) {
 	s.mu.Lock()
 	mapped := s.mapped
@@ -149,12 +151,13 @@ func (s *Step) NewestMapping(ctx context.Context) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("learn the NAT's newest mapping: %w", err)
 }
 
-// Await waits for a STUN answer at WireGuard's port that somebody else is asked to send; the channel is closed when it comes. The ID is the
-// proof: it must be random, and told to nobody but those who shall answer. Any goroutine may call it.
+// Await waits for a STUN answer at WireGuard's port that somebody else is asked to send; the channel is closed when it
+// comes. The ID is the proof: it must be random, and told to nobody but those who shall answer. Any goroutine may call
+// it.
 func (s *Step) Await(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) { return s.wg.await(tx) }
 
-// Look makes a whole run when it was asked for one or the last is old, else it asks two servers whether all is as before, which
-// also keeps the NAT's mapping alive.
+// Look makes a whole run when it was asked for one or the last is old, else it asks two servers whether all is as
+// before, which also keeps the NAT's mapping alive.
 func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	s.mu.Lock()
 	s.wake, s.soon = r.Wake, r.Soon
@@ -380,8 +383,9 @@ func (s *Step) evidence(local []netip.Addr, results []seen, v4 bool) Evidence {
 	return e
 }
 
-// early tells the candidates before the filtering tests, which may take a second, so that peers on the same network and cones
-// can begin. It is told on a new network, and when the same NAT has given out another mapping; other runs change nothing before they are sure.
+// early tells the candidates before the filtering tests, which may take a second, so that peers on the same network and
+// cones can begin. It is told on a new network, and when the same NAT has given out another mapping; other runs change
+// nothing before they are sure.
 func (s *Step) early(f findings) candidate.Found {
 	if last := s.run.found; s.run.ran && f.translated() && sameNAT(f, last) {
 		f.v4.Tests, f.v6.Tests, f.hairpin = last.v4.Tests, last.v6.Tests, last.hairpin // the same NAT, in all likelihood
@@ -408,8 +412,8 @@ func sameNAT(f, last findings) bool {
 	})
 }
 
-// testFamily tests the filtering in IPv4, or in IPv6 where IPv4 does not answer. Where the first server knows no other node to
-// answer, a second one may.
+// testFamily tests the filtering in IPv4, or in IPv6 where IPv4 does not answer. Where the first server knows no other
+// node to answer, a second one may.
 func (s *Step) testFamily(ctx context.Context, f *findings, results []seen) {
 	e := &f.v4
 	if len(f.v4.Observations) == 0 {

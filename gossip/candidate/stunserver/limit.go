@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// limiter gives every source a budget of requests. Sources share a fixed number of buckets by hash, so that no flood of invented
-// sources can make it grow. IPv6 sources count by their /64, which is the least that one host holds.
+// limiter gives every source a budget of requests. Sources share a fixed number of buckets by hash, so that no flood of
+// invented sources can make it grow. IPv6 sources count by their /64, which is the least that one host holds.
 type limiter struct {
 	rate, burst float64 // requests per second, and at once
 

@@ -231,7 +231,8 @@ func (s *Server) ask(f *family, local netip.Addr, from netip.AddrPort, r reply) 
 	}
 }
 
-// Answer sends the answer to a request that another node took in, from this node's alternate port, or from the one that is never named.
+// Answer sends the answer to a request that another node took in, from this node's alternate port, or from the one that
+// is never named.
 func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID, silent bool) error {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	if !addr.Addr().IsGlobalUnicast() || addr.Port() == 0 {

@@ -173,7 +173,8 @@ func (o options) benchArgs(path string) []string {
 	return []string{path, "lab", "bench", "--only", o.bench}
 }
 
-// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets a small mesh and more time.
+// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets a small
+// mesh and more time.
 func (o options) ownersArgs(path string, guest bool) []string {
 	args := []string{path, "lab", "owners", "--schedules", strconv.Itoa(o.owners)}
 	if guest {
@@ -200,7 +201,8 @@ func native(o options, tests []testBinary, env []string) error {
 	return errors.Join(errs...)
 }
 
-// addCommands puts commands with their libraries into the guest: those where they are looked for there, these where they are here.
+// addCommands puts commands with their libraries into the guest: those where they are looked for there, these where
+// they are here.
 func addCommands(ctx context.Context, files map[string]string) error {
 	for _, name := range commands {
 		file, err := exec.LookPath(name)

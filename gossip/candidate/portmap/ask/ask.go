@@ -16,8 +16,8 @@ import (
 	"github.com/skeinmesh/skein/internal/sock"
 )
 
-// Both RFCs let a client ask again for over a minute. A router on the same link answers within milliseconds or not at all, and
-// discovery does not wait for those who do not.
+// Both RFCs let a client ask again for over a minute. A router on the same link answers within milliseconds or not at
+// all, and discovery does not wait for those who do not.
 var retransmit = [...]time.Duration{0, 250 * time.Millisecond, 750 * time.Millisecond}
 
 const (
@@ -35,8 +35,8 @@ type Gateway struct {
 	Mark  uint32     // SO_MARK of the socket
 }
 
-// Do sends a request until accept takes an answer. What accept refuses is passed over: it is late, or garbled. When nothing better
-// comes, its error is the outcome.
+// Do sends a request until accept takes an answer. What accept refuses is passed over: it is late, or garbled. When
+// nothing better comes, its error is the outcome.
 func Do(ctx context.Context, g Gateway, request []byte, accept func([]byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package asktest is a gateway on the loopback for tests of the small clients above package ask, with a stranger beside it who
-// answers too.
+// Package asktest is a gateway on the loopback for tests of the small clients above package ask, with a stranger beside
+// it who answers too.
 package asktest
 
 import (
@@ -12,7 +12,8 @@ import (
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// Gateway answers each request with what answers returns. Before, a stranger on another port sends the client what stranger returns; nil: none.
+// Gateway answers each request with what answers returns. Before, a stranger on another port sends the client what
+// stranger returns; nil: none.
 func Gateway(t testing.TB, answers func(request []byte) [][]byte, stranger func(request []byte) []byte) ask.Gateway {
 	t.Helper()
 	conn, other := listen(t), listen(t)

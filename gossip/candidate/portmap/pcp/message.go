@@ -28,8 +28,8 @@ const (
 // Nonce ties a mapping to whoever asked for it (RFC 6887 section 11.1).
 type Nonce [12]byte
 
-// MakeNonce derives the nonce of one inner endpoint at one gateway from a secret, so that an agent that comes back after a crash still
-// owns its mapping.
+// MakeNonce derives the nonce of one inner endpoint at one gateway from a secret, so that an agent that comes back
+// after a crash still owns its mapping.
 func MakeNonce(secret []byte, gateway netip.Addr, inner netip.AddrPort) (n Nonce) {
 	h := hmac.New(sha256.New, secret)
 	fmt.Fprintf(h, "skein pcp nonce\n%s\n%s", gateway, inner)
