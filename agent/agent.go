@@ -214,10 +214,11 @@ type Agent struct {
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
-		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder), planeStands: make(chan struct{}),
-		serves:   make(chan struct{}),
-		problems: newProblems(),
-		numbers:  opts.Config.Dataplane.Numbers(),
+		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
+		planeStands: make(chan struct{}),
+		serves:      make(chan struct{}),
+		problems:    newProblems(),
+		numbers:     opts.Config.Dataplane.Numbers(),
 	}
 	a.heard.Set(a.started)
 	a.live.open(a.cfg)
@@ -344,7 +345,8 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		r, err := a.joinBy(ctx, a.opts.Token)
 		return r, false, err
 	}
-	return nil, false, final(fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
+	return nil, false, final(fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one "+
+		"with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
 }
 
 // enterAsTold becomes a member as Options.Enter says. What refuses this node, or does not answer, may be another
@@ -397,7 +399,8 @@ func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse,
 		return nil, err
 	}
 	if r.GetState().GetCluster().GetId() != token.GetClusterId() {
-		return nil, fmt.Errorf("the seed answered for cluster %s, the token is of cluster %s: get a new token", r.GetState().GetCluster().GetId(), token.GetClusterId())
+		return nil, fmt.Errorf("the seed answered for cluster %s, the token is of cluster %s: get a new token",
+			r.GetState().GetCluster().GetId(), token.GetClusterId())
 	}
 	return r, a.replica.Reset(r.GetState())
 }
@@ -413,14 +416,19 @@ func (a *Agent) resume(s *events.State) error {
 			return err
 		}
 		if token.GetClusterId() != have {
-			return fmt.Errorf("state directory %s belongs to cluster %s, the token is of cluster %s: use another --state-dir, or leave the old cluster first (skein down --purge, then move the directory away)", a.cfg.StateDir, have, token.GetClusterId())
+			return fmt.Errorf("state directory %s belongs to cluster %s, the token is of cluster %s: use another --state-dir, "+
+				"or leave the old cluster first (skein down --purge, then move the directory away)", a.cfg.StateDir, have,
+				token.GetClusterId())
 		}
 	}
 	if r := s.Revoked(a.id); r != nil {
-		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token", reasonText(r.GetReason()), a.cfg.StateDir)
+		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token",
+			reasonText(r.GetReason()), a.cfg.StateDir)
 	}
 	if s.Node(a.id) == nil {
-		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a new token", a.cfg.StateDir, have, a.id)
+		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or "+
+			"replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a "+
+			"new token", a.cfg.StateDir, have, a.id)
 	}
 	return nil
 }

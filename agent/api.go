@@ -62,7 +62,8 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: profileDeadline(mux), Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, ConnContext: withCaller,
+	srv := &http.Server{Handler: profileDeadline(mux), Protocols: protocols, ReadHeaderTimeout: 5 * time.Second,
+		ConnContext: withCaller,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	go srv.Serve(l)
 	return func() {
@@ -94,7 +95,8 @@ func asConnect(err error) error {
 		}
 		return connect.NewError(code, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("no server decided in time: %w (is a majority of the servers up? see `skein status`)", err))
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("no server decided in time: %w (is a majority of the "+
+			"servers up? see `skein status`)", err))
 	}
 	var c *connect.Error
 	if errors.As(err, &c) {
@@ -137,7 +139,8 @@ func (a *Agent) find(nameOrID string) (*skeinv1.Node, identity.ID, error) {
 			return n, id, nil
 		}
 	}
-	return nil, identity.ID{}, connect.NewError(connect.CodeNotFound, fmt.Errorf("no member is called %q; see `skein nodes`", nameOrID))
+	return nil, identity.ID{}, connect.NewError(connect.CodeNotFound, fmt.Errorf("no member is called %q; see `skein "+
+		"nodes`", nameOrID))
 }
 
 func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
@@ -152,7 +155,8 @@ func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) 
 	}
 	seeds := a.seeds()
 	if len(seeds) == 0 {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set "+
+			"`relay: true` in the configuration of a node that others can reach"))
 	}
 	var secret [32]byte
 	var id [8]byte
@@ -160,12 +164,14 @@ func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) 
 	rand.Read(id[:])
 	hash := sha256.Sum256(events.TokenKey(secret[:]))
 	answer, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(), Role: string(role), Signed: true,
+		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(),
+		Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(), Role: string(role), Signed: true,
 	}}})
 	if err != nil {
 		return nil, err
 	}
-	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role), Signed: true})
+	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds,
+		TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role), Signed: true})
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +192,8 @@ func (s api) RepairClock(ctx context.Context, r *skeinv1.RepairClockRequest) (*s
 	if r.GetDryRun() {
 		return out, nil
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RepairClock{RepairClock: &skeinv1.RepairClock{}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RepairClock{RepairClock: &skeinv1.RepairClock{}}})
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +205,8 @@ func (s api) RepairClock(ctx context.Context, r *skeinv1.RepairClockRequest) (*s
 }
 
 func (s api) RevokeToken(ctx context.Context, r *skeinv1.RevokeTokenRequest) (*skeinv1.RevokeTokenResponse, error) {
-	_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: r.GetTokenId()}}})
+	_, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: r.GetTokenId()}}})
 	return &skeinv1.RevokeTokenResponse{}, err
 }
 
@@ -207,7 +215,9 @@ func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*ske
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.GetId(), Reason: r.GetReason(), Force: r.GetForce()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.GetId(),
+			Reason: r.GetReason(), Force: r.GetForce()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -226,11 +236,13 @@ func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.S
 	c := &skeinv1.Command{}
 	switch {
 	case role == events.RoleAgent:
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("every member is an agent: that role is neither granted nor withdrawn; `skein node revoke %s` throws it out", n.GetName()))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("every member is an agent: that role is "+
+			"neither granted nor withdrawn; `skein node revoke %s` throws it out", n.GetName()))
 	case role == events.RoleAdmin:
 		c.Body = &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: n.GetId(), Admin: !r.GetWithdraw()}}
 	case r.GetWithdraw():
-		c.Body = &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: n.GetId(), Reason: "role withdrawn", Force: r.GetForce()}}
+		c.Body = &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: n.GetId(),
+			Reason: "role withdrawn", Force: r.GetForce()}}
 	default:
 		c.Body = &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: n.GetId()}}
 	}
@@ -238,12 +250,15 @@ func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.S
 	if err != nil {
 		return nil, err
 	}
-	return &skeinv1.SetRoleResponse{Node: n, Role: string(s.a.replica.State().Role(n.GetId())), Index: answer.GetIndex()}, nil
+	return &skeinv1.SetRoleResponse{Node: n, Role: string(s.a.replica.State().Role(n.GetId())),
+		Index: answer.GetIndex()}, nil
 }
 
 func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {
 	if len(r.GetFields()) > 0 {
-		_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: r.GetChange(), Fields: r.GetFields()}}})
+		_, err := s.a.propose(ctx,
+			&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+				Settings: r.GetChange(), Fields: r.GetFields()}}})
 		if err != nil {
 			return nil, err
 		}
@@ -255,7 +270,8 @@ func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1
 // eventsPage is how many events one read of the archive takes.
 const eventsPage = 512
 
-func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest, stream *connect.ServerStream[skeinv1.EventsResponse]) error {
+func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest,
+	stream *connect.ServerStream[skeinv1.EventsResponse]) error {
 	after := r.GetSince()
 	if after > 0 {
 		after--
@@ -342,7 +358,8 @@ type specPeer struct {
 
 // publicSpec is a Spec without its secrets.
 func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
-	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16), Peers: map[string]specPeer{}, Targets: s.Targets, Pods: s.Pods, Completed: s.Complete}
+	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16),
+		Peers: map[string]specPeer{}, Targets: s.Targets, Pods: s.Pods, Completed: s.Complete}
 	for k, p := range s.WireGuard.Peers {
 		e := ""
 		if p.Endpoint.IsValid() {

@@ -163,9 +163,10 @@ func (a *Agent) noteReport(r dataplane.Report) {
 		}
 		a.report("data plane: "+subsystem, failure, message, "it is tried again every second; the other subsystems go on")
 		if n := r.Writes[subsystem]; n > 0 || message != "" {
-			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
-				Subsystem: subsystem, Writes: uint32(n), Error: message,
-			}}})
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
+				Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
+					Subsystem: subsystem, Writes: uint32(n), Error: message,
+				}}})
 		}
 	}
 	a.applied.Store(len(r.Errors) == 0)
@@ -173,8 +174,10 @@ func (a *Agent) noteReport(r dataplane.Report) {
 
 func (a *Agent) reportRefusals(refused []projection.Refusal) {
 	blocks, requests := a.refusalText(refused, true), a.refusalText(refused, false)
-	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the configuration of these nodes, or have other sites know them under other addresses (skein site translate)")
-	a.report("peers' blocks", warning, blocks, "their pods are not reached from here; give this host's network other addresses, or move the pods to another pool (skein pool drain)")
+	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the "+
+		"configuration of these nodes, or have other sites know them under other addresses (skein site translate)")
+	a.report("peers' blocks", warning, blocks, "their pods are not reached from here; give this host's network other "+
+		"addresses, or move the pods to another pool (skein pool drain)")
 }
 
 // refusalText names the first few refusals of one kind.

@@ -32,7 +32,8 @@ func (q *askedPeers) peersAt(at map[netip.AddrPort]identity.ID) {
 }
 
 // send sends a ping and notes where its answer goes. The lock is held meanwhile, since the answer may be quick.
-func (q *askedPeers) send(at netip.AddrPort, answer chan<- probe.Pong, ping func(identity.ID) (probe.TxID, error)) (probe.TxID, error) {
+func (q *askedPeers) send(at netip.AddrPort, answer chan<- probe.Pong,
+	ping func(identity.ID) (probe.TxID, error)) (probe.TxID, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	id, ok := q.at[at]
@@ -74,7 +75,8 @@ func (a *Agent) askPeer(ctx context.Context, at netip.AddrPort) (netip.AddrPort,
 	return a.asked.ask(ctx, at, func(id identity.ID) (probe.TxID, error) { return a.prober.SendPing(id, at) })
 }
 
-func (q *askedPeers) ask(ctx context.Context, at netip.AddrPort, ping func(identity.ID) (probe.TxID, error)) (netip.AddrPort, time.Duration, error) {
+func (q *askedPeers) ask(ctx context.Context, at netip.AddrPort,
+	ping func(identity.ID) (probe.TxID, error)) (netip.AddrPort, time.Duration, error) {
 	answer := make(chan probe.Pong, 1)
 	var sent []probe.TxID
 	defer func() { q.forget(sent) }()

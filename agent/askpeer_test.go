@@ -96,7 +96,8 @@ func listenAsAgent(t *testing.T, host *nattest.Host, self, peer identity.ID) *Ag
 	if a.reflexive, err = reflexive.New(reflexive.Config{Socket: a.socket, Port: 51820}); err != nil {
 		t.Fatal(err)
 	}
-	a.prober = probe.NewProber(probe.ProberConfig{Self: self, Epoch: 1, Socket: a.socket, OnSTUN: a.onStun, OnPong: a.asked.heard})
+	a.prober = probe.NewProber(probe.ProberConfig{Self: self, Epoch: 1, Socket: a.socket, OnSTUN: a.onStun,
+		OnPong: a.asked.heard})
 	a.prober.SetPeer(peer, [32]byte{7})
 	a.socket.Serve(a.prober.Handle)
 	return a
@@ -117,7 +118,8 @@ func TestAPeerIsAskedAgainWhenAPingIsLost(t *testing.T) {
 			switch pings {
 			case 2: // by a way that says nothing of this one
 				time.AfterFunc(time.Millisecond, func() {
-					q.heard(probe.Pong{Peer: id, From: netip.MustParseAddrPort("203.0.113.9:1"), To: at, Tx: tx, Observed: netip.MustParseAddrPort("192.0.2.1:1")})
+					q.heard(probe.Pong{Peer: id, From: netip.MustParseAddrPort("203.0.113.9:1"), To: at, Tx: tx,
+						Observed: netip.MustParseAddrPort("192.0.2.1:1")})
 				})
 			case 3:
 				time.AfterFunc(time.Millisecond, func() {

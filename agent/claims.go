@@ -96,7 +96,8 @@ func refusal(n dataplane.Numbers, others []claim) error {
 		if overlap == nil {
 			continue
 		}
-		return fmt.Errorf("another agent runs in this network namespace with some of the same numbers: process %d, run directory %q. Both would have %s. "+
+		return fmt.Errorf("another agent runs in this network namespace with some of the same numbers: process %d, run "+
+			"directory %q. Both would have %s. "+
 			"Stop that one (skein --run-dir %s down), or give this one numbers of its own: %s (docs/config.md, Numbers)",
 			o.Process, o.RunDir, some(strings.Split(overlap.Error(), "\n")), o.RunDir, advice(others))
 	}
@@ -140,7 +141,8 @@ func (c *claims) others() ([]claim, error) {
 		case errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, errStranger):
 			continue // it has ended meanwhile, or is nobody's who could hold anything
 		case err != nil:
-			return nil, fmt.Errorf("another agent runs in this network namespace (process %d) and does not say which numbers it has: %w: stop it, or let it go on if it is frozen", o.Process, err)
+			return nil, fmt.Errorf("another agent runs in this network namespace (process %d) and does not say which numbers "+
+				"it has: %w: stop it, or let it go on if it is frozen", o.Process, err)
 		}
 		out = append(out, o)
 	}
@@ -201,7 +203,9 @@ func peerOf(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if e := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+	if e := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); e != nil {
 		return nil, e
 	}
 	return cred, err

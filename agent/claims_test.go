@@ -30,7 +30,8 @@ func TestAgentsOfOneNamespaceShareNoNumbers(t *testing.T) {
 	mixed := dataplane.NumbersOf(2)
 	mixed.RouteTable = 181
 	_, err = hold("/run/third", mixed)
-	for _, want := range []string{`run directory "/run/second"`, "routing table 181", "skein --run-dir /run/second down", "dataplane.instance: 2"} {
+	for _, want := range []string{`run directory "/run/second"`, "routing table 181", "skein --run-dir /run/second down",
+		"dataplane.instance: 2"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a third one with the second's table: %v, want %q in it", err, want)
 		}
@@ -79,7 +80,8 @@ func TestSocketsOfStrangersAreNoClaims(t *testing.T) {
 	ns := testns.New(t, "stranger")
 	ns.Must("stranger", func() error {
 		const nobody = 65534
-		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), nobody, ^uintptr(0)); e != 0 { // this thread alone
+		// this thread alone
+		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), nobody, ^uintptr(0)); e != 0 {
 			return e
 		}
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: claimPrefix + "stranger", Net: "unix"})
@@ -115,7 +117,8 @@ func TestLinksOfAgents(t *testing.T) {
 	own := dataplane.DefaultNumbers()
 	own.PlainLink = "plain"
 	c := &claims{own: own}
-	for name, kinds := range map[string][]string{"skein1": {"tuntap", "wireguard"}, "skeinhop2": {"sit"}, "plain": {"tuntap"}} {
+	for name, kinds := range map[string][]string{"skein1": {"tuntap", "wireguard"}, "skeinhop2": {"sit"},
+		"plain": {"tuntap"}} {
 		for _, kind := range kinds {
 			if !c.ofAgents(name, kind) {
 				t.Errorf("%s, %s, is taken for a network of the host", name, kind)

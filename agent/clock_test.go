@@ -32,8 +32,10 @@ func testClockIsCompared(t *testing.T) {
 		{-time.Second, ""},
 	} {
 		leader := identity.ID{1}
-		a.onHeartbeat(leader, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(), Time: time.Now().Add(-c.off).UnixNano()})
-		a.onHeartbeat(identity.ID{2}, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(), Time: 1}) // a server that follows
+		a.onHeartbeat(leader, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(),
+			Time: time.Now().Add(-c.off).UnixNano()})
+		// a server that follows
+		a.onHeartbeat(identity.ID{2}, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(), Time: 1})
 		have := ""
 		for _, p := range a.problems.list() {
 			have = p.GetMessage()
@@ -59,7 +61,8 @@ func TestConnectionsIgnoreTheClock(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")
 	r := newRoster(newWorld(t, a, b).state)
 	_, address := serveFront(t, a.key, r, nil)
-	for _, off := range []time.Duration{-26 * 365 * 24 * time.Hour, -3 * time.Hour, 3 * time.Hour, 50 * 365 * 24 * time.Hour} {
+	for _, off := range []time.Duration{-26 * 365 * 24 * time.Hour, -3 * time.Hour, 3 * time.Hour,
+		50 * 365 * 24 * time.Hour} {
 		wrong := func() time.Time { return time.Now().Add(off) }
 		if _, err := ask(t, address, b.key, identity.ALPNRelay, wrong); err != nil {
 			t.Errorf("a client whose clock is %s off: %v", off, err)
@@ -83,7 +86,8 @@ func TestTokenExpiresByTheLeadersClock(t *testing.T) {
 	command.Time = w.now.Add(-40 * time.Hour).UnixNano()
 	w.now = w.now.Add(2 * time.Minute)
 	var refused *events.Error
-	if err := w.decide(command); !errors.As(err, &refused) || refused.Code != events.PermissionDenied || !strings.Contains(refused.Message, "expired at 2026-03-01T13:00:00Z") {
+	if err := w.decide(command); !errors.As(err, &refused) || refused.Code != events.PermissionDenied ||
+		!strings.Contains(refused.Message, "expired at 2026-03-01T13:00:00Z") {
 		t.Errorf("have %v", err)
 	}
 }

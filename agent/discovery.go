@@ -39,7 +39,8 @@ func (a *Agent) openDiscovery() error {
 	set := a.replica.State().Settings()
 	a.reflexive, err = reflexive.New(reflexive.Config{
 		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: a.numbers.MarkWG,
-		Off: !stunOn(*a.conf(), set), Servers: stunServers(*a.conf(), set, nil), Alive: a.stunAlive, Ping: a.askPeer, Log: a.log,
+		Off: !stunOn(*a.conf(), set), Servers: stunServers(*a.conf(), set, nil), Alive: a.stunAlive,
+		Ping: a.askPeer, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -50,7 +51,8 @@ func (a *Agent) openDiscovery() error {
 	}
 	a.discoverer = candidate.New(candidate.Config{
 		Steps: steps, NAT: a.reflexive, OnResult: a.onDiscovered, Log: a.log,
-		Network: hostaddr.Kernel{SkipLinks: []string{a.cfg.Dataplane.Link}, Overlay: projection.Overlays(a.replica.State().Cluster())},
+		Network: hostaddr.Kernel{SkipLinks: []string{a.cfg.Dataplane.Link},
+			Overlay: projection.Overlays(a.replica.State().Cluster())},
 	})
 	return a.openStun()
 }
@@ -146,7 +148,8 @@ func (a *Agent) followAddresses(ctx context.Context) {
 	if message != "" {
 		a.loop.reopen = time.Now().Add(reopenEvery)
 	}
-	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
+	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set "+
+		"another one in the configuration")
 }
 
 // doubtNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no sign
@@ -179,7 +182,8 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 			}
 		}
 	}
-	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
+	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(),
+		Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
 	if old != nil && !old.SameCandidates(r) {
 		a.reflection.forget()
 		a.rewrites.doubt()
@@ -204,7 +208,8 @@ func (a *Agent) stunAlive(server netip.AddrPort) bool {
 func publicPorts(r *skeinv1.Record) (out []netip.AddrPort) {
 	for _, c := range r.GetCandidates() {
 		a, err := netip.ParseAddrPort(c.GetAddress())
-		open := c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_FORCED || c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST && addr.Public(a.Addr())
+		open := c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_FORCED ||
+			c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST && addr.Public(a.Addr())
 		if err == nil && open && len(out) < 2 {
 			out = append(out, a)
 		}
@@ -252,7 +257,8 @@ func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.
 			_, _ = rand.Read(tx[:])
 			heard, stop := a.reflexive.Await(tx)
 			inner, cancel := context.WithTimeout(ctx, proofWait)
-			if _, err := a.conns.Cluster(id).FilterTest(inner, &skeinv1.FilterTestRequest{Address: outer.String(), TransactionId: tx[:], Silent: true}); err == nil {
+			if _, err := a.conns.Cluster(id).FilterTest(inner, &skeinv1.FilterTestRequest{Address: outer.String(),
+				TransactionId: tx[:], Silent: true}); err == nil {
 				sent = true
 			}
 			select {
@@ -279,7 +285,8 @@ func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.
 func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.FilterTestRequest) error {
 	to, err := netip.ParseAddrPort(r.GetAddress())
 	if err != nil || len(r.GetTransactionId()) != 12 {
-		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(), len(r.GetTransactionId()))
+		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(),
+			len(r.GetTransactionId()))
 	}
 	if err := filterTestTarget(to); err != nil {
 		return err
@@ -308,8 +315,11 @@ func (a *Agent) rpcService() *consensus.Service {
 	}
 	s := consensus.NewService(consensus.ServiceConfig{
 		Plan: plan, PlanSteps: steps,
-		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest, Holder: a.holder, PeerPaths: a.peerPaths,
-		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error { return mayHaveEvents(a.sitePlan.Load(), peer) },
+		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest,
+		Holder: a.holder, PeerPaths: a.peerPaths,
+		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error {
+			return mayHaveEvents(a.sitePlan.Load(), peer)
+		},
 	})
 	a.rpc.Store(s)
 	return s
@@ -344,7 +354,8 @@ func (a *Agent) onDiverged(err error) {
 	if err != nil {
 		message = err.Error()
 	}
-	a.report("history", failure, message, "this node keeps what it has and takes in nothing more: see \"Two nodes disagree\" in docs/recovery.md")
+	a.report("history", failure, message, "this node keeps what it has and takes in nothing more: see \"Two nodes "+
+		"disagree\" in docs/recovery.md")
 }
 
 // clockLimit is how wrong a host's clock may be before its user is told.
@@ -362,5 +373,6 @@ func (a *Agent) noteClock(leader int64) {
 	if d.Abs() > clockLimit {
 		message = fmt.Sprintf("this host's clock is %s off the leader's", d.Round(time.Second))
 	}
-	a.report("clock", warning, message, "the mesh works all the same, but times in `events` and `explain --at` mislead: start an NTP client")
+	a.report("clock", warning, message, "the mesh works all the same, but times in `events` and `explain --at` mislead: "+
+		"start an NTP client")
 }

@@ -208,7 +208,8 @@ func TestJoinsAtOnceAreBounded(t *testing.T) {
 func TestAFrontWithEnoughJoinersTurnsOthersAway(t *testing.T) {
 	key := newHost(t, "a")
 	began, end := make(chan struct{}, doorJoinsSource), make(chan struct{})
-	f, address := serveFrontWith(t, key.key, newRoster(newWorld(t, key).state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+	f, address := serveFrontWith(t, key.key, newRoster(newWorld(t, key).state), nil, map[string]func(context.Context,
+		*tls.Conn, identity.ID){
 		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
 			began <- struct{}{}
 			<-end

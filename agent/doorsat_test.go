@@ -14,7 +14,8 @@ func TestDoorsAt(t *testing.T) {
 		0:    {"edge.example.com:7443", "203.0.113.7:7443", "192.168.1.2:7443", "[2001:db8::7]:7443"},
 		7444: {"edge.example.com:7444", "203.0.113.7:7443", "192.168.1.2:7443", "[2001:db8::7]:7443"},
 	} {
-		if have := doorsAt(hosts, "edge.example.com", config.Ports{Relay: 7443, RelayOutside: outside}); !slices.Equal(have, want) {
+		if have := doorsAt(hosts, "edge.example.com", config.Ports{Relay: 7443, RelayOutside: outside}); !slices.Equal(have,
+			want) {
 			t.Errorf("outside %d: %s, want %s", outside, have, want)
 		}
 	}

@@ -40,13 +40,16 @@ var errNoEgresses = errors.New("this node runs no egresses: it only relays; ask 
 func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
 	nodes := s.a.egressNodes(ctx, s.a.replica.State())
 	if what := checkEgress(r.GetEgress(), nodes); what != "" {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s: %s", nameOfEgress(r.GetEgress()), what))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("egress %s: %s", nameOfEgress(r.GetEgress()), what))
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: r.GetEgress()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: r.GetEgress()}}})
 	if err != nil {
 		return nil, err
 	}
-	return &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(), Warnings: egressWarnings(answer.GetEgress(), nodes)}, nil
+	return &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(),
+		Warnings: egressWarnings(answer.GetEgress(), nodes)}, nil
 }
 
 func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
@@ -64,13 +67,15 @@ func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (
 		})
 	}
 	if what := checkEgress(news, nodes); what != "" {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s/%s: %s", c.GetNamespace(), c.GetName(), what))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s/%s: %s", c.GetNamespace(),
+			c.GetName(), what))
 	}
 	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeEgress{ChangeEgress: c}})
 	if err != nil {
 		return nil, err
 	}
-	out := &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(), Warnings: egressWarnings(answer.GetEgress(), nodes)}
+	out := &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(),
+		Warnings: egressWarnings(answer.GetEgress(), nodes)}
 	if old != nil {
 		out.Moves = egressMoves(old, answer.GetEgress(), s.a.replica.State().Slots(c.GetNamespace(), c.GetName()), nodes)
 	}
@@ -78,7 +83,9 @@ func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (
 }
 
 func (s api) RemoveEgress(ctx context.Context, r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: r.GetNamespace(), Name: r.GetName()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: r.GetNamespace(),
+			Name: r.GetName()}}})
 	return &skeinv1.RemoveEgressResponse{Index: answer.GetIndex()}, err
 }
 
@@ -108,7 +115,8 @@ func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, erro
 		if e := st.Egress(namespace, name); e != nil {
 			return e, nil
 		}
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s/%s; `skein egress list` shows those there are", namespace, name))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s/%s; `skein egress list` shows "+
+			"those there are", namespace, name))
 	}
 	var names []string
 	for _, e := range st.Egresses() {
@@ -120,9 +128,11 @@ func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, erro
 	case 1:
 		return found[0], nil
 	case 0:
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s in any namespace; `skein egress list` shows those there are", name))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s in any namespace; `skein "+
+			"egress list` shows those there are", name))
 	}
-	return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d egresses are called %s: name one of %s", len(found), name, strings.Join(names, ", ")))
+	return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d egresses are called %s: name one of %s",
+		len(found), name, strings.Join(names, ", ")))
 }
 
 func (s api) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
@@ -211,7 +221,8 @@ func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egre
 		p.leader = a.roster.Name(id)
 	}
 	ask, silent := whomToAsk(e, p.slots, p.nodes, a.id.String())
-	p.reports, p.silent = a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{Namespace: e.GetNamespace(), Name: e.GetName()})
+	p.reports, p.silent = a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{Namespace: e.GetNamespace(),
+		Name: e.GetName()})
 	for id, why := range silent {
 		p.silent[id] = why
 	}
@@ -240,18 +251,22 @@ func stillMissing(err error, namespace, name string, reports map[string]*skeinv1
 	}
 	var c *connect.Error
 	errors.As(err, &c)
-	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which take it up when it is defined", c.Message(), strings.Join(who, ", "), more))
+	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which take it up when it is defined", c.Message(),
+		strings.Join(who, ", "), more))
 }
 
 // whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent
 // are those that need not be asked, with the reason, under "" for many.
-func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode, self string) (ask []string, silent map[string]string) {
+func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode,
+	self string) (ask []string, silent map[string]string) {
 	silent = map[string]string{}
 	few := len(nodes) <= egressAsked
 	for _, n := range nodes {
 		id := n.node.GetId()
 		why, _ := obstacles(e, n) // without an egress nobody is a gateway
-		gateway := len(why) == 0 || slices.ContainsFunc(slots, func(s *skeinv1.EgressSlot) bool { return s.GetNodeId() == id })
+		gateway := len(why) == 0 || slices.ContainsFunc(slots, func(s *skeinv1.EgressSlot) bool {
+			return s.GetNodeId() == id
+		})
 		switch {
 		case n.record.GetRole() == roleRelay:
 		case n.alive && (gateway || few || id == self):
@@ -259,14 +274,16 @@ func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNod
 		case gateway:
 			silent[id] = "it was not heard of lately"
 		case n.alive:
-			silent[""] = fmt.Sprintf("of %d members only gateways and this node were asked: the clients of others are missing here", len(nodes))
+			silent[""] = fmt.Sprintf("of %d members only gateways and this node were asked: the clients of others are missing "+
+				"here", len(nodes))
 		}
 	}
 	return ask, silent
 }
 
 // askEgresses gets reports of nodes, some at a time.
-func (a *Agent) askEgresses(ctx context.Context, nodes []string, r *skeinv1.EgressReportRequest) (map[string]*skeinv1.EgressReportResponse, map[string]string) {
+func (a *Agent) askEgresses(ctx context.Context, nodes []string,
+	r *skeinv1.EgressReportRequest) (map[string]*skeinv1.EgressReportResponse, map[string]string) {
 	reports, silent := map[string]*skeinv1.EgressReportResponse{}, map[string]string{}
 	if a.egress == nil {
 		for _, id := range nodes {
@@ -315,7 +332,8 @@ func plainly(err error) string {
 	return err.Error()
 }
 
-func (s api) ExplainEgress(ctx context.Context, r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
+func (s api) ExplainEgress(ctx context.Context,
+	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
 	if a, err := netip.ParseAddr(r.GetClient()); err == nil {
 		r = proto.CloneOf(r)
 		r.Client = a.Unmap().String()
@@ -381,9 +399,11 @@ func (s api) AttachEgress(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 	case s.a.egress == nil:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
 	case r.GetPod() == "" && r.GetContainerId() == "":
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no pod is named: give its name and namespace, or its container's ID"))
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no pod is named: give its name and "+
+			"namespace, or its container's ID"))
 	case len(r.GetEgresses()) == 0:
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no egress is named; `skein egress list` shows those there are"))
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no egress is named; `skein egress list` "+
+			"shows those there are"))
 	}
 	answer, err := s.a.egress.Attach(ctx, r)
 	return answer, asConnect(err)
@@ -396,7 +416,9 @@ func (s api) DrainNode(ctx context.Context, r *skeinv1.DrainNodeRequest) (*skein
 	}
 	out := &skeinv1.DrainNodeResponse{Node: n}
 	if !r.GetDryRun() {
-		answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: n.GetId(), Draining: !r.GetUndo()}}})
+		answer, err := s.a.propose(ctx,
+			&skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: n.GetId(),
+				Draining: !r.GetUndo()}}})
 		if err != nil {
 			return nil, err
 		}

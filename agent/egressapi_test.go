@@ -23,7 +23,8 @@ type answers struct {
 	of        map[string]func() (*skeinv1.EgressReportResponse, error)
 }
 
-func (a *answers) Report(ctx context.Context, node identity.ID, _ *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+func (a *answers) Report(ctx context.Context, node identity.ID,
+	_ *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	a.mu.Lock()
 	a.now++
 	a.most = max(a.most, a.now)
@@ -37,7 +38,8 @@ func (a *answers) Report(ctx context.Context, node identity.ID, _ *skeinv1.Egres
 }
 
 func (a *answers) Attach(context.Context, *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
-	return nil, connect.NewError(connect.CodeNotFound, errors.New("this host has no pod web/nginx-1; `skein ip list` shows those it has"))
+	return nil, connect.NewError(connect.CodeNotFound, errors.New("this host has no pod web/nginx-1; `skein ip list` "+
+		"shows those it has"))
 }
 
 // TestAskEgresses: nodes that do not answer cost one deadline together, not one each, and keep nobody's answer back.
@@ -67,7 +69,8 @@ func TestAskEgresses(t *testing.T) {
 		if len(reports) != 1 || reports[idGW1].GetClients()[0].GetKey() != "web/a" {
 			t.Errorf("reports %v", reports)
 		}
-		if silent[idGW2] != "its version of skein has no egresses" || silent[idHost] != "the gateway starts" || silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != egressAtOnce-1 {
+		if silent[idGW2] != "its version of skein has no egresses" || silent[idHost] != "the gateway starts" ||
+			silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != egressAtOnce-1 {
 			t.Errorf("silent: %v", silent)
 		}
 		for i := range 100 {
@@ -85,10 +88,14 @@ func TestAttachEgressRefuses(t *testing.T) {
 		r    *skeinv1.AttachEgressRequest
 		want string
 	}{
-		{nil, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "failed_precondition: this node runs no egresses: it only relays; ask another"},
-		{&answers{}, &skeinv1.AttachEgressRequest{Egresses: []string{"a/b"}}, "invalid_argument: no pod is named: give its name and namespace, or its container's ID"},
-		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1"}, "invalid_argument: no egress is named; `skein egress list` shows those there are"},
-		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "not_found: this host has no pod web/nginx-1; `skein ip list` shows those it has"},
+		{nil, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "failed_precondition: this node " +
+			"runs no egresses: it only relays; ask another"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Egresses: []string{"a/b"}}, "invalid_argument: no pod is named: give its " +
+			"name and namespace, or its container's ID"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1"}, "invalid_argument: no egress is named; `skein egress " +
+			"list` shows those there are"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "not_found: this host has no " +
+			"pod web/nginx-1; `skein ip list` shows those it has"},
 	} {
 		if _, err := (api{a: &Agent{egress: c.room}}).AttachEgress(t.Context(), c.r); err == nil || err.Error() != c.want {
 			t.Errorf("%v: %v\nwant %s", c.r, err, c.want)
@@ -105,7 +112,8 @@ func TestShownEgress(t *testing.T) {
 	for _, s := range r.GetSilent() {
 		silent = append(silent, s.GetNode()+": "+s.GetError())
 	}
-	if have := strings.Join(silent, "\n"); have != "gw1: it was not heard of lately\n: of 300 members only gateways and this node were asked" {
+	if have := strings.Join(silent, "\n"); have != "gw1: it was not heard of lately\n: of 300 members only gateways and "+
+		"this node were asked" {
 		t.Errorf("silent:\n%s", have)
 	}
 	if len(r.GetGateways()) != 1 || r.GetGateways()[0].GetNodeId() != idGW2 {
@@ -115,7 +123,8 @@ func TestShownEgress(t *testing.T) {
 		t.Errorf("clients: %v", r.GetClients())
 	}
 	s := r.GetSummary()
-	if strings.Join(s.GetEligible(), " ") != "gw1 gw2" || s.GetSlots()[0].GetOwner() != "gw2" || !s.GetSlots()[0].GetAlive() {
+	if strings.Join(s.GetEligible(), " ") != "gw1 gw2" || s.GetSlots()[0].GetOwner() != "gw2" ||
+		!s.GetSlots()[0].GetAlive() {
 		t.Errorf("summary: %v", s)
 	}
 }
@@ -126,7 +135,9 @@ func TestMissingEgress(t *testing.T) {
 	report := func(keys ...string) map[string]*skeinv1.EgressReportResponse {
 		r := &skeinv1.EgressReportResponse{}
 		for _, k := range keys {
-			r.Clients = append(r.Clients, &skeinv1.EgressClientReport{Key: k, Egresses: []*skeinv1.EgressOfClient{{Namespace: "internet", Name: "nat"}, {Namespace: "internet", Name: "nut", State: "unknown"}}})
+			r.Clients = append(r.Clients, &skeinv1.EgressClientReport{Key: k,
+				Egresses: []*skeinv1.EgressOfClient{{Namespace: "internet", Name: "nat"}, {Namespace: "internet", Name: "nut",
+					State: "unknown"}}})
 		}
 		return map[string]*skeinv1.EgressReportResponse{idHost: r}
 	}
@@ -137,15 +148,18 @@ func TestMissingEgress(t *testing.T) {
 	}{
 		{"internet", "nut", nil, "not_found: there is no egress internet/nut"},
 		{"lab", "nut", report("web/a"), "not_found: there is no egress internet/nut"},
-		{"internet", "nut", report("web/b", "web/a"), "not_found: there is no egress internet/nut; waiting: web/a for internet/nut, web/b for internet/nut, which take it up when it is defined"},
-		{"", "nut", report("a", "b", "c", "d", "e", "f", "g"), "not_found: there is no egress internet/nut; waiting: a for internet/nut, b for internet/nut, c for internet/nut, d for internet/nut, " +
+		{"internet", "nut", report("web/b", "web/a"), "not_found: there is no egress internet/nut; waiting: web/a for " +
+			"internet/nut, web/b for internet/nut, which take it up when it is defined"},
+		{"", "nut", report("a", "b", "c", "d", "e", "f", "g"), "not_found: there is no egress internet/nut; waiting: a for " +
+			"internet/nut, b for internet/nut, c for internet/nut, d for internet/nut, " +
 			"e for internet/nut and 2 more, which take it up when it is defined"},
 	} {
 		if err := stillMissing(none, c.namespace, c.name, c.reports); err.Error() != c.want {
 			t.Errorf("%v\nwant %s", err, c.want)
 		}
 	}
-	if ask, silent := whomToAsk(nil, nil, []egressNode{labelled(idGW1, "gw1", "egress=yes"), labelled(idHost, "host")}, idHost); len(ask) != 2 || len(silent) != 0 {
+	if ask, silent := whomToAsk(nil, nil, []egressNode{labelled(idGW1, "gw1", "egress=yes"), labelled(idHost, "host")},
+		idHost); len(ask) != 2 || len(silent) != 0 {
 		t.Errorf("asks %v, silent %v", ask, silent)
 	}
 }

@@ -63,19 +63,23 @@ func (a *Agent) openEgresses() error {
 	e := &egresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
 	log := a.log.With("component", "egress")
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
-		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
-		Tunnel: a.cfg.Dataplane.Link, Numbers: a.numbers, Leader: e, Clocks: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
+		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients),
+		Driver: a.cfg.Dataplane.FoU,
+		Tunnel: a.cfg.Dataplane.Link, Numbers: a.numbers, Leader: e, Clocks: e, Links: a.announceLinks,
+		Changed: a.wakeUp, Log: log,
 		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 			return a.egressOf(node).TakeOver(ctx, r)
 		},
 		Journal: func(h *skeinv1.SlotHeld) {
-			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_SlotHeld{SlotHeld: h}})
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
+				Body: &skeinv1.JournalEntry_SlotHeld{SlotHeld: h}})
 			a.metrics.egress.slotHeld(h, a.replica.State().Slot(h.GetNamespace(), h.GetName(), h.GetNumber()).GetPlanned())
 		},
 	})
 	var err error
 	e.clients, err = clients.Open(clients.Config{
-		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU, "", a.numbers, log), Changed: a.wakeUp,
+		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU,
+			"", a.numbers, log), Changed: a.wakeUp,
 		Epoch: a.epoch, GatewayDir: filepath.Join(a.cfg.RunDir, gatewayDir), Owner: a.numbers.Owner(), Log: log,
 	})
 	if err != nil {
@@ -230,12 +234,14 @@ func (a *Agent) egressBy(conns *consensus.Conns, id identity.ID) skeinv1connect.
 }
 
 // Sync tells a gateway of this host's clients.
-func (e *egresses) Sync(ctx context.Context, node identity.ID, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+func (e *egresses) Sync(ctx context.Context, node identity.ID,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	return e.a.egressOf(node).SyncEgressClients(ctx, r)
 }
 
 // Report is what a node does for egresses.
-func (e *egresses) Report(ctx context.Context, node identity.ID, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+func (e *egresses) Report(ctx context.Context, node identity.ID,
+	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	return e.a.egressOf(node).EgressReport(ctx, r)
 }
 
@@ -254,16 +260,19 @@ func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 		same := r.GetContainerId() != "" && l.Key.ContainerID == r.GetContainerId() ||
 			r.GetContainerId() == "" && l.Pod == r.GetPod() && (r.GetNamespace() == "" || l.Namespace == r.GetNamespace())
 		if same && l.Key.ContainerID != "" && l.Until.IsZero() {
-			found = append(found, clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6})
+			found = append(found, clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS,
+				Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6})
 		}
 	}
 	name := cmp.Or(r.GetContainerId(), r.GetNamespace()+"/"+r.GetPod())
 	switch len(found) {
 	case 0:
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no pod %s has an address on this host; ask on its own host, `skein ip who` tells which that is", name))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no pod %s has an address on this host; ask on its "+
+			"own host, `skein ip who` tells which that is", name))
 	case 1:
 	default:
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods are %s: name the namespace or the container", len(found), name))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods are %s: "+
+			"name the namespace or the container", len(found), name))
 	}
 	out, err := e.clients.Attach(ctx, found[0], refs, r.GetDetach())
 	if err != nil {
@@ -274,7 +283,8 @@ func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 
 // RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is
 // behind.
-func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+func (e *egresses) RenewLeases(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	answer, err := e.askServers(ctx, r)
 	e.a.client.Expect(answer.GetIndex())
 	count := e.a.metrics.egress.renewed
@@ -294,7 +304,8 @@ func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesReques
 
 // askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The
 // first answer that is no error counts.
-func (e *egresses) askServers(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+func (e *egresses) askServers(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
@@ -469,15 +480,18 @@ func (s egressService) caller(ctx context.Context) (identity.ID, error) {
 	}
 	id, ok := consensus.PeerFromContext(ctx)
 	if !ok {
-		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over the control net"))
+		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over "+
+			"the control net"))
 	}
 	if s.a.replica.State().Node(id) == nil {
-		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member as of index %d", id, s.a.replica.State().Index()))
+		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member as of index %d", id,
+			s.a.replica.State().Index()))
 	}
 	return id, nil
 }
 
-func (s egressService) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+func (s egressService) RenewLeases(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	from, err := s.caller(ctx)
 	if err != nil {
 		return nil, err
@@ -495,7 +509,8 @@ func (s egressService) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRe
 // errNoGateway is for nodes that only relay.
 var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
 
-func (s egressService) SyncEgressClients(ctx context.Context, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+func (s egressService) SyncEgressClients(ctx context.Context,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	from, err := s.caller(ctx)
 	if err != nil {
 		return nil, err
@@ -517,7 +532,8 @@ func (s egressService) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest)
 	return s.a.egresses.gateways.TakeOver(from, r), nil
 }
 
-func (s egressService) EgressReport(ctx context.Context, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+func (s egressService) EgressReport(ctx context.Context,
+	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	if _, err := s.caller(ctx); err != nil {
 		return nil, err
 	}
@@ -527,5 +543,6 @@ func (s egressService) EgressReport(ctx context.Context, r *skeinv1.EgressReport
 	want := func(ref egress.Ref) bool {
 		return r.GetName() == "" || ref == egress.Ref{Namespace: r.GetNamespace(), Name: r.GetName()}
 	}
-	return &skeinv1.EgressReportResponse{Gateways: s.a.egresses.gateways.Report(want), Clients: s.a.egresses.clients.Report()}, nil
+	return &skeinv1.EgressReportResponse{Gateways: s.a.egresses.gateways.Report(want),
+		Clients: s.a.egresses.clients.Report()}, nil
 }

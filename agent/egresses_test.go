@@ -11,19 +11,23 @@ import (
 func (w *world) withSlot(hosts ...host) {
 	w.t.Helper()
 	for _, h := range hosts {
-		w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: h.key.ID().String(), Labels: map[string]string{"gateway": "yes"}, SetLabels: true}}})
+		w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: h.key.ID().String(),
+			Labels: map[string]string{"gateway": "yes"}, SetLabels: true}}})
 	}
 	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
 		Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}})
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
-		Namespace: "out", Name: "any", Destinations: []string{"192.0.2.0/24"}, Replicas: 1, Gateways: map[string]string{"gateway": "yes"}}}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{
+		Egress: &skeinv1.Egress{
+			Namespace: "out", Name: "any", Destinations: []string{"192.0.2.0/24"}, Replicas: 1,
+			Gateways: map[string]string{"gateway": "yes"}}}}})
 	w.give(hosts[0], false)
 }
 
 // give assigns the slot of out/any, and is its epoch then.
 func (w *world) give(h host, planned bool) uint64 {
 	w.t.Helper()
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "out", Name: "any",
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "out",
+		Name:   "any",
 		NodeId: h.key.ID().String(), Epoch: w.state.Slot("out", "any", 0).GetEpoch(), Reason: "chosen", Planned: planned}}})
 	return w.state.Slot("out", "any", 0).GetEpoch()
 }

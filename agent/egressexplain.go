@@ -116,7 +116,8 @@ func clock(ns int64) string { return time.Unix(0, ns).Format("2006-01-02 15:04:0
 func slotsText(e *skeinv1.Egress) string {
 	text := count(int(events.Replicas(e)), "slot")
 	if until, draining := events.DrainedAt(e); draining {
-		text += fmt.Sprintf(" and %d more, which take no new flows and end with their last one, at %s at the latest", e.GetDraining(), clock(until.UnixNano()))
+		text += fmt.Sprintf(" and %d more, which take no new flows and end with their last one, at %s at the latest",
+			e.GetDraining(), clock(until.UnixNano()))
 	}
 	return text
 }
@@ -124,7 +125,8 @@ func slotsText(e *skeinv1.Egress) string {
 // defined says what the egress is, and which event says so.
 func (p egressPicture) defined() string {
 	e := p.egress
-	text := fmt.Sprintf("Egress %s leads to %s, through %s. Event %d defined it, at %s", egressName(e.GetNamespace(), e.GetName()), strings.Join(e.GetDestinations(), ", "),
+	text := fmt.Sprintf("Egress %s leads to %s, through %s. Event %d defined it, at %s",
+		egressName(e.GetNamespace(), e.GetName()), strings.Join(e.GetDestinations(), ", "),
 		slotsText(e), e.GetCreatedIndex(), clock(e.GetCreatedAt()))
 	if e.GetChangedIndex() != e.GetCreatedIndex() {
 		text += fmt.Sprintf("; event %d changed it last", e.GetChangedIndex())
@@ -134,13 +136,15 @@ func (p egressPicture) defined() string {
 
 func (p egressPicture) what() []string {
 	e := p.egress
-	source := "Packets leave with the address of the gateway node that owns the slot, so connections end when a slot moves."
+	source := "Packets leave with the address of the gateway node that owns the slot, so connections end when a slot " +
+		"moves."
 	if len(e.GetAddresses()) > 0 {
 		source = "Packets leave with an address of the slot's own, which moves with it."
 	}
 	lease := fmt.Sprintf("A gateway forwards for %s without hearing from the leader, %s.", leaseOf(e), p.leader)
 	if p.leader == "" {
-		lease = fmt.Sprintf("No leader is known here: no lease is renewed, and %s after its last renewal a gateway stops. Choose a longer --lease to ride out longer outages.", leaseOf(e))
+		lease = fmt.Sprintf("No leader is known here: no lease is renewed, and %s after its last renewal a gateway stops. "+
+			"Choose a longer --lease to ride out longer outages.", leaseOf(e))
 	}
 	return []string{p.defined(), source + " " + lease}
 }
@@ -148,9 +152,11 @@ func (p egressPicture) what() []string {
 // gateways says who may be one, and how each fares.
 func (p egressPicture) gateways() []string {
 	able := eligibleNodes(p.egress, p.nodes)
-	out := []string{fmt.Sprintf("Gateways are nodes with %s: %d of %s.", labelWords(p.egress.GetGateways()), len(able), count(len(p.nodes), "member"))}
+	out := []string{fmt.Sprintf("Gateways are nodes with %s: %d of %s.", labelWords(p.egress.GetGateways()), len(able),
+		count(len(p.nodes), "member"))}
 	if len(able) == 0 {
-		out[0] = fmt.Sprintf("Gateways are nodes with %s, and no member is one: packets of clients find no way out.", labelWords(p.egress.GetGateways()))
+		out[0] = fmt.Sprintf("Gateways are nodes with %s, and no member is one: packets of clients find no way out.",
+			labelWords(p.egress.GetGateways()))
 	}
 	for _, n := range able {
 		out = append(out, "  "+n.name()+" "+p.fares(n))
@@ -184,7 +190,8 @@ func (p egressPicture) fares(n egressNode) string {
 	if !g.GetState().GetReady() {
 		ready = "is not ready"
 	}
-	health := map[skeinv1.GatewayState_Health]string{skeinv1.GatewayState_HEALTH_GOOD: ", reaches its targets", skeinv1.GatewayState_HEALTH_BAD: ", does not reach its targets"}[g.GetState().GetHealth()]
+	health := map[skeinv1.GatewayState_Health]string{skeinv1.GatewayState_HEALTH_GOOD: ", reaches its targets",
+		skeinv1.GatewayState_HEALTH_BAD: ", does not reach its targets"}[g.GetState().GetHealth()]
 	why := ""
 	if g.GetState().GetReason() != "" {
 		why = " (" + g.GetState().GetReason() + ")"
@@ -193,7 +200,8 @@ func (p egressPicture) fares(n egressNode) string {
 	if g.GetConntrackMax() > 0 {
 		conns = fmt.Sprintf("%d of %d", g.GetConntrack(), g.GetConntrackMax())
 	}
-	text := fmt.Sprintf("%s%s%s; it knows %s and has %s connections, FoU in %s.", ready, health, why, count(int(g.GetClients()), "client"), conns, cmp.Or(g.GetDriver(), "an unknown driver"))
+	text := fmt.Sprintf("%s%s%s; it knows %s and has %s connections, FoU in %s.", ready, health, why,
+		count(int(g.GetClients()), "client"), conns, cmp.Or(g.GetDriver(), "an unknown driver"))
 	if dropped := dropsText(g); dropped != "" {
 		text += " It has dropped packets: " + dropped + "."
 	}
@@ -226,8 +234,10 @@ func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
 	if s.GetNodeId() != "" {
 		out = append(out, "  "+p.lease(s))
 	}
-	if own := time.Duration(s.GetLeaseMillis()) * time.Millisecond; s.GetNodeId() != "" && own > 0 && own != leaseOf(p.egress) {
-		out = append(out, fmt.Sprintf("  Its lease is %s, as when it was given: the egress's counts from the next owner on.", own))
+	if own := time.Duration(s.GetLeaseMillis()) * time.Millisecond; s.GetNodeId() != "" && own > 0 &&
+		own != leaseOf(p.egress) {
+		out = append(out, fmt.Sprintf("  Its lease is %s, as when it was given: the egress's counts from the next owner on.",
+			own))
 	}
 	return out
 }
@@ -269,7 +279,8 @@ func (p egressPicture) whyNobody() string {
 	able := eligibleNodes(p.egress, p.nodes)
 	var ready []string
 	for _, n := range able {
-		if g := p.gateway(n.node.GetId()); n.alive && g.GetState().GetReady() && g.GetState().GetHealth() != skeinv1.GatewayState_HEALTH_BAD {
+		if g := p.gateway(n.node.GetId()); n.alive && g.GetState().GetReady() &&
+			g.GetState().GetHealth() != skeinv1.GatewayState_HEALTH_BAD {
 			ready = append(ready, n.name())
 		}
 	}
@@ -300,11 +311,14 @@ func (p egressPicture) lease(s *skeinv1.EgressSlot) string {
 		}
 		switch {
 		case r.GetEpoch() != s.GetEpoch():
-			return fmt.Sprintf("%s still holds it as of event %d, and has not heard of event %d.", name, r.GetEpoch(), s.GetEpoch())
+			return fmt.Sprintf("%s still holds it as of event %d, and has not heard of event %d.", name,
+				r.GetEpoch(), s.GetEpoch())
 		case !r.GetForwarding():
-			return fmt.Sprintf("%s has no lease for it and does not forward: the leader has not granted one yet, or does not hear it.", name)
+			return fmt.Sprintf("%s has no lease for it and does not forward: the leader has not granted one yet, or does not "+
+				"hear it.", name)
 		}
-		text := fmt.Sprintf("Its lease runs, and %s forwards for %s: %d packets out, %d in.", name, count(int(r.GetClients()), "client"), r.GetPacketsOut(), r.GetPacketsIn())
+		text := fmt.Sprintf("Its lease runs, and %s forwards for %s: %d packets out, %d in.", name,
+			count(int(r.GetClients()), "client"), r.GetPacketsOut(), r.GetPacketsIn())
 		if r.GetFailoverNanos() > 0 {
 			text += fmt.Sprintf(" It began %s after the event", time.Duration(r.GetFailoverNanos()).Round(time.Millisecond))
 			if r.GetTakenOver() > 0 {
@@ -348,11 +362,13 @@ func (p egressPicture) clients() []string {
 		states[of.GetState()]++
 		hosts[node] = true
 		if of.GetState() != "ready" && len(trouble) < mostWaiting {
-			trouble = append(trouble, fmt.Sprintf("  %s on %s is %s: %s.", c.GetKey(), node, of.GetState(), reasonText(of.GetReason())))
+			trouble = append(trouble, fmt.Sprintf("  %s on %s is %s: %s.", c.GetKey(), node, of.GetState(),
+				reasonText(of.GetReason())))
 		}
 	})
 	if total == 0 {
-		return []string{fmt.Sprintf("No host tells of a client. Pods ask for it by the annotation skein.dev/egress.%s: %s, or by `skein egress attach`.", p.egress.GetNamespace(), p.egress.GetName())}
+		return []string{fmt.Sprintf("No host tells of a client. Pods ask for it by the annotation skein.dev/egress.%s: %s, "+
+			"or by `skein egress attach`.", p.egress.GetNamespace(), p.egress.GetName())}
 	}
 	var parts []string
 	for _, state := range []string{"ready", "waiting", "refused", "unknown"} {
@@ -360,7 +376,8 @@ func (p egressPicture) clients() []string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
-	return append([]string{fmt.Sprintf("%s on %s: %s.", count(total, "client"), count(len(hosts), "host"), strings.Join(parts, ", "))}, trouble...)
+	return append([]string{fmt.Sprintf("%s on %s: %s.", count(total, "client"), count(len(hosts), "host"),
+		strings.Join(parts, ", "))}, trouble...)
 }
 
 // oneClient tells all of the client that was asked for.
@@ -371,10 +388,12 @@ func (p egressPicture) oneClient() (out []string) {
 			return
 		}
 		found = true
-		out = append(out, fmt.Sprintf("Client %s (%s) is on %s.", c.GetKey(), addressText(&skeinv1.EgressAddress{Ipv4: c.GetIpv4(), Ipv6: c.GetIpv6()}), node))
+		out = append(out, fmt.Sprintf("Client %s (%s) is on %s.", c.GetKey(),
+			addressText(&skeinv1.EgressAddress{Ipv4: c.GetIpv4(), Ipv6: c.GetIpv6()}), node))
 		out = append(out, p.falls(c.GetKey())...)
 		if want := events.SlotFor(c.GetKey(), events.Replicas(p.egress)); of.GetSlot() != want {
-			out = append(out, fmt.Sprintf("  Its host still sends it through slot %d: it has not heard of the newest change.", of.GetSlot()))
+			out = append(out, fmt.Sprintf("  Its host still sends it through slot %d: it has not heard of the newest change.",
+				of.GetSlot()))
 		}
 		switch of.GetState() {
 		case "ready":
@@ -394,7 +413,8 @@ func (p egressPicture) oneClient() (out []string) {
 	if found {
 		return out
 	}
-	out = append(out, fmt.Sprintf("No host tells of the client %s: it does not run, has not asked for this egress, or its host does not answer.", p.client))
+	out = append(out, fmt.Sprintf("No host tells of the client %s: it does not run, has not asked for this egress, or "+
+		"its host does not answer.", p.client))
 	if strings.Contains(p.client, "/") {
 		out = append(out, p.falls(p.client)...)
 	}
@@ -409,9 +429,12 @@ func (p egressPicture) falls(key string) []string {
 		owner = "which " + p.nameOf(p.slots[n].GetNodeId()) + " owns"
 	}
 	if p.egress.GetSpread() == events.SpreadFlow {
-		return []string{fmt.Sprintf("  Each of its flows takes one of the %d slots by chance; those that it passes on for others take slot %d, %s.", events.Replicas(p.egress), n, owner)}
+		return []string{fmt.Sprintf("  Each of its flows takes one of the %d slots by chance; those that it passes on for "+
+			"others take slot %d, %s.", events.Replicas(p.egress), n, owner)}
 	}
-	return []string{fmt.Sprintf("  It falls on slot %d of %d, %s: hashed with each slot's number, its name %s gives the largest number with this one. That changes only with the number of slots.", n, events.Replicas(p.egress), owner, key)}
+	return []string{fmt.Sprintf("  It falls on slot %d of %d, %s: hashed with each slot's number, its name %s gives the "+
+		"largest number with this one. That changes only with the number of slots.", n,
+		events.Replicas(p.egress), owner, key)}
 }
 
 // routes says where the client's namespace should lead which destination.
@@ -436,13 +459,15 @@ func (p egressPicture) routes(c *skeinv1.EgressClientReport, slot uint32) []stri
 			continue
 		}
 		table, rule, why := routeTable(d)
-		out = append(out, fmt.Sprintf("  %s goes by table %d, dev %s, to %s: rule %d, %s.", d, table, dataplane.FoULink(remote), remote, rule, why))
+		out = append(out, fmt.Sprintf("  %s goes by table %d, dev %s, to %s: rule %d, %s.", d, table,
+			dataplane.FoULink(remote), remote, rule, why))
 	}
 	return out
 }
 
 var privateRanges = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("fc00::/7"),
 }
 
 // routeTable is the table of a client's namespace that a destination's route is in, and the rule that leads there.

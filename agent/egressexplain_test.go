@@ -26,7 +26,8 @@ func utc(t *testing.T) {
 }
 
 func labelled(id, name string, labels ...string) egressNode {
-	n := egressNode{node: &skeinv1.Node{Id: id, Name: name, Labels: map[string]string{}}, record: &skeinv1.Record{}, alive: true}
+	n := egressNode{node: &skeinv1.Node{Id: id, Name: name, Labels: map[string]string{}},
+		record: &skeinv1.Record{}, alive: true}
 	for _, l := range labels {
 		k, v, _ := strings.Cut(l, "=")
 		n.node.Labels[k] = v
@@ -36,9 +37,11 @@ func labelled(id, name string, labels ...string) egressNode {
 
 func natEgress() *skeinv1.Egress {
 	return &skeinv1.Egress{
-		Namespace: "internet", Name: "nat", Destinations: []string{"0.0.0.0/0", "192.168.10.0/24", "::/0"}, Gateways: map[string]string{"egress": "yes"}, Replicas: 2,
+		Namespace: "internet", Name: "nat", Destinations: []string{"0.0.0.0/0", "192.168.10.0/24", "::/0"},
+		Gateways: map[string]string{"egress": "yes"}, Replicas: 2,
 		Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7"}, {Ipv4: "192.0.2.8"}}, Pool: "default",
-		Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.64.0.32"}, {Ipv4: "10.64.0.64", Ipv6: "fd00:64::d"}}, CreatedAt: 1795269600e9, CreatedIndex: 12, ChangedIndex: 30,
+		Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.64.0.32"}, {Ipv4: "10.64.0.64", Ipv6: "fd00:64::d"}},
+		CreatedAt: 1795269600e9, CreatedIndex: 12, ChangedIndex: 30,
 	}
 }
 
@@ -55,25 +58,37 @@ func natPicture() egressPicture {
 	return egressPicture{
 		egress: natEgress(), leader: "dc1",
 		slots: []*skeinv1.EgressSlot{
-			{Namespace: "internet", Name: "nat", NodeId: idGW2, FromNodeId: idGW1, Epoch: 31, Since: 1795269660e9, Reason: "gw1 is being drained", Planned: true},
-			{Namespace: "internet", Name: "nat", Number: 1, NodeId: idGW1, Epoch: 40, Since: 1795269720e9, Reason: "it had no owner"},
+			{Namespace: "internet", Name: "nat", NodeId: idGW2, FromNodeId: idGW1, Epoch: 31, Since: 1795269660e9,
+				Reason: "gw1 is being drained", Planned: true},
+			{Namespace: "internet", Name: "nat", Number: 1, NodeId: idGW1, Epoch: 40, Since: 1795269720e9,
+				Reason: "it had no owner"},
 		},
-		nodes: []egressNode{edge, labelled(idGW1, "gw1", "egress=yes"), labelled(idGW2, "gw2", "egress=yes"), labelled(idHost, "host"), relay},
+		nodes: []egressNode{edge, labelled(idGW1, "gw1", "egress=yes"), labelled(idGW2, "gw2", "egress=yes"),
+			labelled(idHost, "host"), relay},
 		reports: map[string]*skeinv1.EgressReportResponse{
-			idGW2: {Gateways: []*skeinv1.EgressGateway{{Namespace: "internet", Name: "nat", NodeId: idGW2, State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}, Driver: "kernel",
+			idGW2: {Gateways: []*skeinv1.EgressGateway{{Namespace: "internet", Name: "nat", NodeId: idGW2,
+				State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}, Driver: "kernel",
 				Clients: 2, Conntrack: 17, ConntrackMax: 65536, DroppedStrangers: 3, DroppedLease: 1,
-				Slots: []*skeinv1.EgressSlotReport{{Number: 0, Epoch: 31, Forwarding: true, PacketsOut: 1200, PacketsIn: 3400, Clients: 1, TakenOver: 17, FailoverNanos: 130e6, Announced: "eth1"}}}}},
+				Slots: []*skeinv1.EgressSlotReport{{Number: 0, Epoch: 31, Forwarding: true, PacketsOut: 1200, PacketsIn: 3400,
+					Clients: 1, TakenOver: 17, FailoverNanos: 130e6, Announced: "eth1"}}}}},
 			idGW1: {Gateways: []*skeinv1.EgressGateway{{Namespace: "internet", Name: "nat", NodeId: idGW1, Driver: "userspace",
-				State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_BAD, Reason: "icmp:198.51.100.1 has not answered for 3s"},
+				State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_BAD, Reason: "icmp:198.51.100.1 " +
+					"has not answered for 3s"},
 				Slots: []*skeinv1.EgressSlotReport{{Number: 1, Epoch: 40}}}}},
 			idHost: {Clients: []*skeinv1.EgressClientReport{
-				{Key: keys[0], Ipv4: "10.64.1.5", Ipv6: "fd00:64::105", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"}, ref(&skeinv1.EgressOfClient{Slot: 0, Owner: "gw2", State: "ready"})}},
-				{Key: keys[1], Ipv4: "10.64.1.6", Egresses: []*skeinv1.EgressOfClient{ref(&skeinv1.EgressOfClient{Slot: 1, State: "waiting", Reason: "gw1 has no lease"})}},
-				{Key: "web/other", Ipv4: "10.64.1.7", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"}}},
+				{Key: keys[0], Ipv4: "10.64.1.5", Ipv6: "fd00:64::105",
+					Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"},
+						ref(&skeinv1.EgressOfClient{Slot: 0, Owner: "gw2", State: "ready"})}},
+				{Key: keys[1], Ipv4: "10.64.1.6",
+					Egresses: []*skeinv1.EgressOfClient{ref(&skeinv1.EgressOfClient{Slot: 1, State: "waiting",
+						Reason: "gw1 has no lease"})}},
+				{Key: "web/other", Ipv4: "10.64.1.7", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab",
+					State: "ready"}}},
 			}},
 		},
 		silent: map[string]string{},
-		news: []egressNews{{1795269600e9, "event 12: defined."}, {1795269660e9, "event 31: slot 0 from gw1 to gw2: gw1 is being drained."},
+		news: []egressNews{{1795269600e9, "event 12: defined."}, {1795269660e9, "event 31: slot 0 from gw1 to gw2: gw1 is " +
+			"being drained."},
 			{1795269661e9, slotHeldText("gw2", &skeinv1.SlotHeld{What: "held", Epoch: 31, TookNanos: 130e6})}},
 	}
 }
@@ -107,12 +122,14 @@ func TestExplainEgress(t *testing.T) {
 	show("unknown-client", func(p *egressPicture) { p.client, p.reports[idHost] = "web/nobody", nil })
 	show("no-gateway", func(p *egressPicture) {
 		p.egress.Addresses, p.egress.Gateways = nil, map[string]string{"egress": "yes", "zone": "a"}
-		p.slots = []*skeinv1.EgressSlot{{}, {Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"}}
+		p.slots = []*skeinv1.EgressSlot{{}, {Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9,
+			Reason: "gw1 was revoked"}}
 		p.reports = nil
 	})
 	show("no-leader", func(p *egressPicture) {
 		p.slots[0].LeaseMillis = 5000
-		p.leader, p.slots[1] = "", &skeinv1.EgressSlot{Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"}
+		p.leader, p.slots[1] = "", &skeinv1.EgressSlot{Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9,
+			Reason: "gw1 was revoked"}
 	})
 	show("silent-owner", func(p *egressPicture) {
 		p.silent[idGW1], p.reports[idGW1] = "it was not heard of lately", nil
@@ -153,15 +170,18 @@ func TestExplainEgressThen(t *testing.T) {
 
 func TestSlotHeldText(t *testing.T) {
 	for want, h := range map[string]*skeinv1.SlotHeld{
-		"gw1 forwards for slot 2, 131ms after event 40.":                  {What: "held", Number: 2, Epoch: 40, TookNanos: 131_200_000},
-		"gw1 forwards for slot 0.":                                        {What: "held"},
-		"gw1 lost the lease of slot 1: no leader answered.":               {What: "lost", Number: 1, Reason: "no leader answered"},
-		"gw1 let slot 0 go.":                                              {What: "released"},
-		"gw1 was denied the lease of slot 0: gw2 may still forward.":      {What: "denied", Reason: "gw2 may still forward"},
-		"gw1 handed over slot 0 with 12 connections.":                     {What: "handed-over", Connections: 12},
-		"gw1 took over slot 0 with 1 connection: 2 entries did not load.": {What: "taken-over", Connections: 1, Reason: "2 entries did not load"},
-		"gw1 announced the address of slot 0: on eth1.":                   {What: "announced", Reason: "on eth1"},
-		"gw1: slot 0 turned.":                                             {What: "turned"},
+		"gw1 forwards for slot 2, 131ms after event 40.": {What: "held", Number: 2, Epoch: 40,
+			TookNanos: 131_200_000},
+		"gw1 forwards for slot 0.": {What: "held"},
+		"gw1 lost the lease of slot 1: no leader answered.": {What: "lost", Number: 1,
+			Reason: "no leader answered"},
+		"gw1 let slot 0 go.": {What: "released"},
+		"gw1 was denied the lease of slot 0: gw2 may still forward.": {What: "denied", Reason: "gw2 may still forward"},
+		"gw1 handed over slot 0 with 12 connections.":                {What: "handed-over", Connections: 12},
+		"gw1 took over slot 0 with 1 connection: 2 entries did not load.": {What: "taken-over", Connections: 1,
+			Reason: "2 entries did not load"},
+		"gw1 announced the address of slot 0: on eth1.": {What: "announced", Reason: "on eth1"},
+		"gw1: slot 0 turned.":                           {What: "turned"},
 	} {
 		if have := slotHeldText("gw1", h); have != want {
 			t.Errorf("have %s\nwant %s", have, want)
@@ -170,20 +190,29 @@ func TestSlotHeldText(t *testing.T) {
 }
 
 func TestEgressEventText(t *testing.T) {
-	slot := &skeinv1.EgressSlot{Namespace: "internet", Name: "nat", Number: 1, NodeId: "b", FromNodeId: "a", Reason: "a is being drained"}
+	slot := &skeinv1.EgressSlot{Namespace: "internet", Name: "nat", Number: 1, NodeId: "b", FromNodeId: "a",
+		Reason: "a is being drained"}
 	lower := func(id string) string { return "node " + id }
 	for _, c := range []struct {
 		e    *skeinv1.Event
 		want string
 	}{
-		{&skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: natEgress()}}}, "event 7: defined."},
-		{&skeinv1.Event{Body: &skeinv1.Event_EgressChanged{EgressChanged: &skeinv1.EgressChanged{Egress: natEgress(), Change: "replicas"}}}, "event 7: changed (replicas)."},
-		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "internet", Name: "nat"}}}, "event 7: removed."},
-		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "other", Name: "nat"}}}, ""},
-		{&skeinv1.Event{Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: slot}}}, "event 7: slot 1 to node b: a is being drained."},
-		{&skeinv1.Event{Body: &skeinv1.Event_SlotMoved{SlotMoved: &skeinv1.SlotMoved{Slot: slot}}}, "event 7: slot 1 from node a to node b: a is being drained."},
-		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{Slot: slot}}}, "event 7: slot 1 taken from node a: a is being drained."},
-		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{Slot: &skeinv1.EgressSlot{Namespace: "internet", Name: "other"}}}}, ""},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: natEgress()}}},
+			"event 7: defined."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressChanged{EgressChanged: &skeinv1.EgressChanged{Egress: natEgress(),
+			Change: "replicas"}}}, "event 7: changed (replicas)."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "internet",
+			Name: "nat"}}}, "event 7: removed."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "other",
+			Name: "nat"}}}, ""},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: slot}}},
+			"event 7: slot 1 to node b: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotMoved{SlotMoved: &skeinv1.SlotMoved{Slot: slot}}}, "event 7: slot 1 from " +
+			"node a to node b: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{Slot: slot}}},
+			"event 7: slot 1 taken from node a: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{
+			Slot: &skeinv1.EgressSlot{Namespace: "internet", Name: "other"}}}}, ""},
 		{&skeinv1.Event{Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{Name: "nat"}}}, ""},
 	} {
 		c.e.Index = 7

@@ -15,18 +15,30 @@ import (
 var failoverBuckets = []float64{.01, .025, .05, .1, .2, .3, .5, .75, 1, 1.5, 2, 3, 5, 10, 30}
 
 var (
-	descEgressSlots     = prometheus.NewDesc("skein_egress_slots", "Slots of an egress in the whole cluster, by state: owned, free.", []string{"egress", "state"}, nil)
-	descEgressHere      = prometheus.NewDesc("skein_egress_gateway_slots", "Slots that this node owns, by state: forwarding, waiting for a lease.", []string{"egress", "state"}, nil)
-	descEgressReady     = prometheus.NewDesc("skein_egress_gateway_ready", "1 while this node is prepared to be a gateway of the egress.", []string{"egress"}, nil)
-	descEgressHealthy   = prometheus.NewDesc("skein_egress_gateway_healthy", "1 while the egress's targets answer through this node; absent without probes.", []string{"egress"}, nil)
-	descEgressProbe     = prometheus.NewDesc("skein_egress_probe_rtt_seconds", "Round-trip time of the last probe that was answered through this gateway.", []string{"egress", "target"}, nil)
-	descEgressPackets   = prometheus.NewDesc("skein_egress_packets_total", "Packets that this gateway forwarded, by slot and direction.", []string{"egress", "slot", "direction"}, nil)
-	descEgressBytes     = prometheus.NewDesc("skein_egress_bytes_total", "Bytes that this gateway forwarded, by slot and direction.", []string{"egress", "slot", "direction"}, nil)
-	descEgressConntrack = prometheus.NewDesc("skein_egress_conntrack_entries", "Connections that this gateway tracks for the egress.", []string{"egress"}, nil)
-	descEgressConnMax   = prometheus.NewDesc("skein_egress_conntrack_limit", "Connections that it can track.", []string{"egress"}, nil)
-	descEgressClients   = prometheus.NewDesc("skein_egress_gateway_clients", "Clients that this gateway knows.", []string{"egress"}, nil)
-	descEgressDropped   = prometheus.NewDesc("skein_egress_dropped_total", "Packets that this gateway dropped, by kind: stranger, invalid, lease, destination.", []string{"egress", "kind"}, nil)
-	descEgressOwn       = prometheus.NewDesc("skein_egress_clients", "Clients of this host, by state: ready, waiting, unknown, refused.", []string{"egress", "state"}, nil)
+	descEgressSlots = prometheus.NewDesc("skein_egress_slots", "Slots of an egress in the whole cluster, by state: "+
+		"owned, free.", []string{"egress", "state"}, nil)
+	descEgressHere = prometheus.NewDesc("skein_egress_gateway_slots", "Slots that this node owns, by state: "+
+		"forwarding, waiting for a lease.", []string{"egress", "state"}, nil)
+	descEgressReady = prometheus.NewDesc("skein_egress_gateway_ready", "1 while this node is prepared to be a "+
+		"gateway of the egress.", []string{"egress"}, nil)
+	descEgressHealthy = prometheus.NewDesc("skein_egress_gateway_healthy", "1 while the egress's targets answer "+
+		"through this node; absent without probes.", []string{"egress"}, nil)
+	descEgressProbe = prometheus.NewDesc("skein_egress_probe_rtt_seconds", "Round-trip time of the last probe that "+
+		"was answered through this gateway.", []string{"egress", "target"}, nil)
+	descEgressPackets = prometheus.NewDesc("skein_egress_packets_total", "Packets that this gateway forwarded, by "+
+		"slot and direction.", []string{"egress", "slot", "direction"}, nil)
+	descEgressBytes = prometheus.NewDesc("skein_egress_bytes_total", "Bytes that this gateway forwarded, by slot "+
+		"and direction.", []string{"egress", "slot", "direction"}, nil)
+	descEgressConntrack = prometheus.NewDesc("skein_egress_conntrack_entries", "Connections that this gateway tracks "+
+		"for the egress.", []string{"egress"}, nil)
+	descEgressConnMax = prometheus.NewDesc("skein_egress_conntrack_limit", "Connections that it can track.",
+		[]string{"egress"}, nil)
+	descEgressClients = prometheus.NewDesc("skein_egress_gateway_clients", "Clients that this gateway knows.",
+		[]string{"egress"}, nil)
+	descEgressDropped = prometheus.NewDesc("skein_egress_dropped_total", "Packets that this gateway dropped, by kind: "+
+		"stranger, invalid, lease, destination.", []string{"egress", "kind"}, nil)
+	descEgressOwn = prometheus.NewDesc("skein_egress_clients", "Clients of this host, by state: ready, waiting, "+
+		"unknown, refused.", []string{"egress", "state"}, nil)
 )
 
 // egressMetrics count what passes and leaves no trace in a report.
@@ -38,11 +50,15 @@ type egressMetrics struct {
 
 func newEgressMetrics(r prometheus.Registerer) egressMetrics {
 	m := egressMetrics{
-		failover: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_egress_failover_seconds", Buckets: failoverBuckets,
-			Help: "From the event that gave this node a slot to the first moment that it forwarded, by whether the move was planned."}, []string{"egress", "planned"}),
+		failover: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_egress_failover_seconds",
+			Buckets: failoverBuckets,
+			Help: "From the event that gave this node a slot to the first moment that it forwarded, by whether the move was " +
+				"planned."}, []string{"egress", "planned"}),
 		slots: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_egress_slot_events_total",
-			Help: "What became of slots at this node: held, lost, released, denied, handed-over, taken-over, announced."}, []string{"egress", "what"}),
-		leases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_egress_lease_renewals_total", Help: "Requests of this gateway for a lease, by answer: granted, denied, none."}, []string{"egress", "answer"}),
+			Help: "What became of slots at this node: held, lost, released, denied, handed-over, taken-over, announced."},
+			[]string{"egress", "what"}),
+		leases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_egress_lease_renewals_total",
+			Help: "Requests of this gateway for a lease, by answer: granted, denied, none."}, []string{"egress", "answer"}),
 	}
 	r.MustRegister(m.failover, m.slots, m.leases)
 	return m

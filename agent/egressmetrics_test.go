@@ -22,11 +22,15 @@ func (f collectorFunc) Collect(out chan<- prometheus.Metric) { f(out) }
 func TestEgressMetrics(t *testing.T) {
 	p := natPicture()
 	r := &skeinv1.EgressReportResponse{Gateways: p.reports[idGW2].GetGateways(), Clients: p.reports[idHost].GetClients()}
-	r.Gateways[0].Probes = []*skeinv1.EgressProbe{{Target: "icmp:198.51.100.1", Answered: true, RttNanos: 2_500_000}, {Target: "tcp:198.51.100.1:443", RttNanos: 9}}
-	r.Gateways = append(r.Gateways, &skeinv1.EgressGateway{Namespace: "default", Name: "lab", State: &skeinv1.GatewayState{Health: skeinv1.GatewayState_HEALTH_UNKNOWN},
+	r.Gateways[0].Probes = []*skeinv1.EgressProbe{{Target: "icmp:198.51.100.1", Answered: true, RttNanos: 2_500_000},
+		{Target: "tcp:198.51.100.1:443", RttNanos: 9}}
+	r.Gateways = append(r.Gateways, &skeinv1.EgressGateway{Namespace: "default", Name: "lab",
+		State: &skeinv1.GatewayState{Health: skeinv1.GatewayState_HEALTH_UNKNOWN},
 		Slots: []*skeinv1.EgressSlotReport{{Number: 0}, {Number: 3, BytesIn: 5}}})
 	st := folded(t, func(ids []string) []*skeinv1.Event {
-		return []*skeinv1.Event{definedNat(), {Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: &skeinv1.EgressSlot{NodeId: ids[0], Reason: "it had no owner"}}}}}
+		return []*skeinv1.Event{definedNat(),
+			{Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: &skeinv1.EgressSlot{NodeId: ids[0],
+				Reason: "it had no owner"}}}}}
 	})
 	registry := prometheus.NewRegistry()
 	m := newEgressMetrics(registry)
@@ -35,7 +39,8 @@ func TestEgressMetrics(t *testing.T) {
 		collectReport(r, out)
 	}))
 	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "held", TookNanos: 130e6}, true)
-	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "held"}, false) // after a start of the agent: no failover
+	// after a start of the agent: no failover
+	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "held"}, false)
 	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "denied"}, false)
 	m.renewed("internet", "nat", "granted")
 	golden.Lines(t, "egress-metrics", exposed(t, registry))

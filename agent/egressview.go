@@ -102,7 +102,8 @@ func egressWarnings(e *skeinv1.Egress, nodes []egressNode) []string {
 	case len(living) == 0:
 		return []string{fmt.Sprintf("none of the eligible nodes is alive: %s", namesOf(able))}
 	case uint32(len(living)) < events.Replicas(e):
-		return []string{fmt.Sprintf("%s for %s (%s): some get more than one, and fail with all of theirs; label more nodes, or have fewer replicas",
+		return []string{fmt.Sprintf("%s for %s (%s): some get more than one, and fail with all of theirs; label more "+
+			"nodes, or have fewer replicas",
 			count(len(living), "gateway"), count(int(events.Replicas(e)), "slot"), strings.Join(living, ", "))}
 	}
 	return nil
@@ -112,12 +113,14 @@ func egressWarnings(e *skeinv1.Egress, nodes []egressNode) []string {
 func checkEgress(e *skeinv1.Egress, nodes []egressNode) string {
 	for _, text := range e.GetDestinations() {
 		p, err := netip.ParsePrefix(text)
-		if err != nil || p.Bits() == 0 { // the leader says what is wrong; and to everything else the mesh's own ways come first
+		// the leader says what is wrong; and to everything else the mesh's own ways come first
+		if err != nil || p.Bits() == 0 {
 			continue
 		}
 		for _, n := range nodes {
 			if what := overlapped(p.Masked(), n.record); what != "" {
-				return fmt.Sprintf("destination %s covers %s of node %s: clients would lose it through a tunnel; choose smaller networks, or 0.0.0.0/0, which leaves the mesh's own ways alone", p, what, n.name())
+				return fmt.Sprintf("destination %s covers %s of node %s: clients would lose it through a tunnel; choose smaller "+
+					"networks, or 0.0.0.0/0, which leaves the mesh's own ways alone", p, what, n.name())
 			}
 		}
 	}
@@ -129,7 +132,8 @@ func checkEgress(e *skeinv1.Egress, nodes []egressNode) string {
 			}
 			for _, n := range nodes {
 				if hasAddress(n.record, at) {
-					return fmt.Sprintf("address %s is node %s's own: two hosts would answer for it; choose another, or none, and packets leave with the gateway node's own address", at, n.name())
+					return fmt.Sprintf("address %s is node %s's own: two hosts would answer for it; choose another, or none, and "+
+						"packets leave with the gateway node's own address", at, n.name())
 				}
 			}
 		}
@@ -151,11 +155,13 @@ func hasAddress(r *skeinv1.Record, a netip.Addr) bool {
 // egressMoves tells what a change does to slots and clients that run; slots are those after it.
 func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode) (out []string) {
 	if old, now := events.Replicas(before), events.Replicas(after); old < now {
-		out = append(out, fmt.Sprintf("%s: about %d of 100 clients fall on what is new, the others stay where they are", numbered("begins", "begin", old, now), (now-old)*100/now))
+		out = append(out, fmt.Sprintf("%s: about %d of 100 clients fall on what is new, the others stay where they are",
+			numbered("begins", "begin", old, now), (now-old)*100/now))
 	} else if old > now {
 		fate := "clients of it spread over the others, whose own clients stay"
 		if until, draining := events.DrainedAt(after); draining {
-			fate = fmt.Sprintf("new flows of its clients go by the others, and it ends with its last flow, at %s at the latest", clock(until.UnixNano()))
+			fate = fmt.Sprintf("new flows of its clients go by the others, and it ends with its last flow, at %s at the latest",
+				clock(until.UnixNano()))
 			out = append(out, numbered("drains", "drain", now, old)+": "+fate)
 		} else {
 			out = append(out, numbered("ends", "end", now, old)+": "+fate)
@@ -167,7 +173,8 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 			continue
 		}
 		if why, _ := obstacles(after, nodes[owner]); len(why) > 0 {
-			out = append(out, fmt.Sprintf("slot %d leaves %s: %s; %s", s.GetNumber(), nodes[owner].name(), strings.Join(why, ", "), fate(after)))
+			out = append(out, fmt.Sprintf("slot %d leaves %s: %s; %s", s.GetNumber(), nodes[owner].name(),
+				strings.Join(why, ", "), fate(after)))
 		}
 	}
 	for i := range min(before.GetReplicas(), after.GetReplicas()) {
@@ -175,7 +182,8 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 			out = append(out, fmt.Sprintf("slot %d sends with %s instead of %s: connections through it end", i, now, old))
 		}
 	}
-	if more, fewer := without(after.GetDestinations(), before.GetDestinations()), without(before.GetDestinations(), after.GetDestinations()); len(more)+len(fewer) > 0 {
+	if more, fewer := without(after.GetDestinations(), before.GetDestinations()), without(before.GetDestinations(),
+		after.GetDestinations()); len(more)+len(fewer) > 0 {
 		var parts []string
 		if len(more) > 0 {
 			parts = append(parts, "lead "+strings.Join(more, ", ")+" into their tunnels")
@@ -193,7 +201,8 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 		out = append(out, "the source port of running tunnels "+how)
 	}
 	if old, now := leaseOf(before), leaseOf(after); old != now {
-		out = append(out, fmt.Sprintf("the lease is %s instead of %s for slots that get an owner from now on; those that have one keep theirs", now, old))
+		out = append(out, fmt.Sprintf("the lease is %s instead of %s for slots that get an owner from now on; those that "+
+			"have one keep theirs", now, old))
 	}
 	return out
 }

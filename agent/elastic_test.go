@@ -30,12 +30,14 @@ func TestElastic(t *testing.T) {
 		"seen so from outside":       {addrs("203.0.113.7"), seen("203.0.113.7:51820"), "[203.0.113.7]"},
 		"seen by nobody":             {addrs("203.0.113.7"), nil, "[203.0.113.7]"},
 		"it leaves by a NAT gateway": {addrs("203.0.113.7"), seen("198.51.100.9:4711"), "[]"},
-		"one of two":                 {addrs("203.0.113.7", "203.0.113.8"), seen("203.0.113.8:51820"), "[203.0.113.7 203.0.113.8]"},
-		"IPv6 says nothing of IPv4":  {addrs("203.0.113.7"), seen("[2001:db8::7]:51820"), "[203.0.113.7]"},
-		"a private one":              {addrs("10.0.0.7"), nil, "[]"},
-		"none is told":               {nil, seen("203.0.113.7:51820"), "[]"},
+		"one of two": {addrs("203.0.113.7", "203.0.113.8"), seen("203.0.113.8:51820"),
+			"[203.0.113.7 203.0.113.8]"},
+		"IPv6 says nothing of IPv4": {addrs("203.0.113.7"), seen("[2001:db8::7]:51820"), "[203.0.113.7]"},
+		"a private one":             {addrs("10.0.0.7"), nil, "[]"},
+		"none is told":              {nil, seen("203.0.113.7:51820"), "[]"},
 	} {
-		if have := fmt.Sprint(elastic(&candidate.Result{NATReport: candidate.NATReport{Mapped: c.seen}, Elastic: c.told})); have != c.want {
+		if have := fmt.Sprint(elastic(&candidate.Result{NATReport: candidate.NATReport{Mapped: c.seen},
+			Elastic: c.told})); have != c.want {
 			t.Errorf("%s: %s, want %s", name, have, c.want)
 		}
 	}

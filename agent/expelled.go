@@ -35,7 +35,8 @@ const codeRevoked = "revoked"
 type revokedError struct{ reason string }
 
 func (e *revokedError) Error() string {
-	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with a new token", reasonText(e.reason))
+	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with "+
+		"a new token", reasonText(e.reason))
 }
 
 // reasonText is why a node was revoked.
@@ -103,7 +104,8 @@ func (a *Agent) askServers(ctx context.Context) {
 			continue
 		}
 		for _, address := range doors(a.gossip.Records()[id].Record) {
-			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address, IdentityKey: key}, request)
+			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address,
+				IdentityKey: key}, request)
 			var r *revokedError
 			if errors.As(err, &r) {
 				a.expelled.Store(r)
@@ -139,7 +141,8 @@ func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
 	a.gossip.RosterChanged()
 	n, errs := a.gossip.Merge(r.GetRecords())
 	if n > 0 || len(errs) > 0 || a.replica.State().Index() > have {
-		a.log.Info("this node reaches nobody, and a server has told it of others at the port for joiners", "index", a.replica.State().Index(), "records", n, "refused", len(errs))
+		a.log.Info("this node reaches nobody, and a server has told it of others at the port for joiners", "index",
+			a.replica.State().Index(), "records", n, "refused", len(errs))
 		a.wakeUp()
 	}
 }

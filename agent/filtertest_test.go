@@ -10,8 +10,10 @@ import (
 
 // A member cannot have another node send packets to that node's own networks.
 func TestFilterTestsGoToPublicAddressesOnly(t *testing.T) {
-	for _, to := range []string{"10.0.0.7:53", "192.168.1.1:53", "172.16.9.9:1", "100.64.0.1:1", "127.0.0.1:3478", "[::1]:3478", "169.254.169.254:80",
-		"[fe80::1]:53", "[fd00::1]:53", "[::ffff:10.0.0.7]:53", "0.0.0.0:1", "224.0.0.1:5353", "255.255.255.255:9", "198.51.100.7:0"} {
+	for _, to := range []string{"10.0.0.7:53", "192.168.1.1:53", "172.16.9.9:1", "100.64.0.1:1", "127.0.0.1:3478",
+		"[::1]:3478", "169.254.169.254:80",
+		"[fe80::1]:53", "[fd00::1]:53", "[::ffff:10.0.0.7]:53", "0.0.0.0:1", "224.0.0.1:5353", "255.255.255.255:9",
+		"198.51.100.7:0"} {
 		if filterTestTarget(netip.MustParseAddrPort(to)) == nil {
 			t.Errorf("%s is allowed", to)
 		}

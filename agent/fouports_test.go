@@ -35,7 +35,8 @@ func TestPortsOfTunnels(t *testing.T) {
 		{name: "seen by a slow clock", clock: -3 * time.Hour, after: 10 * time.Minute, want: last},
 		{name: "started", start: true, ago: 3 * time.Minute, want: next, wake: 7 * time.Minute},
 		{name: "started long after", start: true, ago: time.Hour, want: last},
-		{name: "started with a slow clock", start: true, clock: -3 * time.Hour, ago: time.Hour, want: both, wake: 2 * time.Minute},
+		{name: "started with a slow clock", start: true, clock: -3 * time.Hour, ago: time.Hour, want: both,
+			wake: 2 * time.Minute},
 	} {
 		var f fouPorts
 		first := event.Add(c.ago + c.clock)

@@ -30,7 +30,8 @@ type front struct {
 	done     chan struct{} // closed when serve and all handlers have ended
 }
 
-func openFront(key *identity.Key, r *roster, addr string, handlers map[string]func(context.Context, *tls.Conn, identity.ID), log *slog.Logger) (*front, error) {
+func openFront(key *identity.Key, r *roster, addr string, handlers map[string]func(context.Context, *tls.Conn,
+	identity.ID), log *slog.Logger) (*front, error) {
 	f := &front{roster: r, handlers: handlers, log: log, done: make(chan struct{})}
 	var protocols []string
 	for alpn := range handlers {

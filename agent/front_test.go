@@ -24,7 +24,8 @@ func serveFront(t *testing.T, key *identity.Key, r *roster, clock func() time.Ti
 	return serveFrontWith(t, key, r, clock, handlers)
 }
 
-func serveFrontWith(t *testing.T, key *identity.Key, r *roster, clock func() time.Time, handlers map[string]func(context.Context, *tls.Conn, identity.ID)) (*front, string) {
+func serveFrontWith(t *testing.T, key *identity.Key, r *roster, clock func() time.Time,
+	handlers map[string]func(context.Context, *tls.Conn, identity.ID)) (*front, string) {
 	t.Helper()
 	f, err := openFront(key, r, "127.0.0.1:0", handlers, quiet())
 	if err != nil {
@@ -123,7 +124,8 @@ func TestFrontPortTaken(t *testing.T) {
 	r := newRoster(newWorld(t, a).state)
 	_, address := serveFront(t, a.key, r, nil)
 	_, err := openFront(a.key, r, address, nil, quiet())
-	if err == nil || !strings.Contains(err.Error(), "address already in use (another program has it? set ports.relay in the configuration)") {
+	if err == nil || !strings.Contains(err.Error(), "address already in use (another program has it? set ports.relay in "+
+		"the configuration)") {
 		t.Errorf("have %v", err)
 	}
 }

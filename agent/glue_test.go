@@ -79,11 +79,15 @@ func TestOffers(t *testing.T) {
 		want   []string
 	}{
 		{"a host behind a NAT", other, config.Auto, "", "", []*skeinv1.Candidate{private, mapped}, nil},
-		{"a public host", other, config.Auto, "", "", []*skeinv1.Candidate{private, public, again, mapped}, []string{"203.0.113.7"}},
-		{"a forced endpoint", other, config.Auto, "", "home.example.net:51820", []*skeinv1.Candidate{private}, []string{"home.example.net"}},
-		{"a relay that was asked for", other, config.On, "", "", []*skeinv1.Candidate{private, public}, []string{"203.0.113.7", "192.168.1.7"}},
+		{"a public host", other, config.Auto, "", "", []*skeinv1.Candidate{private, public, again, mapped},
+			[]string{"203.0.113.7"}},
+		{"a forced endpoint", other, config.Auto, "", "home.example.net:51820", []*skeinv1.Candidate{private},
+			[]string{"home.example.net"}},
+		{"a relay that was asked for", other, config.On, "", "", []*skeinv1.Candidate{private, public},
+			[]string{"203.0.113.7", "192.168.1.7"}},
 		{"a relay and nothing else", other, config.Auto, "relay", "", []*skeinv1.Candidate{private}, []string{"192.168.1.7"}},
-		{"a server of one network alone", server, config.Auto, "", "", []*skeinv1.Candidate{private, mapped}, []string{"192.168.1.7"}},
+		{"a server of one network alone", server, config.Auto, "", "", []*skeinv1.Candidate{private, mapped},
+			[]string{"192.168.1.7"}},
 		{"a public server", server, config.Auto, "", "", []*skeinv1.Candidate{private, public}, []string{"203.0.113.7"}},
 	} {
 		a := newTestAgent(c.who, w.state)
@@ -198,7 +202,8 @@ func TestWhoseWordExpels(t *testing.T) {
 			if c.byAgent {
 				speaker = agent
 			}
-			_, address := serveFrontWith(t, speaker.key, newRoster(w.state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+			_, address := serveFrontWith(t, speaker.key, newRoster(w.state), nil, map[string]func(context.Context,
+				*tls.Conn, identity.ID){
 				identity.ALPNJoin: says(c.code, "lost")})
 			relayingAt(t, a, speaker, strings.Replace(address, "127.0.0.1", "localhost", 1))
 			a.askServers(t.Context())
@@ -213,7 +218,8 @@ func TestWhoseWordExpels(t *testing.T) {
 // joiners, also when that server does not relay.
 func TestLonelyNodeHearsOfRelays(t *testing.T) {
 	needMark(t)
-	for name, archived := range map[string]bool{"the server has the events": true, "the server has the state alone": false} {
+	for name, archived := range map[string]bool{"the server has the events": true,
+		"the server has the state alone": false} {
 		t.Run(name, func(t *testing.T) {
 			server, node, late := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 			w := newWorld(t, server, node)
@@ -232,8 +238,10 @@ func TestLonelyNodeHearsOfRelays(t *testing.T) {
 			newGossip(t, a, w)
 			newGossip(t, s, w)
 			relayingAt(t, s, late, "203.0.113.9:7443")
-			_, address := serveFrontWith(t, server.key, s.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: s.serveJoin})
-			hasRecord(t, a, server, &skeinv1.Record{JoinAddresses: []string{strings.Replace(address, "127.0.0.1", "localhost", 1)}})
+			_, address := serveFrontWith(t, server.key, s.roster, nil, map[string]func(context.Context, *tls.Conn,
+				identity.ID){identity.ALPNJoin: s.serveJoin})
+			hasRecord(t, a, server,
+				&skeinv1.Record{JoinAddresses: []string{strings.Replace(address, "127.0.0.1", "localhost", 1)}})
 
 			a.askServers(t.Context())
 			if have := a.replica.State().Index(); have != before {
@@ -327,14 +335,16 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	a := newTestAgent(self, w.state)
 	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: self.key, Log: quiet()})
 	t.Cleanup(func() { a.pool.Close() })
-	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") }, relay.ProxyOptions{})
+	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") },
+		relay.ProxyOptions{})
 	a.prober = probe.NewProber(probe.ProberConfig{Self: a.id, Epoch: 1, Socket: unplugged{}})
 	a.paths = path.NewManager(path.Config{Self: a.id, Prober: pinger{a}, Log: quiet()})
 	t.Cleanup(a.paths.Close)
 	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: quiet(), Member: func(identity.ID) bool { return true }})
 	t.Cleanup(func() { a.relay.Close() })
 	var err error
-	if a.control, err = control.New(control.Config{Key: self.key, Roster: a.roster, Relay: a.pool, Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: quiet()}); err != nil {
+	if a.control, err = control.New(control.Config{Key: self.key, Roster: a.roster, Relay: a.pool, Tunnel: a.tunnel,
+		PacketKey: a.packetKey, OnPacket: a.onPacket, Log: quiet()}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.control.Close)
@@ -380,7 +390,8 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 		who  host
 		want error
 	}{"the member": {gone, probe.ErrUnknownPeer}, "another": {stays, nil}} {
-		if _, err := a.prober.SendPing(c.who.key.ID(), netip.MustParseAddrPort("198.51.100.1:51820")); !errors.Is(err, c.want) {
+		if _, err := a.prober.SendPing(c.who.key.ID(), netip.MustParseAddrPort("198.51.100.1:51820")); !errors.Is(err,
+			c.want) {
 			t.Errorf("%s is pinged: %v, want %v", name, err, c.want)
 		}
 	}
@@ -460,7 +471,9 @@ func TestJoinAnswerOfAnotherCluster(t *testing.T) {
 		w := newWorld(t, newHost(t, "a"))
 		state := w.state.Proto()
 		state.Cluster.Id = c.cluster
-		seed, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse { return &skeinv1.JoinResponse{State: state} })
+		seed, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+			return &skeinv1.JoinResponse{State: state}
+		})
 		token := testToken()
 		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
 		a := newTestAgent(h, w.state)
@@ -494,7 +507,8 @@ func TestNextTick(t *testing.T) {
 		{"something happened", ago(9 * time.Second), time.Time{}, time.Time{}, now, tickEvery},
 		{"the kernel refused something", ago(time.Minute), ago(time.Second), time.Time{}, now, tickEvery},
 		{"a port is taken", ago(time.Minute), time.Time{}, now.Add(reopenEvery), now, tickEvery},
-		{"nothing heard for three seconds", ago(time.Minute), time.Time{}, time.Time{}, ago(3 * time.Second), silence - 3*time.Second},
+		{"nothing heard for three seconds", ago(time.Minute), time.Time{}, time.Time{}, ago(3 * time.Second),
+			silence - 3*time.Second},
 		{"nothing heard for an hour", ago(time.Minute), time.Time{}, time.Time{}, ago(time.Hour), tickEvery},
 	} {
 		a := &Agent{}

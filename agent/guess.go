@@ -20,20 +20,25 @@ import (
 // the data plane before anybody is told.
 
 const (
-	rewriteRests = 3 * time.Minute        // that no path uses: longer than NATs keep a mapping, so that a path can come back
+	// that no path uses: longer than NATs keep a mapping, so that a path can come back
+	rewriteRests = 3 * time.Minute
 	adoptedFor   = time.Minute            // a rewrite of a former run, until its peer is known
 	heardEvery   = 500 * time.Millisecond // between two hints that the peer's pings come by a rewrite
-	mappingsStep = 64                     // the record's count of mappings is rounded up to a multiple, so that it seldom changes
+	// the record's count of mappings is rounded up to a multiple, so that it seldom changes
+	mappingsStep = 64
 )
 
 var guessRules = map[path.GuessKind]skeinv1.PairOutcome_Rule{
-	path.GuessBirthday: skeinv1.PairOutcome_BIRTHDAY, path.GuessPrediction: skeinv1.PairOutcome_PREDICTION, path.GuessBoth: skeinv1.PairOutcome_BIRTHDAY_BOTH,
+	path.GuessBirthday: skeinv1.PairOutcome_BIRTHDAY, path.GuessPrediction: skeinv1.PairOutcome_PREDICTION,
+	path.GuessBoth: skeinv1.PairOutcome_BIRTHDAY_BOTH,
 }
 
-var guessRoles = map[path.GuessRole]birthday.Role{path.GuessOne: birthday.One, path.GuessMany: birthday.Many, path.GuessTwin: birthday.Twin}
+var guessRoles = map[path.GuessRole]birthday.Role{path.GuessOne: birthday.One, path.GuessMany: birthday.Many,
+	path.GuessTwin: birthday.Twin}
 
 var guessPhases = map[birthday.Phase]path.GuessPhase{
-	birthday.Began: path.GuessBegan, birthday.Hit: path.GuessHit, birthday.Failed: path.GuessFailed, birthday.Refused: path.GuessRefused, birthday.Silent: path.GuessSilent,
+	birthday.Began: path.GuessBegan, birthday.Hit: path.GuessHit, birthday.Failed: path.GuessFailed,
+	birthday.Refused: path.GuessRefused, birthday.Silent: path.GuessSilent,
 }
 
 // openGuessing makes what guesses ports. It comes after the prober and the plane.
@@ -43,7 +48,8 @@ func (a *Agent) openGuessing(ctx context.Context) {
 		a.log.Warn("former outcomes of guessing ports are forgotten", "err", err)
 	}
 	a.guess = birthday.New(birthday.Config{
-		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Attest: a.pool.Attest, Shared: a.sharedMappings, Told: a.toldOutcomes,
+		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Attest: a.pool.Attest, Shared: a.sharedMappings,
+		Told:   a.toldOutcomes,
 		Newest: func(ctx context.Context) (netip.AddrPort, error) { return a.reflexive.NewestMapping(ctx) },
 		Report: a.onGuess, Memory: memory, Mark: a.numbers.MarkWG, Log: a.log.With("part", "birthday"),
 	})
@@ -82,7 +88,8 @@ func (a *Agent) situation(peer identity.ID) (birthday.Situation, error) {
 	mine, theirs := path.Mapped4(self), path.Mapped4(other)
 	switch p := a.paths.Paths()[peer]; {
 	case g.Kind == path.GuessNone && why == "":
-		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no guessing", Retry: time.Second}
+		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no guessing",
+			Retry: time.Second}
 	case g.Kind == path.GuessNone:
 		return birthday.Situation{}, errors.New(why)
 	case p.Kind == path.Direct && p.Alive && !p.Silent:
@@ -149,7 +156,8 @@ func (a *Agent) guessedRecord(r *skeinv1.Record) {
 // through it, and not before: the peer would switch, and lose what it sends.
 func (a *Agent) onGuess(peer identity.ID, e birthday.Event) {
 	if e.Phase == birthday.Hit && e.Local != 0 {
-		old := a.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer, used: time.Now(), event: e})
+		old := a.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer,
+			used: time.Now(), event: e})
 		if old != nil {
 			a.dropProxy(e.Remote, old)
 		}
@@ -160,12 +168,14 @@ func (a *Agent) onGuess(peer identity.ID, e birthday.Event) {
 }
 
 func guessEvent(e birthday.Event) path.GuessEvent {
-	return path.GuessEvent{Phase: guessPhases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes, Sockets: e.Sockets, Took: e.Took}
+	return path.GuessEvent{Phase: guessPhases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes,
+		Sockets: e.Sockets, Took: e.Took}
 }
 
 func (a *Agent) tellGuess(peer identity.ID, e birthday.Event) {
 	if e.Phase != birthday.Began {
-		a.log.Info("guessing ports", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets", e.Sockets, "took", e.Took)
+		a.log.Info("guessing ports", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets",
+			e.Sockets, "took", e.Took)
 	}
 	a.paths.Guessed(peer, e.Remote, guessEvent(e))
 	a.wakeUp() // the record's count of mappings
@@ -185,9 +195,10 @@ func (a *Agent) proxyRewrites(ctx context.Context, wanted []dataplane.PortRewrit
 		a.guess.Settle(r.peer) // closes the socket, whose port the proxy takes over
 		go func() {
 			wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
-			p, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, a.numbers.MarkWG, func(from netip.AddrPort, b []byte, at time.Time) {
-				a.prober.Handle(from, netip.Addr{}, b, at)
-			})
+			p, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, a.numbers.MarkWG,
+				func(from netip.AddrPort, b []byte, at time.Time) {
+					a.prober.Handle(from, netip.Addr{}, b, at)
+				})
 			if err != nil {
 				a.log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "err", err)
 				return
@@ -225,7 +236,8 @@ func (a *Agent) followRewrites(now time.Time) {
 	for _, at := range a.rewrites.strays() {
 		for id, r := range a.loop.records {
 			if slices.ContainsFunc(path.NodeOf(r).Candidates, func(c path.Candidate) bool { return c.Addr == at }) {
-				a.rewrites.claim(at, id, birthday.Event{Phase: birthday.Hit, Remote: at, Text: "The port rewrite of a former run of this agent was adopted."})
+				a.rewrites.claim(at, id, birthday.Event{Phase: birthday.Hit, Remote: at, Text: "The port rewrite of a former run " +
+					"of this agent was adopted."})
 			}
 		}
 	}

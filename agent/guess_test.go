@@ -22,7 +22,8 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 	var w rewrites
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	peer, a := identity.ID{7}, rewriteTo(40001, "198.51.100.1:51820")
-	w.add(rewrite{PortRewrite: a, peer: peer, used: start, event: birthday.Event{Phase: birthday.Hit, Local: a.Local, Remote: a.Remote}})
+	w.add(rewrite{PortRewrite: a, peer: peer, used: start, event: birthday.Event{Phase: birthday.Hit, Local: a.Local,
+		Remote: a.Remote}})
 	if n := w.news(nil); len(n) != 0 {
 		t.Fatalf("told before the data plane holds it: %+v", n)
 	}
@@ -30,7 +31,8 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 		t.Fatalf("news %+v", n)
 	}
 	for i, want := range []bool{true, false, true} { // the peer's pings that come this way are passed on, now and then
-		if r, ok := w.heard(peer, a.Remote, start.Add(time.Duration(i)*heardEvery/2)); ok != want || ok && r.event.Remote != a.Remote {
+		if r, ok := w.heard(peer, a.Remote, start.Add(time.Duration(i)*heardEvery/2)); ok != want ||
+			ok && r.event.Remote != a.Remote {
 			t.Errorf("ping %d is passed on: %t, want %t", i, ok, want)
 		}
 	}
@@ -47,7 +49,8 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 		paths map[identity.ID]path.Path
 		after time.Duration
 		kept  bool
-	}{{direct, time.Hour, true}, {relay, rewriteRests - time.Second, true}, {direct, time.Second, true}, {relay, rewriteRests - time.Second, true}, {relay, time.Second, false}} {
+	}{{direct, time.Hour, true}, {relay, rewriteRests - time.Second, true}, {direct, time.Second, true},
+		{relay, rewriteRests - time.Second, true}, {relay, time.Second, false}} {
 		now = now.Add(step.after)
 		w.expire(step.paths, now)
 		if got := len(w.list()) == 1; got != step.kept {
@@ -93,7 +96,8 @@ func TestBehindOneAddress(t *testing.T) {
 		{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: "203.0.113.9:51820"},
 		{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "203.0.113.1:40000"},
 	}}
-	if !behind(r, netip.MustParseAddr("203.0.113.1")) || behind(r, netip.MustParseAddr("203.0.113.9")) || behind(r, netip.Addr{}) {
+	if !behind(r, netip.MustParseAddr("203.0.113.1")) || behind(r, netip.MustParseAddr("203.0.113.9")) ||
+		behind(r, netip.Addr{}) {
 		t.Error("who is behind an address is told by what others see of it")
 	}
 }

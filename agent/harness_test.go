@@ -44,7 +44,8 @@ func (h host) node(t testing.TB) *skeinv1.NewNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &skeinv1.NewNode{Name: h.name, IdentityKey: h.key.Public(), WireguardKey: pub[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+	return &skeinv1.NewNode{Name: h.name, IdentityKey: h.key.Public(), WireguardKey: pub[:], MinSchema: events.SchemaMin,
+		MaxSchema: events.SchemaMax}
 }
 
 // world is a cluster whose log is decided by hand, at times of the test's choosing.
@@ -66,9 +67,11 @@ func newWorld(t testing.TB, members ...host) *world {
 	w := &world{t: t, now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), state: events.NewState()}
 	first := members[0].node(t)
 	first.Server = true
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, OverlayIpv4: "10.4.0.0/16", FirstNode: first}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: testCluster, OverlayIpv4: "10.4.0.0/16", FirstNode: first}}})
 	hash := sha256.Sum256(testSecret)
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: testTokenID, SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 100}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: testTokenID,
+		SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 100}}})
 	for _, h := range members[1:] {
 		w.must(w.admission(h))
 	}
@@ -77,7 +80,8 @@ func newWorld(t testing.TB, members ...host) *world {
 
 func (w *world) admission(h host) *skeinv1.Command {
 	hash := sha256.Sum256(testSecret)
-	return &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: h.node(w.t), TokenId: testTokenID, TokenSecretHash: hash[:], ClusterId: testCluster}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: h.node(w.t),
+		TokenId: testTokenID, TokenSecretHash: hash[:], ClusterId: testCluster}}}
 }
 
 func (w *world) decide(c *skeinv1.Command) error {

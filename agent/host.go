@@ -32,7 +32,8 @@ func lockHost(cfg config.Config, tunnel bool) (held *claims, unlock func(), err 
 	run, err := lockFile(filepath.Join(cfg.RunDir, "lock"))
 	if err != nil {
 		state()
-		return nil, nil, inUse(err, "run directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --run-dir", cfg.RunDir)
+		return nil, nil, inUse(err, "run directory %s is in use by another agent%s: stop it with `skein down`, or give "+
+			"this one its own --run-dir", cfg.RunDir)
 	}
 	if !tunnel {
 		return nil, func() { run(); state() }, nil
@@ -69,7 +70,8 @@ func lockState(dir string) (func(), error) {
 	}
 	unlock, err := lockFile(filepath.Join(dir, "lock"))
 	if err != nil {
-		return nil, inUse(err, "state directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --state-dir and --run-dir", dir)
+		return nil, inUse(err, "state directory %s is in use by another agent%s: stop it with `skein down`, or give this "+
+			"one its own --state-dir and --run-dir", dir)
 	}
 	return unlock, nil
 }
@@ -115,7 +117,8 @@ func lockFile(path string) (func(), error) {
 func lockLink(link string) (func(), error) {
 	unlock, err := lockName("skein-link-" + link)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or give this one numbers of its own, such as dataplane.instance: 1 (docs/config.md, Numbers)", link)
+		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or give this "+
+			"one numbers of its own, such as dataplane.instance: 1 (docs/config.md, Numbers)", link)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("hold the link %s: %w", link, err)
@@ -148,7 +151,8 @@ func checkHost() error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("the agent lacks %s: run it as root, or give it these capabilities (systemd: AmbientCapabilities=)", strings.Join(missing, " and "))
+		return fmt.Errorf("the agent lacks %s: run it as root, or give it these capabilities (systemd: AmbientCapabilities=)",
+			strings.Join(missing, " and "))
 	}
 	return nil
 }
@@ -166,7 +170,9 @@ func capabilities() (uint64, error) {
 func markSocket(mark uint32) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		var err error
-		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) }); e != nil {
+		if e := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+		}); e != nil {
 			return e
 		}
 		return err

@@ -101,7 +101,8 @@ func (h *hostLinks) follow(ctx context.Context, changed func()) error {
 		if other {
 			changed()
 		}
-		if _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS: some were lost, and all is read anyway
+		// ENOBUFS: some were lost, and all is read anyway
+		if _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			if ctx.Err() != nil {
 				return nil
 			}

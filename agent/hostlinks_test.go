@@ -57,7 +57,8 @@ func TestHostLinks(t *testing.T) {
 	if got := h.connected("skein0"); !slices.Equal(got, want) {
 		t.Errorf("connected to %s, want %s", got, want)
 	}
-	if got := h.hostAddresses("skein0"); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.168.7.14"), netip.MustParseAddr("2001:db8::7")}) {
+	if got := h.hostAddresses("skein0"); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.168.7.14"),
+		netip.MustParseAddr("2001:db8::7")}) {
 		t.Errorf("addresses %s", got)
 	}
 }
@@ -140,9 +141,11 @@ func TestLinksOfAnotherCNI(t *testing.T) {
 		bridge := &netlink.Bridge{LinkAttrs: attrs("mynet0", 1376)}
 		port := &netlink.Veth{LinkAttrs: attrs("veth1", 1376), PeerName: "veth1p"}
 		// A bridge over the host's own link, as hosts of virtual machines have it.
-		lan, nic := &netlink.Bridge{LinkAttrs: attrs("br0", 1480)}, &netlink.Veth{LinkAttrs: attrs("nic0", 1480), PeerName: "nic0p"}
+		lan, nic := &netlink.Bridge{LinkAttrs: attrs("br0", 1480)}, &netlink.Veth{LinkAttrs: attrs("nic0", 1480),
+			PeerName: "nic0p"}
 		if err := errors.Join(up(eth0, "192.168.7.14/24"), up(bridge, "10.244.3.1/24"), up(port),
-			up(lan, "192.168.9.2/24"), up(nic), netlink.LinkSetMaster(port, bridge), netlink.LinkSetMaster(nic, lan)); err != nil {
+			up(lan, "192.168.9.2/24"), up(nic), netlink.LinkSetMaster(port, bridge),
+			netlink.LinkSetMaster(nic, lan)); err != nil {
 			return err
 		}
 		peer, err := netlink.LinkByName("veth1p")
@@ -152,7 +155,8 @@ func TestLinksOfAnotherCNI(t *testing.T) {
 		return errors.Join(
 			netlink.LinkSetNsFd(peer, int(pod.Handle)),
 			up(&netlink.Bridge{LinkAttrs: attrs("cni0", 1372)}, "10.244.1.1/24"),
-			up(&netlink.Vxlan{LinkAttrs: attrs("flannel.1", 1400), VxlanId: 1, VtepDevIndex: eth0.Index, Port: 8472}, "10.244.1.0/32"),
+			up(&netlink.Vxlan{LinkAttrs: attrs("flannel.1", 1400), VxlanId: 1, VtepDevIndex: eth0.Index, Port: 8472},
+				"10.244.1.0/32"),
 		)
 	})
 	var h hostLinks
@@ -188,22 +192,35 @@ func TestMisfits(t *testing.T) {
 		link hostLink
 		want int // 0: it fits, or is none of the tunnel's
 	}{
-		"pods' bridge":                     {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("10.244.1.1/24")}, 1420},
-		"one that fits":                    {hostLink{name: "cni0", kind: "bridge", mtu: 1420, pods: true, addrs: ps("10.244.1.1/24")}, 0},
-		"pods that are not led":            {hostLink{name: "docker0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("172.17.0.1/16")}, 0},
-		"the host's own network":           {hostLink{name: "eth0", kind: "device", mtu: 9000, addrs: ps("10.244.9.1/24")}, 0},
-		"vxlan over the tunnel":            {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true, outer: outer{link: "skein0"}}, 1370},
-		"vxlan over the tunnel that fits":  {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1370, pods: true, outer: outer{link: "skein0"}}, 0},
-		"vxlan between overlay addresses":  {hostLink{name: "vxlan.calico", kind: "vxlan", mtu: 1450, pods: true, outer: outer{link: "eth0", from: overlay4}}, 1370},
-		"the same over IPv6":               {hostLink{name: "vxlan-v6.calico", kind: "vxlan", mtu: 1370, pods: true, outer: outer{from: overlay6, six: true}}, 1350},
-		"ipip between overlay addresses":   {hostLink{name: "tunl1", kind: "ipip", mtu: 1480, pods: true, outer: outer{from: overlay4}}, 1400},
-		"vxlan over the host's own link":   {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true, addrs: ps("10.244.1.0/32"), outer: outer{link: "eth0"}}, 0},
-		"one that does not say where":      {hostLink{name: "cilium_vxlan", kind: "vxlan", mtu: 1500, pods: true}, 0},
-		"the tunnel itself":                {hostLink{name: "skein0", kind: "wireguard", mtu: 1420, addrs: ps("10.4.0.7/16")}, 0},
-		"a bridge beside the ranges' edge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("10.245.1.1/24")}, 0},
+		"pods' bridge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true,
+			addrs: ps("10.244.1.1/24")}, 1420},
+		"one that fits": {hostLink{name: "cni0", kind: "bridge", mtu: 1420, pods: true,
+			addrs: ps("10.244.1.1/24")}, 0},
+		"pods that are not led": {hostLink{name: "docker0", kind: "bridge", mtu: 1500, pods: true,
+			addrs: ps("172.17.0.1/16")}, 0},
+		"the host's own network": {hostLink{name: "eth0", kind: "device", mtu: 9000,
+			addrs: ps("10.244.9.1/24")}, 0},
+		"vxlan over the tunnel": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true,
+			outer: outer{link: "skein0"}}, 1370},
+		"vxlan over the tunnel that fits": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1370, pods: true,
+			outer: outer{link: "skein0"}}, 0},
+		"vxlan between overlay addresses": {hostLink{name: "vxlan.calico", kind: "vxlan", mtu: 1450, pods: true,
+			outer: outer{link: "eth0", from: overlay4}}, 1370},
+		"the same over IPv6": {hostLink{name: "vxlan-v6.calico", kind: "vxlan", mtu: 1370, pods: true,
+			outer: outer{from: overlay6, six: true}}, 1350},
+		"ipip between overlay addresses": {hostLink{name: "tunl1", kind: "ipip", mtu: 1480, pods: true,
+			outer: outer{from: overlay4}}, 1400},
+		"vxlan over the host's own link": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true,
+			addrs: ps("10.244.1.0/32"), outer: outer{link: "eth0"}}, 0},
+		"one that does not say where": {hostLink{name: "cilium_vxlan", kind: "vxlan", mtu: 1500, pods: true}, 0},
+		"the tunnel itself": {hostLink{name: "skein0", kind: "wireguard", mtu: 1420,
+			addrs: ps("10.4.0.7/16")}, 0},
+		"a bridge beside the ranges' edge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true,
+			addrs: ps("10.245.1.1/24")}, 0},
 	} {
 		got := misfits([]hostLink{c.link}, "skein0", 1420, overlays, ranges)
-		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0].want != c.want || got[0].have != c.link.mtu) {
+		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0].want != c.want ||
+			got[0].have != c.link.mtu) {
 			t.Errorf("%s: %+v, want %d", name, got, c.want)
 		}
 	}

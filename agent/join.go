@@ -33,7 +33,8 @@ var ErrJoinRefused = errors.New("the cluster refused this node")
 
 // join asks the token's seeds, one after the other and again, until one has had this node admitted or
 // patience ends.
-func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, record *skeinv1.SignedRecord, patience time.Duration, mark uint32, log *slog.Logger) (*skeinv1.JoinResponse, error) {
+func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode,
+	record *skeinv1.SignedRecord, patience time.Duration, mark uint32, log *slog.Logger) (*skeinv1.JoinResponse, error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -67,7 +68,8 @@ func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node
 		if whole.Err() != nil { // told to stop
 			return nil, fmt.Errorf("joining was interrupted: %w", whole.Err())
 		}
-		return nil, fmt.Errorf("no seed of the token admitted this node within %s: %s (is one of them up, and its TCP port reachable from here?)", patience, inWords(failures))
+		return nil, fmt.Errorf("no seed of the token admitted this node within %s: %s (is one of them up, and its TCP port "+
+			"reachable from here?)", patience, inWords(failures))
 	}
 }
 
@@ -80,7 +82,8 @@ func inWords(failures map[string]error) string {
 	return strings.Join(all, "; ")
 }
 
-func joinAt(ctx context.Context, key *identity.Key, mark uint32, seed *skeinv1.JoinToken_Seed, request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {
+func joinAt(ctx context.Context, key *identity.Key, mark uint32, seed *skeinv1.JoinToken_Seed,
+	request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
 	conf, err := key.ClientTLS(identity.ALPNJoin, identity.Expect(seed.GetIdentityKey()))
@@ -169,9 +172,11 @@ func (a *Agent) awaitCandidates(ctx context.Context) {
 	}
 }
 
-func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer identity.ID) (*skeinv1.JoinResponse, error) {
+func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest,
+	peer identity.ID) (*skeinv1.JoinResponse, error) {
 	if identity.IDOf(request.GetNode().GetIdentityKey()) != peer {
-		return nil, &events.Error{Code: events.PermissionDenied, Message: "the request names another identity key than the connection has proved"}
+		return nil, &events.Error{Code: events.PermissionDenied, Message: "the request names another identity key than the " +
+			"connection has proved"}
 	}
 	if err := consensus.CheckSent(a.replica.State()); err != nil { // before it is admitted and cannot be told
 		return nil, &events.Error{Code: events.ResourceExhausted, Message: err.Error()}
@@ -183,7 +188,8 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	answer, err := a.client.Propose(pctx, &skeinv1.Command{
 		RequestId: request.GetRequestId(),
 		Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecret: request.GetTokenSecret(), TokenProof: request.GetTokenProof(), ClusterId: request.GetClusterId(),
+			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecret: request.GetTokenSecret(),
+			TokenProof: request.GetTokenProof(), ClusterId: request.GetClusterId(),
 			TokenSecretHash: secret[:], // for a leader older than roles
 		}},
 	})
@@ -205,7 +211,8 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	}
 	st := a.replica.State()
 	return &skeinv1.JoinResponse{
-		State: st.Proto(), Records: fitting(a.id, st, a.gossip.Records(), maxJoinResponse-joinSlack-st.Size()), Node: answer.GetNode(), Time: time.Now().UnixNano(),
+		State: st.Proto(), Records: fitting(a.id, st, a.gossip.Records(), maxJoinResponse-joinSlack-st.Size()),
+		Node: answer.GetNode(), Time: time.Now().UnixNano(),
 	}, nil
 }
 
@@ -217,7 +224,8 @@ func (a *Agent) checkAdmitted(peer identity.ID, answer *skeinv1.Answer) error {
 		return &events.Error{Code: codeRevoked, Message: r.GetReason()}
 	}
 	if state.Node(peer) == nil || answer.GetNode().GetId() != peer.String() {
-		return &events.Error{Code: events.PermissionDenied, Message: fmt.Sprintf("the log has not admitted node %s: ask again with a token of this cluster", peer)}
+		return &events.Error{Code: events.PermissionDenied, Message: fmt.Sprintf("the log has not admitted node %s: ask "+
+			"again with a token of this cluster", peer)}
 	}
 	return nil
 }

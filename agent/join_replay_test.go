@@ -40,19 +40,26 @@ func newSeedAndServer(t *testing.T, h host, w *world) (*Agent, *consensus.Server
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := consensus.StartServer(consensus.ServerConfig{Dir: dir, ID: h.key.ID(), Dialer: noWay{}, Listener: l, Replica: r, Log: quiet(), Bootstrap: true})
+	s, err := consensus.StartServer(consensus.ServerConfig{Dir: dir, ID: h.key.ID(), Dialer: noWay{}, Listener: l,
+		Replica: r, Log: quiet(), Bootstrap: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Shutdown(context.Background()) })
 	a := newTestAgent(h, events.NewState())
 	a.replica = r
-	a.client = consensus.NewClient(consensus.ClientConfig{Self: a.id, Replica: r, Dialer: noWay{}, Local: func() *consensus.Server { return s }, Log: quiet()})
+	a.client = consensus.NewClient(consensus.ClientConfig{Self: a.id, Replica: r, Dialer: noWay{},
+		Local: func() *consensus.Server {
+			return s
+		}, Log: quiet()})
 	first := h.node(t)
 	first.Server = true
-	a.mustPropose(t, &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, OverlayIpv4: "10.4.0.0/16", FirstNode: first}}})
+	a.mustPropose(t,
+		&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster,
+			OverlayIpv4: "10.4.0.0/16", FirstNode: first}}})
 	a.mustPropose(t, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: testTokenID, SecretHash: w.admission(h).GetAdmitNode().GetTokenSecretHash(), LifetimeNanos: int64(time.Hour), Uses: 1}}})
+		Id: testTokenID, SecretHash: w.admission(h).GetAdmitNode().GetTokenSecretHash(),
+		LifetimeNanos: int64(time.Hour), Uses: 1}}})
 	a.roster.update(r.State())
 	w.state = r.State()
 	newGossip(t, a, w)
@@ -75,7 +82,8 @@ func TestRequestIDOfAnAdmissionAdmitsNobody(t *testing.T) {
 	w := newWorld(t, server)
 	a := newSeed(t, server, w)
 	ask := func(h host, change func(*skeinv1.JoinRequest)) (*skeinv1.JoinResponse, error) {
-		r := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: h.node(t), RequestId: strings.Repeat("5", 32)}
+		r := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: h.node(t),
+			RequestId: strings.Repeat("5", 32)}
 		change(r)
 		return a.admit(t.Context(), r, h.key.ID())
 	}
@@ -96,11 +104,16 @@ func TestRequestIDOfAnAdmissionAdmitsNobody(t *testing.T) {
 				who, answer.GetState().GetIndex(), len(answer.GetState().GetGossipKeys().GetPrimary()), err, words)
 		}
 	}
-	refused("a stranger with the request ID and no token", stranger, "is for cluster", func(r *skeinv1.JoinRequest) { r.ClusterId, r.TokenSecret = "whatever", []byte("wrong") })
-	refused("a stranger with a wrong secret", stranger, "is wrong or was revoked", func(r *skeinv1.JoinRequest) { r.TokenSecret = []byte("wrong") })
+	refused("a stranger with the request ID and no token", stranger, "is for cluster",
+		func(r *skeinv1.JoinRequest) { r.ClusterId, r.TokenSecret = "whatever", []byte("wrong") })
+	refused("a stranger with a wrong secret", stranger, "is wrong or was revoked",
+		func(r *skeinv1.JoinRequest) { r.TokenSecret = []byte("wrong") })
 	refused("a stranger with the used-up token", stranger, "is used up", same)
-	refused("the member with a wrong secret", node, "is wrong or was revoked", func(r *skeinv1.JoinRequest) { r.TokenSecret = []byte("wrong") })
-	a.mustPropose(t, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: node.key.ID().String(), Reason: "stolen"}}})
+	refused("the member with a wrong secret", node, "is wrong or was revoked",
+		func(r *skeinv1.JoinRequest) { r.TokenSecret = []byte("wrong") })
+	a.mustPropose(t,
+		&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: node.key.ID().String(),
+			Reason: "stolen"}}})
 	refused("the node that was revoked", node, "was revoked", same)
 }
 
@@ -108,7 +121,8 @@ func TestRequestIDOfAnAdmissionAdmitsNobody(t *testing.T) {
 func TestStateIsForTheAdmittedNodeAlone(t *testing.T) {
 	server, node, gone, stranger := newHost(t, "a"), newHost(t, "b"), newHost(t, "c"), newHost(t, "x")
 	w := newWorld(t, server, node, gone)
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: gone.key.ID().String(), Reason: "stolen"}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: gone.key.ID().String(), Reason: "stolen"}}})
 	a := newTestAgent(server, w.state)
 	a.replica = newReplica(t, w)
 	answer := func(h host) *skeinv1.Answer { return &skeinv1.Answer{Node: &skeinv1.Node{Id: h.key.ID().String()}} }

@@ -16,22 +16,24 @@ import (
 )
 
 // seedThat runs a front whose join handler answers with what answer returns; nil: nothing.
-func seedThat(t *testing.T, answer func(n int32, r *skeinv1.JoinRequest) *skeinv1.JoinResponse) (*skeinv1.JoinToken_Seed, *atomic.Int32) {
+func seedThat(t *testing.T,
+	answer func(n int32, r *skeinv1.JoinRequest) *skeinv1.JoinResponse) (*skeinv1.JoinToken_Seed, *atomic.Int32) {
 	t.Helper()
 	h := newHost(t, "seed")
 	asked := &atomic.Int32{}
-	_, address := serveFrontWith(t, h.key, newRoster(newWorld(t, h).state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
-		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
-			r := &skeinv1.JoinRequest{}
-			if err := readMessage(c, r, maxJoinRequest); err != nil {
-				t.Errorf("the request: %v", err)
-				return
-			}
-			if m := answer(asked.Add(1), r); m != nil {
-				_ = writeMessage(c, m)
-			}
-		},
-	})
+	_, address := serveFrontWith(t, h.key, newRoster(newWorld(t, h).state), nil,
+		map[string]func(context.Context, *tls.Conn, identity.ID){
+			identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
+				r := &skeinv1.JoinRequest{}
+				if err := readMessage(c, r, maxJoinRequest); err != nil {
+					t.Errorf("the request: %v", err)
+					return
+				}
+				if m := answer(asked.Add(1), r); m != nil {
+					_ = writeMessage(c, m)
+				}
+			},
+		})
 	return &skeinv1.JoinToken_Seed{Address: address, IdentityKey: h.key.Public()}, asked
 }
 
@@ -87,7 +89,8 @@ func TestJoin(t *testing.T) {
 	t.Run("patience ends", func(t *testing.T) {
 		seed, _ := seedThat(t, says("unavailable", "no leader"))
 		_, err := joinWith(t, time.Second, seed)
-		want := "no seed of the token admitted this node within 1s: seed " + seed.GetAddress() + ": no leader (is one of them up, and its TCP port reachable from here?)"
+		want := "no seed of the token admitted this node within 1s: seed " + seed.GetAddress() + ": no leader " +
+			"(is one of them up, and its TCP port reachable from here?)"
 		if err == nil || err.Error() != want {
 			t.Errorf("have %v\nwant %s", err, want)
 		}
@@ -102,7 +105,8 @@ func TestJoin(t *testing.T) {
 			return &skeinv1.JoinResponse{ErrorCode: "unavailable"}
 		})
 		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
-		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, 0, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
+		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, 0, quiet()); !errors.Is(err, context.Canceled) ||
+			!strings.HasPrefix(err.Error(), "joining was interrupted") {
 			t.Errorf("have %v", err)
 		}
 	})
@@ -114,19 +118,24 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	member, joiner, victim := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	a := newTestAgent(member, newWorld(t, member).state)
 	a.replica = newReplica(t, newWorld(t, member))
-	_, address := serveFrontWith(t, member.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
-	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: victim.node(t), RequestId: "r"}
+	_, address := serveFrontWith(t, member.key, a.roster, nil,
+		map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret,
+		Node: victim.node(t), RequestId: "r"}
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
 	_, err := joinAt(t.Context(), joiner.key, 0, seed, request)
-	if !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "another identity key than the connection has proved") {
+	if !errors.Is(err, ErrJoinRefused) ||
+		!strings.Contains(err.Error(), "another identity key than the connection has proved") {
 		t.Errorf("have %v", err)
 	}
 	request.TokenId = ""
-	if _, err := joinAt(t.Context(), joiner.key, 0, seed, request); !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "holds no token") {
+	if _, err := joinAt(t.Context(), joiner.key, 0, seed, request); !errors.Is(err, ErrJoinRefused) ||
+		!strings.Contains(err.Error(), "holds no token") {
 		t.Errorf("without a token: %v", err)
 	}
 	var refused *events.Error
-	if _, err := a.admit(t.Context(), &skeinv1.JoinRequest{}, joiner.key.ID()); !errors.As(err, &refused) || refused.Code != events.PermissionDenied {
+	if _, err := a.admit(t.Context(), &skeinv1.JoinRequest{}, joiner.key.ID()); !errors.As(err, &refused) ||
+		refused.Code != events.PermissionDenied {
 		t.Errorf("a request without a key: %v", err)
 	}
 }
@@ -136,10 +145,12 @@ func TestRevokedNodeAsks(t *testing.T) {
 	needMark(t)
 	server, node := newHost(t, "a"), newHost(t, "b")
 	w := newWorld(t, server, node)
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: node.key.ID().String(), Reason: "stolen"}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: node.key.ID().String(), Reason: "stolen"}}})
 	a := newTestAgent(server, w.state)
 	a.replica = newReplica(t, w)
-	_, address := serveFrontWith(t, server.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	_, address := serveFrontWith(t, server.key, a.roster, nil,
+		map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: server.key.Public()}
 	_, err := joinAt(t.Context(), node.key, 0, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
 	var r *revokedError

@@ -28,17 +28,19 @@ import (
 )
 
 const (
-	trafficEvery  = 250 * time.Millisecond // between two readings of the counters while somebody talks
-	trafficRest   = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
-	trafficFor    = 5 * time.Second        // how long it counts that somebody has talked
-	manyPeers     = 1000                   // a reading costs in proportion to its peers: for each so many once more
-	lazyFrom      = 24                     // so many members, this one included, have too many pairs to keep a path for each
-	syncSpacing   = 5 * time.Millisecond   // gathers wake-ups that come together
-	relaysSpacing = 50 * time.Millisecond  // relays that come and go in a crowd are looked at together: each look asks for every peer
-	tickEvery     = time.Second            // between two rounds that nobody asked for
-	tickRest      = 5 * time.Second        // and when nothing has happened for a while
-	tickBusy      = 10 * time.Second       // how long it counts that something has happened
-	reopenEvery   = 5 * time.Second        // until a port that is taken is tried again
+	trafficEvery = 250 * time.Millisecond // between two readings of the counters while somebody talks
+	trafficRest  = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
+	trafficFor   = 5 * time.Second        // how long it counts that somebody has talked
+	manyPeers    = 1000                   // a reading costs in proportion to its peers: for each so many once more
+	// so many members, this one included, have too many pairs to keep a path for each
+	lazyFrom    = 24
+	syncSpacing = 5 * time.Millisecond // gathers wake-ups that come together
+	// relays that come and go in a crowd are looked at together: each look asks for every peer
+	relaysSpacing = 50 * time.Millisecond
+	tickEvery     = time.Second      // between two rounds that nobody asked for
+	tickRest      = 5 * time.Second  // and when nothing has happened for a while
+	tickBusy      = 10 * time.Second // how long it counts that something has happened
+	reopenEvery   = 5 * time.Second  // until a port that is taken is tried again
 	farewell      = 500 * time.Millisecond
 )
 
@@ -446,7 +448,8 @@ func (a *Agent) pathSettings(lazy bool) {
 }
 
 func (a *Agent) revoked(reason string) error {
-	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, reasonText(reason), a.cfg.StateDir)
+	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token",
+		errRevoked, reasonText(reason), a.cfg.StateDir)
 }
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
@@ -458,7 +461,8 @@ func (a *Agent) answerProbes() {
 		delete(a.loop.unprobed, id)
 		key, err := identity.PairKey(a.wg.Load().agreed, m.wg, a.cluster, "probe")
 		if err != nil {
-			a.report("peer "+m.name, warning, err.Error(), "its WireGuard key is unusable; revoke the node and let it join again")
+			a.report("peer "+m.name, warning, err.Error(),
+				"its WireGuard key is unusable; revoke the node and let it join again")
 			continue
 		}
 		a.prober.SetPeer(id, key)
@@ -508,7 +512,8 @@ func (a *Agent) syncRecords() {
 			continue
 		}
 		if r.GetRelay() != nil {
-			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key, Order: a.loop.state.Node(id).GetAdmittedAt()})
+			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key,
+				Order: a.loop.state.Node(id).GetAdmittedAt()})
 		}
 		if id == a.id {
 			continue
@@ -639,7 +644,8 @@ func (a *Agent) rpcMux() *http.ServeMux {
 func (a *Agent) serveRPC(ctx context.Context) {
 	srv := consensus.NewHTTPServer(newRPCLimit(a.rpcMux(), a.votes, a.metrics.rpcRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
-	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
+	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil &&
+		!errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
 		a.report("rpc", failure, err.Error(), "restart the agent")
 	}
 }
@@ -698,7 +704,9 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 // onForeign notes that somebody else changed what is ours, and that it was mended.
 func (a *Agent) onForeign(subsystem string) {
 	a.metrics.foreign.WithLabelValues(subsystem).Inc()
-	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true, Cause: "changed by somebody else, and mended"}}})
+	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
+		Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true,
+			Cause: "changed by somebody else, and mended"}}})
 }
 
 // report sets or clears a problem and logs it once.
@@ -725,5 +733,6 @@ func (a *Agent) purge() error {
 	a.plane = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(relayed, plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
+	return errors.Join(relayed,
+		plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
 }

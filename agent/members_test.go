@@ -75,7 +75,8 @@ func TestAgreeOnSite(t *testing.T) {
 			home, &skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "dc"}},
 		{"by the log", &skeinv1.NodeSettings{Leader: "yes"}, []string{"leader"},
 			&skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, home, &skeinv1.NodeSettings{Leader: "yes"}},
-		{"not chosen", &skeinv1.NodeSettings{Leader: "no"}, []string{"leader"}, nil, nil, &skeinv1.NodeSettings{Leader: "no"}},
+		{"not chosen", &skeinv1.NodeSettings{Leader: "no"}, []string{"leader"}, nil, nil,
+			&skeinv1.NodeSettings{Leader: "no"}},
 		{"nothing about leaders", &skeinv1.NodeSettings{InternalIp: "10.0.0.7"}, []string{"internal_ip"}, nil, nil,
 			&skeinv1.NodeSettings{InternalIp: "10.0.0.7"}},
 	} {

@@ -55,23 +55,36 @@ func newMetrics(a *Agent) *metrics {
 		m.registry.MustRegister(g)
 		return g
 	}
-	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total", Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
+	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total",
+		Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
 	for _, s := range plane.Subsystems {
 		m.foreign.WithLabelValues(s) // from 0 on: a rate does not see a counter's first value
 	}
-	m.registry.MustRegister(m.foreign, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total", Help: "Messages to the kernel that changed something."}, func() float64 { return float64(a.writes.Load()) }))
-	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat", "mode")
+	m.registry.MustRegister(m.foreign, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total",
+		Help: "Messages to the kernel that changed something."}, func() float64 {
+		return float64(a.writes.Load())
+	}))
+	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name",
+		"driver", "nat", "mode")
 	m.index = gauge("skein_state_index", "Last applied event.")
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
-	m.streams = gauge("skein_events_streams", "Nodes of its site that have the log's events from this node, which leads it.")
-	m.source = gauges("skein_events_source", "1 for where this node has the log's events from: raft, server, leader, none.", "source")
-	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_events_forged_total", Help: "Times that a leader of this node's site passed on what no server has signed."}, func() float64 { return float64(a.client.Forged()) }))
+	m.streams = gauge("skein_events_streams", "Nodes of its site that have the log's events from this node, which leads "+
+		"it.")
+	m.source = gauges("skein_events_source",
+		"1 for where this node has the log's events from: raft, server, leader, none.", "source")
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_events_forged_total",
+		Help: "Times that a leader of this node's site passed on what no server has signed."}, func() float64 {
+		return float64(a.client.Forged())
+	}))
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
-	m.rpcRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_rpc_refused_total", Help: "Calls of other nodes that were told to come again later, by procedure and why."}, []string{"procedure", "why"})
+	m.rpcRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_rpc_refused_total",
+		Help: "Calls of other nodes that were told to come again later, by procedure and why."}, []string{"procedure", "why"})
 	m.registry.MustRegister(m.rpcRefused)
-	m.demotions = prometheus.NewCounter(prometheus.CounterOpts{Name: "skein_leader_demotions_total", Help: "Times that witnesses found a leader of this node's site alive and not forwarding."})
+	m.demotions = prometheus.NewCounter(prometheus.CounterOpts{Name: "skein_leader_demotions_total",
+		Help: "Times that witnesses found a leader of this node's site alive and not forwarding."})
 	m.registry.MustRegister(m.demotions)
 	m.cni = newCNIMetrics(m.registry)
 	m.egress = newEgressMetrics(m.registry)
@@ -131,37 +144,63 @@ func (a *Agent) countAlive() (alive, all int) {
 type roomCollector struct{ a *Agent }
 
 var (
-	descNodes         = prometheus.NewDesc("skein_nodes", "Members, by whether gossip sees them.", []string{"alive"}, nil)
-	descRelayClient   = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
-	descEchoes        = prometheus.NewDesc("skein_witness_echoes_total", "Echoes that this node, as a witness, sent through a leader, and those of them that were lost.", []string{"leader", "outcome"}, nil)
-	descRelayDrops    = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
-	descRelayRTT      = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
-	descPeerBytes     = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
-	descPeerPath      = prometheus.NewDesc("skein_peer_path", "1 for each peer of which a record is known: how packets to it travel now, direct, relay or down.", []string{"peer", "path"}, nil)
-	descPathChanges   = prometheus.NewDesc("skein_path_changes_total", "Changes of peers' paths: to_direct, from_direct, rerouted, other_relay, to_udp, from_udp.", []string{"change"}, nil)
-	descSuspicions    = prometheus.NewDesc("skein_path_suspicions_total", "Times that a site's leader was suspected, so that others carried what went through it.", nil, nil)
-	descSilence       = prometheus.NewDesc("skein_path_silence_seconds", "How long traffic stood still when a path died, from the last answered ping to the switch.", nil, nil)
-	descPunches       = prometheus.NewDesc("skein_punches_total", "Signals to probe at the same moment: sent, received, failed.", []string{"kind"}, nil)
-	descRelayUDP      = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
-	descUDPPairs      = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
-	descUDPPackets    = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
-	descUDPBytes      = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between reserved ports.", nil, nil)
-	descUDPEvents     = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
-	descGuesses       = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by outcome.", []string{"outcome"}, nil)
-	descGuessCost     = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from WireGuard's port, sockets opened.", []string{"kind"}, nil)
-	descGuessNow      = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports counts as in use.", nil, nil)
-	descRewrites      = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another UDP port.", nil, nil)
-	descProbes        = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
-	descSessionUp     = prometheus.NewDesc("skein_relay_session_up", "1 while a relay session answers. need: warm, on-demand, trial, standby.", []string{"relay", "need"}, nil)
-	descSessionPeers  = prometheus.NewDesc("skein_relay_session_peers", "Peers whose packets would go by this relay now.", []string{"relay"}, nil)
-	descSessionRedial = prometheus.NewDesc("skein_relay_session_reconnects_total", "Times that the session with a relay was dialed again.", []string{"relay"}, nil)
+	descNodes       = prometheus.NewDesc("skein_nodes", "Members, by whether gossip sees them.", []string{"alive"}, nil)
+	descRelayClient = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.",
+		[]string{"relay", "direction"}, nil)
+	descEchoes = prometheus.NewDesc("skein_witness_echoes_total", "Echoes that this node, as a witness, sent "+
+		"through a leader, and those of them that were lost.", []string{"leader", "outcome"}, nil)
+	descRelayDrops = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too "+
+		"long or found the queue full.", []string{"relay"}, nil)
+	descRelayRTT = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.",
+		[]string{"relay"}, nil)
+	descPeerBytes = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.",
+		[]string{"peer", "direction"}, nil)
+	descPeerPath = prometheus.NewDesc("skein_peer_path", "1 for each peer of which a record is known: how packets "+
+		"to it travel now, direct, relay or down.", []string{"peer", "path"}, nil)
+	descPathChanges = prometheus.NewDesc("skein_path_changes_total", "Changes of peers' paths: to_direct, "+
+		"from_direct, rerouted, other_relay, to_udp, from_udp.", []string{"change"}, nil)
+	descSuspicions = prometheus.NewDesc("skein_path_suspicions_total", "Times that a site's leader was suspected, so "+
+		"that others carried what went through it.", nil, nil)
+	descSilence = prometheus.NewDesc("skein_path_silence_seconds", "How long traffic stood still when a path "+
+		"died, from the last answered ping to the switch.", nil, nil)
+	descPunches = prometheus.NewDesc("skein_punches_total", "Signals to probe at the same moment: sent, received, "+
+		"failed.", []string{"kind"}, nil)
+	descRelayUDP = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved "+
+		"port; skein_peers counts them as relay.", nil, nil)
+	descUDPPairs = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this "+
+		"relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
+	descUDPPackets = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports "+
+		"that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
+	descUDPBytes = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between "+
+		"reserved ports.", nil, nil)
+	descUDPEvents = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: "+
+		"reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
+	descGuesses = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by "+
+		"outcome.", []string{"outcome"}, nil)
+	descGuessCost = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from "+
+		"WireGuard's port, sockets opened.", []string{"kind"}, nil)
+	descGuessNow = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports "+
+		"counts as in use.", nil, nil)
+	descRewrites = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another "+
+		"UDP port.", nil, nil)
+	descProbes    = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
+	descSessionUp = prometheus.NewDesc("skein_relay_session_up", "1 while a relay session answers. need: warm, "+
+		"on-demand, trial, standby.", []string{"relay", "need"}, nil)
+	descSessionPeers = prometheus.NewDesc("skein_relay_session_peers", "Peers whose packets would go by this relay now.",
+		[]string{"relay"}, nil)
+	descSessionRedial = prometheus.NewDesc("skein_relay_session_reconnects_total", "Times that the session with a relay "+
+		"was dialed again.", []string{"relay"}, nil)
 	descServerClients = prometheus.NewDesc("skein_relay_server_clients", "Clients with a session at this relay.", nil, nil)
 	descServerStreams = prometheus.NewDesc("skein_relay_server_streams", "Streams that this relay joins.", nil, nil)
-	descServerMemory  = prometheus.NewDesc("skein_relay_server_memory_bytes", "What this relay's queues and sessions hold.", nil, nil)
-	descServerLimit   = prometheus.NewDesc("skein_relay_server_memory_limit_bytes", "What they may hold.", nil, nil)
-	descServerBytes   = prometheus.NewDesc("skein_relay_server_bytes_total", "Bytes of packets that this relay forwarded in sessions, and of streams.", []string{"kind"}, nil)
-	descServerPackets = prometheus.NewDesc("skein_relay_server_packets_total", "Packets at this relay, by outcome: forwarded, dropped, unroutable.", []string{"outcome"}, nil)
-	descServerEvents  = prometheus.NewDesc("skein_relay_server_events_total", "At this relay: sessions replaced and refused, clients limited, handshakes_refused.", []string{"event"}, nil)
+	descServerMemory  = prometheus.NewDesc("skein_relay_server_memory_bytes",
+		"What this relay's queues and sessions hold.", nil, nil)
+	descServerLimit = prometheus.NewDesc("skein_relay_server_memory_limit_bytes", "What they may hold.", nil, nil)
+	descServerBytes = prometheus.NewDesc("skein_relay_server_bytes_total", "Bytes of packets that this relay "+
+		"forwarded in sessions, and of streams.", []string{"kind"}, nil)
+	descServerPackets = prometheus.NewDesc("skein_relay_server_packets_total", "Packets at this relay, by outcome: "+
+		"forwarded, dropped, unroutable.", []string{"outcome"}, nil)
+	descServerEvents = prometheus.NewDesc("skein_relay_server_events_total", "At this relay: sessions replaced and "+
+		"refused, clients limited, handshakes_refused.", []string{"event"}, nil)
 )
 
 // Describe sends nothing: the collector is unchecked, since its relays and peers come and go.
@@ -210,7 +249,8 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	c.a.collectPlain(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()
-		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {
+		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused,
+			"silent": s.Silent} {
 			counter(descGuesses, n, outcome)
 		}
 		counter(descGuessCost, s.Probes, "probe")
@@ -238,7 +278,8 @@ func (a *Agent) collectPaths(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(n.PeersUDP))
 	out <- prometheus.MustNewConstSummary(descSilence, n.Blackouts.Count, n.Blackouts.Sum.Seconds(), nil)
 	for change, v := range map[string]uint64{
-		"to_direct": n.Upgrades, "from_direct": n.Downgrades, "rerouted": n.Reroutes, "other_relay": n.RelaySwaps, "to_udp": n.PortsUsed, "from_udp": n.PortsLost,
+		"to_direct": n.Upgrades, "from_direct": n.Downgrades, "rerouted": n.Reroutes, "other_relay": n.RelaySwaps,
+		"to_udp": n.PortsUsed, "from_udp": n.PortsLost,
 	} {
 		out <- prometheus.MustNewConstMetric(descPathChanges, prometheus.CounterValue, float64(v), change)
 	}

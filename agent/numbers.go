@@ -63,7 +63,8 @@ func readNumbers(dir string, member bool, now dataplane.Numbers) (n numbersNote,
 		return n, fmt.Errorf("read which numbers this agent had: %w", err)
 	}
 	if err := json.Unmarshal(b, &n); err != nil {
-		return n, fmt.Errorf("%s is not understood: %w: remove it when nothing is left in the kernel of numbers that this agent had before", filepath.Join(dir, numbersFile), err)
+		return n, fmt.Errorf("%s is not understood: %w: remove it when nothing is left in the kernel of numbers that this "+
+			"agent had before", filepath.Join(dir, numbersFile), err)
 	}
 	return n, nil
 }
@@ -101,12 +102,14 @@ func (a *Agent) takeNumbers(member bool) error {
 	var errs []error
 	for _, former := range note.Left {
 		if o := takenBy(former, others); o != nil {
-			a.report(subjectNumbers, warning, fmt.Sprintf("this agent had numbers before that the agent in %q (process %d) has now", o.RunDir, o.Process),
+			a.report(subjectNumbers, warning, fmt.Sprintf("this agent had numbers before that the agent in %q (process %d) "+
+				"has now", o.RunDir, o.Process),
 				"what this one left under them is removed at a start when no other agent has them")
 			continue
 		}
 		a.formerNumbers = append(a.formerNumbers, former)
-		a.log.Info("numbers have changed", "link", former.Link, "nft", former.NftTable, "table", former.RouteTable, "now", a.numbers.RouteTable)
+		a.log.Info("numbers have changed", "link", former.Link, "nft", former.NftTable, "table", former.RouteTable, "now",
+			a.numbers.RouteTable)
 		if !slices.Contains(a.numbers.Links(), former.Link) {
 			_, err := wireguard.DeleteLink(former.Link)
 			errs = append(errs, err)

@@ -23,9 +23,11 @@ func TestNumbersAreNoted(t *testing.T) {
 		{"a first start", none, zero, nil},
 		{"the same again", numbersNote{Numbers: zero}, zero, nil},
 		{"others", numbersNote{Numbers: zero}, one, []dataplane.Numbers{zero}},
-		{"others again before the first are removed", numbersNote{Numbers: one, Left: []dataplane.Numbers{zero}}, two, []dataplane.Numbers{zero, one}},
+		{"others again before the first are removed", numbersNote{Numbers: one, Left: []dataplane.Numbers{zero}}, two,
+			[]dataplane.Numbers{zero, one}},
 		{"back", numbersNote{Numbers: one, Left: []dataplane.Numbers{zero}}, zero, []dataplane.Numbers{one}},
-		{"the same before the first are removed", numbersNote{Numbers: one, Left: []dataplane.Numbers{zero}}, one, []dataplane.Numbers{zero}},
+		{"the same before the first are removed", numbersNote{Numbers: one, Left: []dataplane.Numbers{zero}}, one,
+			[]dataplane.Numbers{zero}},
 	} {
 		if got := c.have.next(c.now); got.Numbers != c.now || !reflect.DeepEqual(got.Left, c.left) {
 			t.Errorf("%s: %+v", c.what, got)

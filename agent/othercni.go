@@ -41,7 +41,8 @@ func misfits(links []hostLink, tunnel string, mtu int, overlays, ranges []netip.
 		switch {
 		case encapsulates && rides && l.mtu > mtu-extra:
 			out = append(out, misfit{l.name, l.mtu, mtu - extra,
-				fmt.Sprintf("it sends %s packets through %s, which adds %d bytes and has an MTU of %d", l.kind, tunnel, extra, mtu)})
+				fmt.Sprintf("it sends %s packets through %s, which adds %d bytes and has an MTU of %d", l.kind,
+					tunnel, extra, mtu)})
 		case !encapsulates && l.pods && led && l.mtu > mtu:
 			out = append(out, misfit{l.name, l.mtu, mtu,
 				fmt.Sprintf("its pods' packets to other hosts go through %s, which has an MTU of %d", tunnel, mtu)})
@@ -68,8 +69,10 @@ func (a *Agent) noteOtherCNI() {
 	links := a.links.get()
 	for _, m := range misfits(links, a.cfg.Dataplane.Link, a.linkMTU(), projection.Overlays(st.Cluster()), podRanges(st)) {
 		now[m.link] = true
-		a.report(subjectOtherCNI+m.link, warning, fmt.Sprintf("its MTU is %d, and %d is the largest that fits: %s", m.have, m.want, m.why),
-			fmt.Sprintf("set the MTU of that CNI to %d; until then large packets are lost where no answer about their size comes back", m.want))
+		a.report(subjectOtherCNI+m.link, warning, fmt.Sprintf("its MTU is %d, and %d is the largest that fits: %s",
+			m.have, m.want, m.why),
+			fmt.Sprintf("set the MTU of that CNI to %d; until then large packets are lost where no answer about their size "+
+				"comes back", m.want))
 	}
 	for name := range a.loop.misfits {
 		if !now[name] {

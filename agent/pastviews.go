@@ -274,7 +274,8 @@ func toldNothing(name, what, command string, err error) error {
 		switch c.Code() {
 		case connect.CodeUnimplemented:
 			return connect.NewError(connect.CodeUnimplemented, fmt.Errorf(
-				"node %s runs an older version, which does not tell of %s: upgrade it, or run `skein %s` there", name, what, command))
+				"node %s runs an older version, which does not tell of %s: upgrade it, or run `skein %s` there",
+				name, what, command))
 		case connect.CodePermissionDenied, connect.CodeFailedPrecondition, connect.CodeResourceExhausted,
 			connect.CodeOutOfRange, connect.CodeInvalidArgument:
 			return connect.NewError(c.Code(), fmt.Errorf("node %s: %s", name, c.Message()))

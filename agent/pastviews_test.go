@@ -42,7 +42,8 @@ func TestStepsNameTheirReasons(t *testing.T) {
 			t.Errorf("step %d: because %q, want %q", i, s.GetBecause(), want[i])
 		}
 	}
-	if len(out) != 3 || out[1].GetFromIndex() != 5 || out[1].GetIndex() != 7 || out[0].GetAdded()[0] != "peer home1 endpoint b" {
+	if len(out) != 3 || out[1].GetFromIndex() != 5 || out[1].GetIndex() != 7 ||
+		out[0].GetAdded()[0] != "peer home1 endpoint b" {
 		t.Errorf("%v", out)
 	}
 }

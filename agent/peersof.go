@@ -38,7 +38,8 @@ func (a *Agent) peerPaths() []*skeinv1.PeerPath {
 }
 
 // peersOf asks another member how it reaches its peers; err is that of looking it up.
-func (a *Agent) peersOf(ctx context.Context, n *skeinv1.Node, id identity.ID, err error) (*skeinv1.PeersResponse, error) {
+func (a *Agent) peersOf(ctx context.Context, n *skeinv1.Node, id identity.ID,
+	err error) (*skeinv1.PeersResponse, error) {
 	if err != nil {
 		return nil, err
 	}

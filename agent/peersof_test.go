@@ -20,18 +20,21 @@ func TestPeersTold(t *testing.T) {
 	}
 	dc1, home1, cloud1 := ids["dc1"], ids["home1"], ids["cloud1"]
 	r := peersTold(st, home1, []*skeinv1.PeerPath{
-		{NodeId: cloud1.String(), Path: "relay", Relay: dc1.String(), Detail: "udp", Alive: true, Rule: "relay-udp", RttNanos: -5},
+		{NodeId: cloud1.String(), Path: "relay", Relay: dc1.String(), Detail: "udp", Alive: true,
+			Rule: "relay-udp", RttNanos: -5},
 		{NodeId: dc1.String(), Path: "direct", Rule: "\x1b[31m"}, {NodeId: dc1.String(), Path: "relay"},
 		{NodeId: home1.String(), Path: "direct"}, {NodeId: "ffffffffffffffff", Path: "direct"}, {NodeId: "rubbish"},
 	})
 	var have []string
 	for _, p := range r.GetPeers() {
-		have = append(have, strings.Join([]string{p.GetName(), p.GetPath(), p.GetRelayName(), p.GetDetail(), p.GetRule()}, " "))
+		have = append(have, strings.Join([]string{p.GetName(), p.GetPath(), p.GetRelayName(), p.GetDetail(),
+			p.GetRule()}, " "))
 	}
 	if got, want := strings.Join(have, "; "), "cloud1 relay dc1 udp relay-udp; dc1 direct   "; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if tr := r.GetPeerTransports(); len(tr) != 2 || tr["cloud1"] != "relay" || tr["dc1"] != "down" || r.GetPeers()[0].GetRttNanos() != 0 {
+	if tr := r.GetPeerTransports(); len(tr) != 2 || tr["cloud1"] != "relay" || tr["dc1"] != "down" ||
+		r.GetPeers()[0].GetRttNanos() != 0 {
 		t.Errorf("transports %v, RTT %d", tr, r.GetPeers()[0].GetRttNanos())
 	}
 }

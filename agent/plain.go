@@ -244,7 +244,8 @@ func (p *plainPeers) configure(now time.Time) bool {
 	maps.DeleteFunc(p.memories, func(i uint64, _ plainpeer.Memory) bool { return gone(i) })
 	maps.DeleteFunc(p.terms, func(i, _ uint64) bool { return gone(i) })
 	maps.DeleteFunc(p.secrets, func(i uint64, _ plainSecrets) bool { return gone(i) })
-	p.a.report(subjectStale, warning, staleSecrets(p.peers), "give each of them new ones with skein peer add NAME --replace")
+	p.a.report(subjectStale, warning, staleSecrets(p.peers), "give each of them new ones with skein peer add NAME "+
+		"--replace")
 	if len(p.peers) == 0 {
 		p.close()
 		p.retry = time.Time{}
@@ -254,8 +255,9 @@ func (p *plainPeers) configure(now time.Time) bool {
 	}
 	var errs []error
 	if p.carrier == nil {
-		carrier, err := plainwg.Open(plainwg.Config{Link: p.a.numbers.PlainLink, Port: p.a.cfg.Ports.Plain, Mark: p.a.numbers.MarkWG,
-			MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wg.Load().device),
+		carrier, err := plainwg.Open(plainwg.Config{Link: p.a.numbers.PlainLink, Port: p.a.cfg.Ports.Plain,
+			Mark: p.a.numbers.MarkWG,
+			MTU:  p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wg.Load().device),
 			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.wakeUp})
 		if err != nil {
 			p.retry = now

@@ -139,15 +139,17 @@ func plainState(t *testing.T) *events.State {
 	key := []byte(strings.Repeat("k", 32))
 	for _, c := range []func() *skeinv1.Command{
 		func() *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "000102030405060708090a0b0c0d0e0f",
+			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+				ClusterId: "000102030405060708090a0b0c0d0e0f",
 				FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key,
 					MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}}
 		},
 		func() *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{PlainPeer: &skeinv1.PlainPeer{
-				Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c",
-					32)), AllowedIps: []string{"192.168.8.0/24"},
-				Carriers: []*skeinv1.PlainCarrier{{NodeId: s.Nodes()[0].GetId(), Sealed: []byte("sealed")}}}}}}
+			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
+				PlainPeer: &skeinv1.PlainPeer{
+					Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c",
+						32)), AllowedIps: []string{"192.168.8.0/24"},
+					Carriers: []*skeinv1.PlainCarrier{{NodeId: s.Nodes()[0].GetId(), Sealed: []byte("sealed")}}}}}}
 		},
 	} {
 		command := c()

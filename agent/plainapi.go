@@ -136,7 +136,8 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 		out = out[:min(len(out), plainCarriers)]
 		if len(out) == 0 {
 			return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
-				errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or name nodes with --via"))
+				errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or "+
+					"name nodes with --via"))
 		}
 	}
 	if len(out) == 1 {
@@ -270,7 +271,8 @@ func (a *Agent) plainViews() (out []*skeinv1.PlainPeerView) {
 			id, err := identity.ParseID(c.GetNodeId())
 			if err != nil || st.Node(id) == nil {
 				v.Carriers = append(v.Carriers, c.GetNodeId())
-				v.Problem = fmt.Sprintf("carrier %s is no member any more and still knows the peer's secrets: give it new ones with skein peer add %s --replace",
+				v.Problem = fmt.Sprintf("carrier %s is no member any more and still knows the peer's secrets: give it new ones "+
+					"with skein peer add %s --replace",
 					c.GetNodeId(), p.GetName())
 				continue
 			}

@@ -14,8 +14,10 @@ import (
 var cniBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 
 var (
-	descPoolBlocks   = prometheus.NewDesc("skein_pool_blocks", "Blocks of an address pool in the whole cluster, by state: owned, reserved, resting, free.", []string{"pool", "state"}, nil)
-	descPodAddresses = prometheus.NewDesc("skein_pod_addresses", "Addresses in this node's blocks, by state: used, free, resting.", []string{"pool", "state"}, nil)
+	descPoolBlocks = prometheus.NewDesc("skein_pool_blocks", "Blocks of an address pool in the whole cluster, by "+
+		"state: owned, reserved, resting, free.", []string{"pool", "state"}, nil)
+	descPodAddresses = prometheus.NewDesc("skein_pod_addresses", "Addresses in this node's blocks, by state: used, "+
+		"free, resting.", []string{"pool", "state"}, nil)
 )
 
 // cniMetrics count what the CNI plugin asks for.
@@ -26,10 +28,13 @@ type cniMetrics struct {
 
 func newCNIMetrics(r *prometheus.Registry) cniMetrics {
 	m := cniMetrics{
-		took:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_cni_request_seconds", Help: "How long the agent took for a request of the CNI plugin.", Buckets: cniBuckets}, []string{"verb"}),
-		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_cni_requests_total", Help: "Requests of the CNI plugin, by CNI error code; 0 is success."}, []string{"verb", "code"}),
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_cni_request_seconds",
+			Help: "How long the agent took for a request of the CNI plugin.", Buckets: cniBuckets}, []string{"verb"}),
+		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_cni_requests_total",
+			Help: "Requests of the CNI plugin, by CNI error code; 0 is success."}, []string{"verb", "code"}),
 	}
-	for _, code := range []uint32{0, cni.CodeTryAgain, cni.CodeUnknown, cni.CodeConfig, cni.CodeInternal, cni.CodeExhausted,
+	for _, code := range []uint32{0, cni.CodeTryAgain, cni.CodeUnknown, cni.CodeConfig, cni.CodeInternal,
+		cni.CodeExhausted,
 		cni.CodeDenied, cni.CodeExists} {
 		m.asked.WithLabelValues("ADD", fmt.Sprint(code)) // from 0 on: a rate does not see a counter's first value
 	}
@@ -60,7 +65,8 @@ func collectPools(st *events.State, now time.Time, out chan<- prometheus.Metric)
 	for _, p := range st.Pools() {
 		use := st.PoolUse(p.GetName())
 		resting := use.Resting(now)
-		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting, "free": use.Free() - resting} {
+		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting,
+			"free": use.Free() - resting} {
 			podGauge(out, descPoolBlocks, float64(n), p.GetName(), state)
 		}
 	}

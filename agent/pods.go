@@ -66,11 +66,13 @@ func (a *Agent) openPods() error {
 	p := &pods{a: a, told: map[string]bool{}, rescan: make(chan struct{}, 1)}
 	var odd []string
 	p.ipam, odd, err = ipam.Open(ipam.Config{
-		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("component", "ipam"),
+		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)),
+		Log:     a.log.With("component", "ipam"),
 		IdleFor: seconds(a.conf().EmptyBlockSeconds),
 		Propose: p.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
 		OnEvent: func(e *skeinv1.PodAddress) {
-			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
+				Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
 		},
 	})
 	if err != nil {
@@ -87,8 +89,10 @@ func (a *Agent) openPods() error {
 	}
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
-		Allocator: p.ipam, Network: cniserver.Kernel{Table: a.numbers.PodTable()}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
-		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
+		Allocator: p.ipam, Network: cniserver.Kernel{Table: a.numbers.PodTable()}, Egresses: a.egresses.clients,
+		MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
+		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)),
+		Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
 	})
 	return nil
 }
@@ -181,12 +185,14 @@ func (p *pods) run(ctx context.Context, l net.Listener) {
 func (p *pods) audit() {
 	found, err := podnet.Scan(p.a.numbers.Link, p.a.numbers.PodTable())
 	if err != nil {
-		p.a.report(subjectPods+"audit", warning, err.Error(), "addresses of pods that have vanished are not found until this works again")
+		p.a.report(subjectPods+"audit", warning, err.Error(), "addresses of pods that have vanished are not found until "+
+			"this works again")
 		return
 	}
 	p.a.report(subjectPods+"audit", "", "", "")
 	for _, l := range p.ipam.Audit(found, vanished) {
-		p.a.log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod", l.Pod, "container", l.Key.ContainerID)
+		p.a.log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod",
+			l.Pod, "container", l.Key.ContainerID)
 		if err := podnet.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID); err != nil {
 			p.a.log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "err", err)
 		}

@@ -20,7 +20,8 @@ func (s api) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*ske
 	if err := s.a.checkHosts(ctx, r.GetPool().GetSubnets()); err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: r.GetPool()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: r.GetPool()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +51,8 @@ func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) e
 			}
 			for id, record := range records {
 				if what := overlapped(p, record); what != "" {
-					return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("subnet %s covers %s of node %s: pods with such addresses would cut it off; choose another subnet", p, what, a.roster.Name(id)))
+					return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("subnet %s covers %s of node %s: pods with such "+
+						"addresses would cut it off; choose another subnet", p, what, a.roster.Name(id)))
 				}
 			}
 		}
@@ -78,7 +80,8 @@ func overlapped(p netip.Prefix, r *skeinv1.Record) string {
 }
 
 func (s api) RemovePool(ctx context.Context, r *skeinv1.RemovePoolRequest) (*skeinv1.RemovePoolResponse, error) {
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemovePool{RemovePool: &skeinv1.RemovePool{Name: r.GetName()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RemovePool{RemovePool: &skeinv1.RemovePool{Name: r.GetName()}}})
 	return &skeinv1.RemovePoolResponse{Index: answer.GetIndex()}, err
 }
 
@@ -91,7 +94,8 @@ func (s api) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsRe
 		}
 	}
 	if len(out.Pools) == 0 && r.GetName() != "" {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no pool %q; `skein pool list` shows those there are", r.GetName()))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no pool %q; `skein pool list` shows those "+
+			"there are", r.GetName()))
 	}
 	return out, nil
 }
@@ -99,12 +103,14 @@ func (s api) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsRe
 func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 	use := st.PoolUse(p.GetName())
 	resting := use.Resting(time.Now())
-	v := &skeinv1.PoolView{Pool: p, Blocks: use.Blocks, Owned: use.Owned, Reserved: use.Reserved, Resting: resting, Free: use.Free() - resting, Nodes: uint32(use.Nodes)}
+	v := &skeinv1.PoolView{Pool: p, Blocks: use.Blocks, Owned: use.Owned, Reserved: use.Reserved, Resting: resting,
+		Free: use.Free() - resting, Nodes: uint32(use.Nodes)}
 	for _, h := range st.PoolHolders(p.GetName()) {
 		if len(v.Holders) == maxHolders {
 			break
 		}
-		v.Holders = append(v.Holders, &skeinv1.PoolHolder{NodeId: h.NodeID, Name: nodeName(st, h.NodeID), Blocks: uint32(h.Blocks)})
+		v.Holders = append(v.Holders, &skeinv1.PoolHolder{NodeId: h.NodeID, Name: nodeName(st, h.NodeID),
+			Blocks: uint32(h.Blocks)})
 	}
 	for _, g := range st.Grants() {
 		if g.GetPool() == p.GetName() {
@@ -118,7 +124,8 @@ func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 	}
 	if a.pods != nil {
 		if l, ok := a.pods.ipam.Pools()[p.GetName()]; ok {
-			v.Local = &skeinv1.LocalPool{Blocks: uint32(l.Blocks), Used: uint32(l.Used), Free: uint32(l.Free), Resting: uint32(l.Resting)}
+			v.Local = &skeinv1.LocalPool{Blocks: uint32(l.Blocks), Used: uint32(l.Used), Free: uint32(l.Free),
+				Resting: uint32(l.Resting)}
 		}
 	}
 	return v
@@ -135,7 +142,8 @@ func (s api) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.Block
 		node = n.GetId()
 	}
 	if r.GetPool() != "" && st.Pool(r.GetPool()) == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no pool %q; `skein pool list` shows those there are", r.GetPool()))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no pool %q; `skein pool list` shows those "+
+			"there are", r.GetPool()))
 	}
 	names := map[string]string{}
 	for _, n := range st.Nodes() {
@@ -144,7 +152,8 @@ func (s api) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.Block
 	out := &skeinv1.BlocksResponse{}
 	for _, b := range st.Blocks() {
 		switch {
-		case r.GetPool() != "" && b.GetPool() != r.GetPool(), node != "" && b.GetNodeId() != node, r.GetReserved() && b.GetNodeId() != "":
+		case r.GetPool() != "" && b.GetPool() != r.GetPool(), node != "" && b.GetNodeId() != node, r.GetReserved() &&
+			b.GetNodeId() != "":
 			continue
 		}
 		v := &skeinv1.BlockView{Block: b, Node: names[b.GetNodeId()], Local: b.GetNodeId() == s.a.id.String()}
@@ -161,7 +170,9 @@ func (s api) ReserveBlock(ctx context.Context, r *skeinv1.ReserveBlockRequest) (
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: pool, Prefix: r.GetPrefix(), Reason: r.GetReason()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: pool,
+			Prefix: r.GetPrefix(), Reason: r.GetReason()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +185,9 @@ func (s api) ReleaseBlock(ctx context.Context, r *skeinv1.ReleaseBlockRequest) (
 		return nil, err
 	}
 	_, _, block := s.a.replica.State().BlockAt(startOf(r.GetPrefix()))
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{Pool: pool, Prefix: r.GetPrefix(), Reason: "released by hand"}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{Pool: pool,
+			Prefix: r.GetPrefix(), Reason: "released by hand"}}})
 	if err != nil {
 		return nil, err
 	}
@@ -186,8 +199,9 @@ func (s api) ReserveAddress(ctx context.Context, r *skeinv1.ReserveAddressReques
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{
-		Pool: pool, Address: r.GetAddress(), Namespace: r.GetNamespace(), Pod: r.GetPod()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{
+			Pool: pool, Address: r.GetAddress(), Namespace: r.GetNamespace(), Pod: r.GetPod()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +214,9 @@ func (s api) ReleaseAddress(ctx context.Context, r *skeinv1.ReleaseAddressReques
 		return nil, err
 	}
 	old := s.a.replica.State().Static(pool, startOf(r.GetAddress()))
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool, Address: r.GetAddress(), Force: r.GetForce()}}})
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool,
+			Address: r.GetAddress(), Force: r.GetForce()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +239,8 @@ func (a *Agent) poolFor(name, address string) (string, error) {
 	if p, _, _ := a.replica.State().BlockAt(at); p != nil {
 		return p.GetName(), nil
 	}
-	return "", connect.NewError(connect.CodeNotFound, fmt.Errorf("%s lies in no pool; `skein pool list` shows their subnets", address))
+	return "", connect.NewError(connect.CodeNotFound, fmt.Errorf("%s lies in no pool; `skein pool list` shows their "+
+		"subnets", address))
 }
 
 // startOf is an address, or the first of a prefix; invalid if the text is neither.

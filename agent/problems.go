@@ -35,7 +35,8 @@ func (p *problems) set(subject, severity, message, advice string) bool {
 	if old != nil && old.GetMessage() == message {
 		return false
 	}
-	p.all[subject] = &skeinv1.Problem{Subject: subject, Severity: severity, Message: message, Advice: advice, Since: time.Now().UnixNano()}
+	p.all[subject] = &skeinv1.Problem{Subject: subject, Severity: severity, Message: message, Advice: advice,
+		Since: time.Now().UnixNano()}
 	return true
 }
 

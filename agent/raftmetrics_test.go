@@ -66,14 +66,17 @@ func TestRaftMetrics(t *testing.T) {
 	}
 	after := applied()
 	for name, want := range map[string]float64{
-		"skein_raft_state{leader}": 1, "skein_raft_state{follower}": 0, "skein_raft_servers{voter}": 1, "skein_raft_servers{no_vote}": 0,
-		"skein_raft_servers{silent}": 0, "skein_raft_leader_silence_seconds": 0, "skein_raft_leader_changes_total": 1, "skein_raft_index{snapshot}": 0,
+		"skein_raft_state{leader}": 1, "skein_raft_state{follower}": 0, "skein_raft_servers{voter}": 1,
+		"skein_raft_servers{no_vote}": 0,
+		"skein_raft_servers{silent}":  0, "skein_raft_leader_silence_seconds": 0, "skein_raft_leader_changes_total": 1,
+		"skein_raft_index{snapshot}": 0,
 	} {
 		if got, ok := after[name]; !ok || got != want {
 			t.Errorf("%s is %v (%v), want %v", name, got, ok, want)
 		}
 	}
-	for _, name := range []string{"skein_raft_commit_seconds", "skein_raft_index{committed}", "skein_raft_index{applied}", "skein_raft_index{log}"} {
+	for _, name := range []string{"skein_raft_commit_seconds", "skein_raft_index{committed}", "skein_raft_index{applied}",
+		"skein_raft_index{log}"} {
 		if after[name]-before[name] != 3 {
 			t.Errorf("%s went from %v to %v by three commands", name, before[name], after[name])
 		}
@@ -97,7 +100,8 @@ func TestGossipMetrics(t *testing.T) {
 	defer a.withGossip(t, one.key, w.state)()
 	record := func(h, signer host) *skeinv1.SignedRecord {
 		n := h.node(t)
-		s, err := gossip.Sign(signer.key, &skeinv1.Record{NodeId: h.key.ID().String(), WireguardKey: n.GetWireguardKey(), Epoch: 1, Seq: 1, Time: 1})
+		s, err := gossip.Sign(signer.key, &skeinv1.Record{NodeId: h.key.ID().String(), WireguardKey: n.GetWireguardKey(),
+			Epoch: 1, Seq: 1, Time: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +111,8 @@ func TestGossipMetrics(t *testing.T) {
 		"skein_gossip_records_refused_total{unknown_node}": record(stranger, stranger),
 		"skein_gossip_records_refused_total{signature}":    record(two, stranger),
 		"skein_gossip_records_refused_total{malformed}":    {Record: []byte{0xff}, Signature: make([]byte, 64)},
-		"skein_gossip_records_refused_total{too_large}":    {Record: bytes.Repeat([]byte{1}, 1<<20), Signature: make([]byte, 64)},
+		"skein_gossip_records_refused_total{too_large}": {Record: bytes.Repeat([]byte{1}, 1<<20),
+			Signature: make([]byte, 64)},
 	}
 	for name, r := range deeds {
 		before := collected(t, a.collectGossip)

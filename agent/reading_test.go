@@ -16,7 +16,8 @@ func TestSecondLook(t *testing.T) {
 	var r reading
 	read := func(wireguard, control uint64) map[identity.ID]path.Counters {
 		at = at.Add(time.Second)
-		return map[identity.ID]path.Counters{peer: {RxBytes: wireguard, ControlRx: control, At: at}, other: {RxBytes: 500, At: at}}
+		return map[identity.ID]path.Counters{peer: {RxBytes: wireguard, ControlRx: control, At: at},
+			other: {RxBytes: 500, At: at}}
 	}
 	for i, c := range []struct {
 		wireguard, control, after uint64

@@ -27,10 +27,11 @@ import (
 const (
 	roleRelay = "relay" // Record.role of a node that relays and does nothing else
 
-	summaryEvery  = 2 * time.Second // how often what others need not know at once may change the record
-	quietForHash  = 2 * time.Second // the index rests that long before its hash is published
-	rttStep       = 5 * time.Millisecond
-	rttEvery      = 10 * time.Second       // round-trip times that are news each second are those of a busy machine, and news is work for all
+	summaryEvery = 2 * time.Second // how often what others need not know at once may change the record
+	quietForHash = 2 * time.Second // the index rests that long before its hash is published
+	rttStep      = 5 * time.Millisecond
+	// round-trip times that are news each second are those of a busy machine, and news is work for all
+	rttEvery      = 10 * time.Second
 	lateForLinks  = 100 * time.Millisecond // a process that wakes so late judges no relay
 	linksStay     = 10 * time.Second       // how long the record of such a process lists a relay whose session was lost
 	stateHashSize = 16
@@ -119,7 +120,8 @@ func (a *Agent) observed() *skeinv1.Record {
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
-	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates, len(a.roster.Members()) == 2, time.Now())...)
+	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates,
+		len(a.roster.Members()) == 2, time.Now())...)
 	a.guessedRecord(r)
 	offers, at := a.offers(), a.doorAddresses()
 	if a.front.Load() != nil && (a.conf().Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
@@ -129,12 +131,18 @@ func (a *Agent) observed() *skeinv1.Record {
 		r.JoinAddresses = at
 	}
 	if a.stun.Load() != nil && a.opensFront() {
-		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !addr.Public(ip) }), a.cfg.Ports.Stun)
+		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool {
+			ip, err := netip.ParseAddr(h)
+			return err != nil || !addr.Public(ip)
+		}), a.cfg.Ports.Stun)
 	}
 	for _, l := range a.pool.Links() {
-		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
+		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(),
+			RttMicros: uint32(l.RTT.Microseconds())})
 	}
-	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
+	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int {
+		return strings.Compare(x.GetNodeId(), y.GetNodeId())
+	})
 	if r.Leads = a.loop.sites.course.Told(); r.Leads > 0 {
 		r.LeaderSlot = a.sitePlan.Load().Slot()
 	}
@@ -192,11 +200,13 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 	if !a.relayOnly() {
 		for _, ip := range addrs {
 			r.Candidates = append(r.Candidates, &skeinv1.Candidate{
-				Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(ip, a.cfg.Ports.WireGuard).String(), Priority: candidate.PriorityHost, Source: "interface",
+				Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(ip, a.cfg.Ports.WireGuard).String(),
+				Priority: candidate.PriorityHost, Source: "interface",
 			})
 		}
 	}
-	if at := a.doorAddresses(); len(at) > 0 && (a.conf().Relay == config.On || a.relayOnly() || a.conf().Relay == config.Auto && a.hasPublicAddress()) {
+	if at := a.doorAddresses(); len(at) > 0 && (a.conf().Relay == config.On || a.relayOnly() ||
+		a.conf().Relay == config.Auto && a.hasPublicAddress()) {
 		r.Relay = &skeinv1.RelayOffer{Addresses: at}
 	}
 	return gossip.Sign(a.key, r)
@@ -223,7 +233,8 @@ func summarise(r *skeinv1.Record, paths map[identity.ID]path.Path) {
 }
 
 func keepSummary(next, old *skeinv1.Record) {
-	next.PeersDirect, next.PeersRelay, next.TransportMode = old.GetPeersDirect(), old.GetPeersRelay(), old.GetTransportMode()
+	next.PeersDirect, next.PeersRelay, next.TransportMode = old.GetPeersDirect(), old.GetPeersRelay(),
+		old.GetTransportMode()
 	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
 }
 
@@ -234,7 +245,9 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 	lost := map[string]time.Time{}
 	if len(next.GetRelayLinks()) == 0 || late || len(c.lost) > 0 {
 		for _, l := range old.GetRelayLinks() {
-			if slices.ContainsFunc(next.GetRelayLinks(), func(n *skeinv1.RelayLink) bool { return n.GetNodeId() == l.GetNodeId() }) {
+			if slices.ContainsFunc(next.GetRelayLinks(), func(n *skeinv1.RelayLink) bool {
+				return n.GetNodeId() == l.GetNodeId()
+			}) {
 				continue
 			}
 			since, known := c.lost[l.GetNodeId()]
@@ -248,7 +261,9 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 		}
 	}
 	c.lost = lost
-	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
+	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int {
+		return strings.Compare(x.GetNodeId(), y.GetNodeId())
+	})
 }
 
 // A record is news for all who get it, so in a large mesh all of them have theirs in turns: some changes at once, such
@@ -354,7 +369,8 @@ func (a *Agent) offers() []string {
 			add(ip)
 		}
 		for _, c := range n.Candidates {
-			if ap, err := netip.ParseAddrPort(c.GetAddress()); err == nil && c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {
+			if ap, err := netip.ParseAddrPort(c.GetAddress()); err == nil &&
+				c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {
 				add(ap.Addr())
 			}
 		}
@@ -428,7 +444,8 @@ func (a *Agent) checkHash(id identity.ID, r *skeinv1.Record) {
 	switch {
 	case !ok:
 	case string(own) != string(r.GetStateHash()):
-		a.report(subject, failure, fmt.Sprintf("at index %d its state hash is %x, here it is %x", r.GetAppliedIndex(), r.GetStateHash(), own),
+		a.report(subject, failure, fmt.Sprintf("at index %d its state hash is %x, here it is %x", r.GetAppliedIndex(),
+			r.GetStateHash(), own),
 			"one of the two replicas is wrong: compare `skein state -o json` on both and see docs/recovery.md")
 	default:
 		a.report(subject, "", "", "")

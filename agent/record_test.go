@@ -52,7 +52,8 @@ func TestRecordIsPublished(t *testing.T) {
 			a.publish()
 		}
 		quietSeq := seq()
-		if quietSeq > first.GetSeq()+1 || published().GetAppliedIndex() != w.state.Index() || len(published().GetStateHash()) != stateHashSize {
+		if quietSeq > first.GetSeq()+1 || published().GetAppliedIndex() != w.state.Index() ||
+			len(published().GetStateHash()) != stateHashSize {
 			t.Errorf("after five quiet seconds the record is number %d, was %d: %v", quietSeq, first.GetSeq(), published())
 		}
 
@@ -70,7 +71,8 @@ func TestRecordIsPublished(t *testing.T) {
 				w.must(w.admission(other))
 			} else {
 				w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-					Id: testTokenID[:14] + string(rune('a'+i/16)) + "0123456789abcdef"[i%16:][:1], SecretHash: testSecret, LifetimeNanos: int64(time.Hour), Uses: 1,
+					Id: testTokenID[:14] + string(rune('a'+i/16)) + "0123456789abcdef"[i%16:][:1], SecretHash: testSecret,
+					LifetimeNanos: int64(time.Hour), Uses: 1,
 				}}})
 			}
 			a.loop.state = w.state
@@ -89,9 +91,11 @@ func TestRecordIsPublished(t *testing.T) {
 }
 
 func TestSameObserved(t *testing.T) {
-	a := &skeinv1.Record{NodeId: "1", Epoch: 1, Seq: 2, Time: 3, AppliedIndex: 4, StateHash: []byte("h"), PeersDirect: 5, TransportMode: "mixed", Site: "dc"}
+	a := &skeinv1.Record{NodeId: "1", Epoch: 1, Seq: 2, Time: 3, AppliedIndex: 4, StateHash: []byte("h"), PeersDirect: 5,
+		TransportMode: "mixed", Site: "dc"}
 	b := proto.CloneOf(a)
-	b.NodeId, b.Epoch, b.Seq, b.Time, b.AppliedIndex, b.StateHash, b.PeersDirect, b.PeersRelay, b.TransportMode = "", 0, 0, 0, 0, nil, 0, 9, ""
+	b.NodeId, b.Epoch, b.Seq, b.Time, b.AppliedIndex, b.StateHash, b.PeersDirect, b.PeersRelay, b.TransportMode = "", 0, 0,
+		0, 0, nil, 0, 9, ""
 	if !sameObserved(a, b) {
 		t.Error("a summary is no news")
 	}

@@ -13,7 +13,8 @@ import (
 
 // harmless are the fields of bytes that may be shown: public keys and hashes. A new field of bytes in
 // the schema fails this test until it is either put here or redacted.
-var harmless = []protoreflect.Name{"identity_key", "wireguard_key", "secret_hash", "hash", "command_hash", "public_key", "carrier_key"}
+var harmless = []protoreflect.Name{"identity_key", "wireguard_key", "secret_hash", "hash", "command_hash",
+	"public_key", "carrier_key"}
 
 // fill sets every field of a message, bytes to a mark.
 func fill(m protoreflect.Message, depth int) {

@@ -101,8 +101,11 @@ func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Tim
 // relay's.
 func strange(observed, from netip.AddrPort, r *candidate.Result) bool {
 	observed, by := netip.AddrPortFrom(observed.Addr().Unmap(), observed.Port()), from.Addr().Unmap()
-	if r == nil || r.Mapping != candidate.EndpointIndependent || !observed.Addr().Is4() || observed.Addr() == by || !addr.Public(observed.Addr()) || !addr.Public(by) {
+	if r == nil || r.Mapping != candidate.EndpointIndependent || !observed.Addr().Is4() || observed.Addr() == by ||
+		!addr.Public(observed.Addr()) || !addr.Public(by) {
 		return false
 	}
-	return !slices.ContainsFunc(r.Candidates, func(c *skeinv1.Candidate) bool { return c.GetAddress() == observed.String() })
+	return !slices.ContainsFunc(r.Candidates, func(c *skeinv1.Candidate) bool {
+		return c.GetAddress() == observed.String()
+	})
 }

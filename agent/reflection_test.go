@@ -24,15 +24,24 @@ func TestReflection(t *testing.T) {
 		after time.Duration
 		want  string
 	}{
-		"by two peers":                  {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, own},
-		"by one peer at two ports":      {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {own, "198.51.100.1:2", 5 * time.Second, 9}}, time.Minute, ""},
-		"a port per peer":               {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {other, "198.51.100.2:1", 5 * time.Second, 9}}, time.Minute, ""},
-		"not for long":                  {[]seen{{own, "198.51.100.1:1", time.Second, 5}, {own, "198.51.100.2:1", time.Second, 5}}, 6 * time.Second, ""},
-		"once only":                     {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {own, "198.51.100.2:1", 5 * time.Second, 1}}, time.Minute, ""},
-		"long ago":                      {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 5 * time.Minute, ""},
-		"known by STUN":                 {[]seen{{"203.0.113.7:51820", "198.51.100.1:1", 5 * time.Second, 3}, {"203.0.113.7:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
-		"inside a LAN":                  {[]seen{{"192.168.1.2:51820", "198.51.100.1:1", 5 * time.Second, 3}, {"192.168.1.2:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
-		"by a peer in the LAN, and one": {[]seen{{own, "192.168.1.9:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+		"by two peers": {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3},
+			{own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, own},
+		"by one peer at two ports": {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9},
+			{own, "198.51.100.1:2", 5 * time.Second, 9}}, time.Minute, ""},
+		"a port per peer": {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9},
+			{other, "198.51.100.2:1", 5 * time.Second, 9}}, time.Minute, ""},
+		"not for long": {[]seen{{own, "198.51.100.1:1", time.Second, 5}, {own, "198.51.100.2:1", time.Second,
+			5}}, 6 * time.Second, ""},
+		"once only": {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9},
+			{own, "198.51.100.2:1", 5 * time.Second, 1}}, time.Minute, ""},
+		"long ago": {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3},
+			{own, "198.51.100.2:1", 5 * time.Second, 3}}, 5 * time.Minute, ""},
+		"known by STUN": {[]seen{{"203.0.113.7:51820", "198.51.100.1:1", 5 * time.Second, 3},
+			{"203.0.113.7:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+		"inside a LAN": {[]seen{{"192.168.1.2:51820", "198.51.100.1:1", 5 * time.Second, 3},
+			{"192.168.1.2:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+		"by a peer in the LAN, and one": {[]seen{{own, "192.168.1.9:1", 5 * time.Second, 3},
+			{own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r reflection
@@ -77,7 +86,8 @@ func TestReflectionIsBounded(t *testing.T) {
 	for i := range 1000 {
 		for _, by := range []string{"198.51.100.1", "198.51.100.2"} {
 			for k := range reflectPongs {
-				r.saw(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.7"), uint16(1024+i)), netip.MustParseAddr(by), now.Add(time.Duration(k)*reflectFor))
+				r.saw(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.7"), uint16(1024+i)), netip.MustParseAddr(by),
+					now.Add(time.Duration(k)*reflectFor))
 			}
 		}
 	}
@@ -92,7 +102,8 @@ func TestStrangePong(t *testing.T) {
 		NATReport:  candidate.NATReport{Mapping: candidate.EndpointIndependent},
 		Candidates: []*skeinv1.Candidate{{Address: "203.0.113.7:51820"}, {Address: "192.168.1.2:51820"}},
 	}
-	symmetric := &candidate.Result{NATReport: candidate.NATReport{Mapping: candidate.AddressAndPortDependent}, Candidates: cone.Candidates}
+	symmetric := &candidate.Result{NATReport: candidate.NATReport{Mapping: candidate.AddressAndPortDependent},
+		Candidates: cone.Candidates}
 	for name, c := range map[string]struct {
 		observed, from string
 		result         *candidate.Result

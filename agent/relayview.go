@@ -14,8 +14,9 @@ func (s api) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayRespon
 	out := &skeinv1.RelayResponse{Server: s.a.relayServer()}
 	for _, l := range s.a.pool.Stats() {
 		out.Sessions = append(out.Sessions, &skeinv1.RelaySession{
-			NodeId: l.Relay.String(), Name: s.a.roster.Name(l.Relay), Addresses: l.Addresses, State: l.State(), Need: l.Need, RttNanos: int64(l.RTT),
-			Peers: uint32(l.Peers), RxBytes: l.RxBytes, TxBytes: l.TxBytes, RxPackets: l.RxPackets, TxPackets: l.TxPackets,
+			NodeId: l.Relay.String(), Name: s.a.roster.Name(l.Relay), Addresses: l.Addresses, State: l.State(), Need: l.Need,
+			RttNanos: int64(l.RTT),
+			Peers:    uint32(l.Peers), RxBytes: l.RxBytes, TxBytes: l.TxBytes, RxPackets: l.RxPackets, TxPackets: l.TxPackets,
 			Dropped: l.Dropped, Reconnects: l.Reconnects, Error: l.LastError,
 		})
 	}
@@ -36,11 +37,15 @@ func (a *Agent) relayServer() *skeinv1.RelayServer {
 	}
 	s, l := a.relay.Stats(), a.relay.Limits()
 	out := &skeinv1.RelayServer{
-		Streams: uint32(s.Streams), Packets: s.Packets, Bytes: s.Bytes, BytesPerSecond: s.Rate, Dropped: s.Dropped, Unroutable: s.Unroutable,
-		Replaced: s.Replaced, Refused: s.Refused, Limited: s.Limited, MemoryBytes: uint64(max(s.Memory, 0)), StreamBytes: s.StreamBytes,
+		Streams: uint32(s.Streams), Packets: s.Packets, Bytes: s.Bytes, BytesPerSecond: s.Rate, Dropped: s.Dropped,
+		Unroutable: s.Unroutable,
+		Replaced:   s.Replaced, Refused: s.Refused, Limited: s.Limited, MemoryBytes: uint64(max(s.Memory, 0)),
+		StreamBytes: s.StreamBytes,
 		Limits: &skeinv1.RelayServerLimits{
-			MemoryBytes: uint64(l.MaxMemory), Sessions: uint32(l.MaxSessions), Streams: uint32(l.MaxStreams), StreamsPerClient: uint32(l.MaxStreamsPerClient),
-			QueueBytes: uint64(l.QueueBytes), ClientBytesPerSecond: uint64(l.ClientBytes), ClientPacketsPerSecond: uint64(l.ClientPackets),
+			MemoryBytes: uint64(l.MaxMemory), Sessions: uint32(l.MaxSessions), Streams: uint32(l.MaxStreams),
+			StreamsPerClient: uint32(l.MaxStreamsPerClient),
+			QueueBytes:       uint64(l.QueueBytes), ClientBytesPerSecond: uint64(l.ClientBytes),
+			ClientPacketsPerSecond: uint64(l.ClientPackets),
 		},
 	}
 	open, refused := front.door.stats()
@@ -50,7 +55,8 @@ func (a *Agent) relayServer() *skeinv1.RelayServer {
 	}
 	for _, c := range a.relay.Clients() {
 		out.Clients = append(out.Clients, &skeinv1.RelayClient{
-			NodeId: c.ID.String(), Name: a.roster.Name(c.ID), Address: c.Address, Since: c.Since.UnixNano(), RxBytes: c.RxBytes, TxBytes: c.TxBytes,
+			NodeId: c.ID.String(), Name: a.roster.Name(c.ID), Address: c.Address, Since: c.Since.UnixNano(), RxBytes: c.RxBytes,
+			TxBytes:   c.TxBytes,
 			RxPackets: c.RxPackets, TxPackets: c.TxPackets, BytesPerSecond: c.Rate, Dropped: c.Dropped,
 			QueueBytes: uint64(c.QueueBytes), QueuePackets: uint32(c.Packets), Limited: c.Limited,
 		})
@@ -87,7 +93,8 @@ func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
 	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "dropped": s.Dropped, "unroutable": s.Unroutable} {
 		emit(prometheus.CounterValue, descServerPackets, float64(n), outcome)
 	}
-	for event, n := range map[string]uint64{"replaced": s.Replaced, "refused": s.Refused, "limited": s.Limited, "handshakes_refused": refused} {
+	for event, n := range map[string]uint64{"replaced": s.Replaced, "refused": s.Refused, "limited": s.Limited,
+		"handshakes_refused": refused} {
 		emit(prometheus.CounterValue, descServerEvents, float64(n), event)
 	}
 }

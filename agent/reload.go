@@ -150,7 +150,8 @@ func (a *Agent) reload(dryRun bool) (r reloaded, err error) {
 	l.mu.Lock()
 	l.read = &read
 	if len(r.live) == 0 {
-		r.last, r.followed = l.last, l.followed // the watch may have read the file first, and the parts may not have followed yet
+		// the watch may have read the file first, and the parts may not have followed yet
+		r.last, r.followed = l.last, l.followed
 	} else {
 		l.last, l.lastAt, l.lastTook = r.live, time.Now(), 0
 	}

@@ -173,7 +173,8 @@ func TestReload(t *testing.T) {
 	}
 	r.write("name: a\nsite: dc\n")
 	out = r.must()
-	if keyNames(out.live) != "site leader" || r.conf().Leader || r.problem(subjectRestart) != nil || len(r.live.due()) > 0 {
+	if keyNames(out.live) != "site leader" || r.conf().Leader || r.problem(subjectRestart) != nil ||
+		len(r.live.due()) > 0 {
 		t.Errorf("taken back: %+v, %v", out, r.problems.list())
 	}
 }

@@ -115,7 +115,8 @@ func (r *roster) update(s *events.State) bool {
 		if err != nil || len(n.GetWireguardKey()) != 32 {
 			continue // Decide lets no such node in; a foreign log shall not stop the agent
 		}
-		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()), name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
+		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()),
+			name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
 		one.v4, _ = netip.ParseAddr(n.GetIpv4())
 		one.v6, _ = netip.ParseAddr(n.GetIpv6())
 		m.schema = min(m.schema, n.GetMaxSchema())

@@ -15,7 +15,9 @@ func TestRoster(t *testing.T) {
 	a, b, c := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	w := newWorld(t, a, b)
 	r := newRoster(w.state)
-	if ids := r.Members(); len(ids) != 2 || !slices.IsSortedFunc(ids, func(x, y identity.ID) int { return slices.Compare(x[:], y[:]) }) {
+	if ids := r.Members(); len(ids) != 2 || !slices.IsSortedFunc(ids, func(x, y identity.ID) int {
+		return slices.Compare(x[:], y[:])
+	}) {
 		t.Errorf("members are %v", ids)
 	}
 	if key, ok := r.Key(b.key.ID()); !ok || !key.Equal(b.key.Public()) {
@@ -46,7 +48,8 @@ func TestRoster(t *testing.T) {
 	}
 
 	before := r.Members()
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: b.key.ID().String()}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: b.key.ID().String()}}})
 	if !r.update(w.state) {
 		t.Error("a revocation changed no member")
 	}

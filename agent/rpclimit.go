@@ -87,7 +87,8 @@ type rpcCaller struct {
 }
 
 func newRPCLimit(next http.Handler, server func(identity.ID) bool, refused *prometheus.CounterVec) *rpcLimit {
-	return &rpcLimit{next: next, server: server, clock: time.Now, refused: refused, callers: map[identity.ID]*rpcCaller{}, running: map[string]int{}}
+	return &rpcLimit{next: next, server: server, clock: time.Now, refused: refused, callers: map[identity.ID]*rpcCaller{},
+		running: map[string]int{}}
 }
 
 // ServeHTTP answers a call, or says when to come again.
@@ -139,14 +140,16 @@ func (l *rpcLimit) enter(now time.Time, id identity.ID, path string, large bool)
 	}
 	switch {
 	case c.open[path] >= b.atOnce:
-		return nil, &errBusy{"at once", fmt.Sprintf("node %s has %d such requests under way here", id, b.atOnce), rpcBusyRetry}
+		return nil, &errBusy{"at once", fmt.Sprintf("node %s has %d such requests under way here", id,
+			b.atOnce), rpcBusyRetry}
 	case b.inAll > 0 && l.running[path] >= b.inAll:
 		return nil, &errBusy{"at once", fmt.Sprintf("%d such requests are under way here", b.inAll), rpcBusyRetry}
 	case large && (c.large >= rpcLargeAtOnce || l.large >= rpcLargeInAll):
 		return nil, &errBusy{"large", "too many large requests are under way here", rpcBusyRetry}
 	}
 	if d := c.take(now, path, b); d > 0 {
-		return nil, &errBusy{"rate", fmt.Sprintf("node %s asks too often: %g such requests a second, after a burst of %d", id, float64(b.perSecond), b.burst), d}
+		return nil, &errBusy{"rate", fmt.Sprintf("node %s asks too often: %g such requests a second, after a burst of %d", id,
+			float64(b.perSecond), b.burst), d}
 	}
 	c.open[path]++
 	l.running[path]++

@@ -157,8 +157,10 @@ func TestQuietCallersAreForgotten(t *testing.T) {
 		}
 	}
 	now = now.Add(time.Minute)
-	if _, busy := l.enter(now, identity.ID{255, 255}, skeinv1connect.ClusterServiceHolderProcedure, false); busy != nil || len(l.callers) != 2 {
-		t.Errorf("%d callers are remembered, want the one that has a call under way and the new one; %v", len(l.callers), busy)
+	if _, busy := l.enter(now, identity.ID{255, 255}, skeinv1connect.ClusterServiceHolderProcedure, false); busy != nil ||
+		len(l.callers) != 2 {
+		t.Errorf("%d callers are remembered, want the one that has a call under way and the new one; %v",
+			len(l.callers), busy)
 	}
 }
 
@@ -196,7 +198,8 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 	}
 	_, err := client.ReadState(t.Context(), &skeinv1.ReadStateRequest{})
 	var e *connect.Error
-	if !errors.As(err, &e) || e.Code() != connect.CodeResourceExhausted || !strings.Contains(e.Message(), "try again in 100ms") {
+	if !errors.As(err, &e) || e.Code() != connect.CodeResourceExhausted || !strings.Contains(e.Message(),
+		"try again in 100ms") {
 		t.Fatalf("a third whole state at once: %v", err)
 	}
 	if d := consensus.RetryAfter(err); d != rpcBusyRetry || e.Meta().Get("Retry-After") != "1" {
@@ -213,7 +216,8 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(l.refused)
-	if m, err := registry.Gather(); err != nil || len(m) != 1 || len(m[0].GetMetric()) != 1 || m[0].GetMetric()[0].GetCounter().GetValue() != 1 {
+	if m, err := registry.Gather(); err != nil || len(m) != 1 || len(m[0].GetMetric()) != 1 ||
+		m[0].GetMetric()[0].GetCounter().GetValue() != 1 {
 		t.Errorf("the metric counts %v, %v", m, err)
 	}
 
@@ -253,7 +257,8 @@ func TestTheDocumentHasTheBoundsOfRPC(t *testing.T) {
 				continue
 			}
 			rows++
-			want := []string{fmt.Sprintf("%g a second after a burst of %d", float64(bound.perSecond), bound.burst), fmt.Sprintf("%d at once", bound.atOnce)}
+			want := []string{fmt.Sprintf("%g a second after a burst of %d", float64(bound.perSecond), bound.burst),
+				fmt.Sprintf("%d at once", bound.atOnce)}
 			if bound.inAll > 0 {
 				want = append(want, fmt.Sprintf("%d of all members", bound.inAll))
 			}
@@ -271,7 +276,8 @@ func TestTheDocumentHasTheBoundsOfRPC(t *testing.T) {
 
 // A procedure without a line would share its bound with those that do not exist.
 func TestEachProcedureHasABound(t *testing.T) {
-	for _, file := range []protoreflect.FileDescriptor{skeinv1.File_skein_v1_cluster_proto, skeinv1.File_skein_v1_egress_proto} {
+	for _, file := range []protoreflect.FileDescriptor{skeinv1.File_skein_v1_cluster_proto,
+		skeinv1.File_skein_v1_egress_proto} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {

@@ -33,7 +33,8 @@ func (s *served) Ready() error {
 func servesAgent(t *testing.T, dir string) (*Agent, *served) {
 	t.Helper()
 	c := config.Default()
-	c.RunDir, c.CNI.ConfDir, c.CNI.BinDir = filepath.Join(dir, "run"), filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
+	c.RunDir, c.CNI.ConfDir, c.CNI.BinDir = filepath.Join(dir, "run"), filepath.Join(dir, "net.d"),
+		filepath.Join(dir, "bin")
 	if err := os.MkdirAll(c.RunDir, 0o700); err != nil {
 		t.Fatal(err)
 	}

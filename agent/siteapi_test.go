@@ -33,16 +33,20 @@ func translated(t *testing.T) (*events.State, map[identity.ID]*skeinv1.Record, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, map[identity.ID]*skeinv1.Record{id: {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}, s.Nodes()[0].GetName()
+	return s, map[identity.ID]*skeinv1.Record{id: {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}},
+		s.Nodes()[0].GetName()
 }
 
 // Asked for either address of a host in an overlapping network, the answer has both.
 func TestWhoKnowsBothAddresses(t *testing.T) {
 	s, records, name := translated(t)
 	for _, c := range []struct{ at, kind, says, event string }{
-		{"192.168.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites; or 192.168.1.18 in site home, behind " + name + ", and 10.201.1.18 in all other sites", "site_translation_set"},
-		{"10.201.1.18", "site-network", "It is 192.168.1.18 in site home, behind " + name + ", and 10.201.1.18 in all other sites", "site_translation_set"},
-		{"10.202.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites", "site_translation_set"},
+		{"192.168.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites; or " +
+			"192.168.1.18 in site home, behind " + name + ", and 10.201.1.18 in all other sites", "site_translation_set"},
+		{"10.201.1.18", "site-network", "It is 192.168.1.18 in site home, behind " + name + ", and 10.201.1.18 in all " +
+			"other sites", "site_translation_set"},
+		{"10.202.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites",
+			"site_translation_set"},
 		{"10.203.1.18", "unknown", "It lies in no pool and is no member's", ""},
 	} {
 		at := netip.MustParseAddr(c.at)
@@ -52,12 +56,14 @@ func TestWhoKnowsBothAddresses(t *testing.T) {
 			t.Errorf("%s is %v", c.at, out)
 		}
 		for _, v := range out.GetTranslated() {
-			if v.GetReal() != "192.168.1.18" || !strings.HasSuffix(v.GetAs(), ".1.18") || (v.GetSite() == "home") != slices.Equal(v.GetNodes(), []string{name}) {
+			if v.GetReal() != "192.168.1.18" || !strings.HasSuffix(v.GetAs(), ".1.18") ||
+				(v.GetSite() == "home") != slices.Equal(v.GetNodes(), []string{name}) {
 				t.Errorf("%s is translated as %v", c.at, v)
 			}
 		}
 	}
-	set := &skeinv1.Event{Body: &skeinv1.Event_SiteTranslationSet{SiteTranslationSet: &skeinv1.SiteTranslationSet{Translation: s.Translations()[1]}}}
+	set := &skeinv1.Event{Body: &skeinv1.Event_SiteTranslationSet{SiteTranslationSet: &skeinv1.SiteTranslationSet{
+		Translation: s.Translations()[1]}}}
 	for at, want := range map[string]string{"192.168.1.7": "other sites know 192.168.1.0/24 of site home as 10.201.1.0/24",
 		"10.201.1.7": "other sites know 192.168.1.0/24 of site home as 10.201.1.0/24", "10.202.1.7": ""} {
 		if _, line := concernsTranslation(set, at); line != want {
@@ -69,8 +75,10 @@ func TestWhoKnowsBothAddresses(t *testing.T) {
 func TestSitesAreListed(t *testing.T) {
 	s, records, name := translated(t)
 	views := siteViews(s, records, sites.Of)
-	if len(views) != 2 || views[0].GetName() != "" || views[1].GetName() != "home" || !slices.Equal(views[1].GetNodes(), []string{name}) ||
-		!slices.Equal(views[1].GetTranslations()[0].GetNodes(), []string{name}) || len(views[0].GetTranslations()[0].GetNodes()) != 0 {
+	if len(views) != 2 || views[0].GetName() != "" || views[1].GetName() != "home" || !slices.Equal(views[1].GetNodes(),
+		[]string{name}) ||
+		!slices.Equal(views[1].GetTranslations()[0].GetNodes(), []string{name}) ||
+		len(views[0].GetTranslations()[0].GetNodes()) != 0 {
 		t.Errorf("the sites are %v", views)
 	}
 }
@@ -87,7 +95,8 @@ func TestPlainPeersKnowOtherAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	routes := plainRoutes(s, entries, &skeinv1.PlainPeer{Name: "phone"})
-	if slices.Contains(routes, netip.MustParsePrefix("192.168.1.0/25")) || !slices.Contains(routes, netip.MustParsePrefix("10.201.1.0/25")) {
+	if slices.Contains(routes, netip.MustParsePrefix("192.168.1.0/25")) ||
+		!slices.Contains(routes, netip.MustParsePrefix("10.201.1.0/25")) {
 		t.Errorf("it reaches %v", routes)
 	}
 }

@@ -14,12 +14,14 @@ import (
 
 // planFor is the plan of a node in a mesh of two sites with three nodes each, two of which lead.
 func planFor(self identity.ID, topology string, terms map[identity.ID]uint64) *sites.Plan {
-	in := sites.Input{Self: self, Settings: &skeinv1.Settings{Topology: topology}, Records: map[identity.ID]*skeinv1.Record{},
-		Alive: func(identity.ID) bool { return true }}
+	in := sites.Input{Self: self, Settings: &skeinv1.Settings{Topology: topology},
+		Records: map[identity.ID]*skeinv1.Record{},
+		Alive:   func(identity.ID) bool { return true }}
 	var nodes []*skeinv1.Node
 	for i := range 6 {
 		id := identity.ID{byte(i + 1)}
-		nodes = append(nodes, &skeinv1.Node{Id: id.String(), Settings: &skeinv1.NodeSettings{SiteSet: true, Site: []string{"a", "b"}[i/3], Leader: []string{"yes", "yes", ""}[i%3]}})
+		nodes = append(nodes, &skeinv1.Node{Id: id.String(), Settings: &skeinv1.NodeSettings{SiteSet: true,
+			Site: []string{"a", "b"}[i/3], Leader: []string{"yes", "yes", ""}[i%3]}})
 		in.Records[id] = &skeinv1.Record{Leads: terms[id]}
 	}
 	in.Members = sites.NewMembers(nodes, nil, nil)
@@ -41,16 +43,19 @@ func TestWhomEventsComeFrom(t *testing.T) {
 		dead   func(identity.ID) bool
 		want   siteEvents
 	}{
-		"no plan yet":                  {nil, false, nobody, siteEvents{}},
-		"every node peers with all":    {planFor(id(3), sites.Full, nil), false, nobody, siteEvents{}},
-		"one that does not lead":       {member, false, nobody, siteEvents{from: bound}},
-		"its leader's path has died":   {member, false, func(o identity.ID) bool { return o == bound[0] }, siteEvents{from: bound[1:]}},
-		"the paths of both have died":  {member, false, func(identity.ID) bool { return true }, siteEvents{}},
-		"a leader":                     {planFor(id(1), sites.Site, both), false, nobody, siteEvents{passes: true}},
-		"one that is about to lead":    {planFor(id(2), sites.Site, map[identity.ID]uint64{id(1): 1}), false, nobody, siteEvents{passes: true}},
-		"a server":                     {member, true, nobody, siteEvents{}},
-		"a server that leads":          {planFor(id(1), sites.Site, both), true, nobody, siteEvents{}},
-		"one that does not act passed": {planFor(id(3), sites.Site, map[identity.ID]uint64{id(2): 1}), false, nobody, siteEvents{from: []identity.ID{id(2)}}},
+		"no plan yet":               {nil, false, nobody, siteEvents{}},
+		"every node peers with all": {planFor(id(3), sites.Full, nil), false, nobody, siteEvents{}},
+		"one that does not lead":    {member, false, nobody, siteEvents{from: bound}},
+		"its leader's path has died": {member, false, func(o identity.ID) bool { return o == bound[0] },
+			siteEvents{from: bound[1:]}},
+		"the paths of both have died": {member, false, func(identity.ID) bool { return true }, siteEvents{}},
+		"a leader":                    {planFor(id(1), sites.Site, both), false, nobody, siteEvents{passes: true}},
+		"one that is about to lead": {planFor(id(2), sites.Site, map[identity.ID]uint64{id(1): 1}), false, nobody,
+			siteEvents{passes: true}},
+		"a server":            {member, true, nobody, siteEvents{}},
+		"a server that leads": {planFor(id(1), sites.Site, both), true, nobody, siteEvents{}},
+		"one that does not act passed": {planFor(id(3), sites.Site, map[identity.ID]uint64{id(2): 1}), false, nobody,
+			siteEvents{from: []identity.ID{id(2)}}},
 	} {
 		have := eventsBy(v.plan, v.server, v.dead)
 		if have.passes != v.want.passes || !slices.Equal(have.from, v.want.from) {
@@ -90,12 +95,15 @@ func TestLeadersWhosePathHasDied(t *testing.T) {
 		path path.Path
 		dead bool
 	}{
-		"idle":                          {path.Path{}, false},
-		"direct":                        {path.Path{Kind: path.Direct, Alive: true}, false},
-		"by a relay, as ever":           {path.Path{Kind: path.Relay, Alive: true, Since: now}, false},
-		"just died":                     {path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead, Since: now.Add(-time.Second)}, true},
-		"died, and a relay reaches it":  {path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead, Since: now.Add(-time.Minute)}, false},
-		"died, and no relay reaches it": {path.Path{Kind: path.Relay, Rule: path.RuleDirectDead, Since: now.Add(-time.Minute)}, true},
+		"idle":                {path.Path{}, false},
+		"direct":              {path.Path{Kind: path.Direct, Alive: true}, false},
+		"by a relay, as ever": {path.Path{Kind: path.Relay, Alive: true, Since: now}, false},
+		"just died": {path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead,
+			Since: now.Add(-time.Second)}, true},
+		"died, and a relay reaches it": {path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead,
+			Since: now.Add(-time.Minute)}, false},
+		"died, and no relay reaches it": {path.Path{Kind: path.Relay, Rule: path.RuleDirectDead,
+			Since: now.Add(-time.Minute)}, true},
 	} {
 		if have := died(v.path, now); have != v.dead {
 			t.Errorf("%s: dead %t", name, have)
@@ -110,7 +118,8 @@ func TestEventSource(t *testing.T) {
 		server bool
 	}{
 		fromRaft: {consensus.FollowStatus{Server: s}, true}, fromServer: {consensus.FollowStatus{Server: s}, false},
-		fromLeader: {consensus.FollowStatus{Server: s, Passed: true}, false}, fromNobody: {consensus.FollowStatus{Server: s, Err: errRevoked}, false},
+		fromLeader: {consensus.FollowStatus{Server: s, Passed: true}, false},
+		fromNobody: {consensus.FollowStatus{Server: s, Err: errRevoked}, false},
 	} {
 		if have := eventSource(v.status, v.server); have != want {
 			t.Errorf("%+v: %s, want %s", v.status, have, want)

@@ -39,7 +39,8 @@ func newMeshOf(t *testing.T) *meshOf {
 
 // plan plans anew as the settings are now, for one of the nodes.
 func (w *meshOf) plan(self, topology string) *reach {
-	in := sites.Input{Self: w.ids[self], Settings: &skeinv1.Settings{Topology: topology}, Alive: func(identity.ID) bool { return true },
+	in := sites.Input{Self: w.ids[self], Settings: &skeinv1.Settings{Topology: topology},
+		Alive:   func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{}, Recent: w.leaders.Recent(w.now), Peered: w.peers.Recent(w.now)}
 	var nodes []*skeinv1.Node
 	for name, id := range w.ids {
@@ -213,7 +214,8 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 		via   string
 	}{
 		{"no answer", path.Path{Kind: path.Direct}, 0, other},
-		{"on a relay since its direct path died", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, time.Second, other},
+		{"on a relay since its direct path died", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead},
+			time.Second, other},
 		{"still there after a while", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, shunFor, bound},
 		{"on a relay as ever", path.Path{Kind: path.Relay, Alive: true}, 0, bound},
 		{"alive", path.Path{Kind: path.Direct, Alive: true}, 0, bound},
@@ -420,7 +422,8 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 		look("it is back, with a handshake by the relay", direct, 0, bound)
 
 		w.paths[w.ids[other]] = path.Path{Kind: path.Direct}
-		look("away, and the other one too", path.Path{Kind: path.Direct}, 0, w.way(w.plan(self, sites.Site), to)[len("via "):])
+		look("away, and the other one too", path.Path{Kind: path.Direct}, 0, w.way(w.plan(self, sites.Site),
+			to)[len("via "):])
 		look("it comes back, and there is no other", direct, 0, bound)
 		w.paths[w.ids[other]] = direct
 		shake()

@@ -45,27 +45,35 @@ func TestWhoIsWide(t *testing.T) {
 		facts
 		wide, sure bool
 	}{
-		"one of many":                 {facts{self: 5}, false, false},
-		"the leader":                  {facts{self: 1, record: &skeinv1.Record{Leads: 1}}, true, true},
-		"it was elected":              {facts{self: 2}, true, false},
-		"it would be elected next":    {facts{self: 3}, true, false},
-		"so would this one":           {facts{self: 4}, true, false},
-		"a server":                    {facts{self: 5, duties: duties{server: true}}, true, true},
-		"it relays":                   {facts{self: 5, record: &skeinv1.Record{Relay: &skeinv1.RelayOffer{}}}, true, true},
-		"it only relays":              {facts{self: 5, record: &skeinv1.Record{Role: roleRelay}}, true, true},
-		"it answers STUN":             {facts{self: 5, record: &skeinv1.Record{StunAddresses: []string{"198.18.0.1:3478"}}}, true, true},
-		"it takes joiners":            {facts{self: 5, record: &skeinv1.Record{JoinAddresses: []string{"198.18.0.1:7443"}}}, true, true},
-		"networks are behind it":      {facts{self: 5, record: &skeinv1.Record{NodeAddresses: []string{"192.168.1.0/24"}}}, true, true},
-		"pods of another CNI":         {facts{self: 5, node: &skeinv1.Node{PodCidrs: &skeinv1.PodCidrs{Cidrs: []string{"10.244.1.0/24"}}}}, true, true},
-		"it carries a plain peer":     {facts{self: 5, duties: duties{plain: true}}, true, true},
-		"it has carried one":          {facts{self: 5, record: &skeinv1.Record{PlainSessions: []*skeinv1.PlainSession{{Peer: 9}}}}, true, true},
+		"one of many":              {facts{self: 5}, false, false},
+		"the leader":               {facts{self: 1, record: &skeinv1.Record{Leads: 1}}, true, true},
+		"it was elected":           {facts{self: 2}, true, false},
+		"it would be elected next": {facts{self: 3}, true, false},
+		"so would this one":        {facts{self: 4}, true, false},
+		"a server":                 {facts{self: 5, duties: duties{server: true}}, true, true},
+		"it relays":                {facts{self: 5, record: &skeinv1.Record{Relay: &skeinv1.RelayOffer{}}}, true, true},
+		"it only relays":           {facts{self: 5, record: &skeinv1.Record{Role: roleRelay}}, true, true},
+		"it answers STUN": {facts{self: 5, record: &skeinv1.Record{StunAddresses: []string{"198.18.0.1:3478"}}},
+			true, true},
+		"it takes joiners": {facts{self: 5, record: &skeinv1.Record{JoinAddresses: []string{"198.18.0.1:7443"}}},
+			true, true},
+		"networks are behind it": {facts{self: 5, record: &skeinv1.Record{NodeAddresses: []string{"192.168.1.0/24"}}},
+			true, true},
+		"pods of another CNI": {facts{self: 5,
+			node: &skeinv1.Node{PodCidrs: &skeinv1.PodCidrs{Cidrs: []string{"10.244.1.0/24"}}}}, true, true},
+		"it carries a plain peer": {facts{self: 5, duties: duties{plain: true}}, true, true},
+		"it has carried one": {facts{self: 5,
+			record: &skeinv1.Record{PlainSessions: []*skeinv1.PlainSession{{Peer: 9}}}}, true, true},
 		"a Kubernetes Node":           {facts{self: 5, record: &skeinv1.Record{KubernetesNode: "worker1"}}, true, true},
 		"a machine beside Kubernetes": {facts{self: 5, duties: duties{kubernetes: true}}, true, true},
-		"it speaks of a leader":       {facts{self: 5, record: &skeinv1.Record{SilentLeaders: []*skeinv1.SilentLeader{{Kinds: 1}}}}, true, true},
-		"its site is full":            {facts{self: 5, settings: &skeinv1.Settings{Topology: sites.Site, SiteTopology: map[string]string{"home": sites.Full}}}, true, true},
-		"no site has leaders":         {facts{self: 5, settings: &skeinv1.Settings{}}, true, true},
-		"it has peers and a NAT":      {facts{self: 6, record: &skeinv1.Record{PeersDirect: 3, NatType: 5, PlainPort: 51821}}, false, false},
-		"it wishes to lead, if any":   {facts{self: 7, record: &skeinv1.Record{LeaderWish: true}}, false, false},
+		"it speaks of a leader": {facts{self: 5,
+			record: &skeinv1.Record{SilentLeaders: []*skeinv1.SilentLeader{{Kinds: 1}}}}, true, true},
+		"its site is full": {facts{self: 5, settings: &skeinv1.Settings{Topology: sites.Site,
+			SiteTopology: map[string]string{"home": sites.Full}}}, true, true},
+		"no site has leaders": {facts{self: 5, settings: &skeinv1.Settings{}}, true, true},
+		"it has peers and a NAT": {facts{self: 6, record: &skeinv1.Record{PeersDirect: 3, NatType: 5, PlainPort: 51821}},
+			false, false},
+		"it wishes to lead, if any": {facts{self: 7, record: &skeinv1.Record{LeaderWish: true}}, false, false},
 	} {
 		settings, r := c.settings, c.record
 		if settings == nil {
@@ -133,7 +141,8 @@ func TestPlaceOf(t *testing.T) {
 		"of the default site": {h, "", sites.Site, false, gossip.Place{Sited: true}},
 	} {
 		got := placeOf(c.homes, c.site, c.topology, c.wide)
-		if got.Sited != c.want.Sited || got.Site != c.want.Site || got.Wide != c.want.Wide || (got.Home != nil) != (c.homes != nil) {
+		if got.Sited != c.want.Sited || got.Site != c.want.Site || got.Wide != c.want.Wide ||
+			(got.Home != nil) != (c.homes != nil) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

@@ -159,8 +159,10 @@ func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
 	wishes := set.GetLeader() == "yes" || set.GetLeader() != "no" && own.GetLeaderWish()
 	if wishes && p.Topology(p.Site) == sites.Site && a.netcheck.Load() != nil && a.host().ForceEndpoint == "" &&
 		!sites.Reachable(own) {
-		message = fmt.Sprintf("this node shall lead %s, and no endpoint of it is known that other sites can send to first", siteText(p.Site))
-		advice = fmt.Sprintf("forward UDP port %d to this host and name the address with `skein node set %s --force-endpoint HOST:PORT`, or let a node with a public address lead; "+
+		message = fmt.Sprintf("this node shall lead %s, and no endpoint of it is known that other sites can send to first",
+			siteText(p.Site))
+		advice = fmt.Sprintf("forward UDP port %d to this host and name the address with `skein node set %s "+
+			"--force-endpoint HOST:PORT`, or let a node with a public address lead; "+
 			"until then other sites' leaders reach it as they reach any node behind its NAT, perhaps by relay",
 			a.cfg.Ports.WireGuard, a.self().GetName())
 	}

@@ -145,7 +145,8 @@ func TestPlansAreMadeWhenNeeded(t *testing.T) {
 		}
 		record := func(seq uint64, site string) func() {
 			return func() {
-				signed, err := gossip.Sign(near.key, &skeinv1.Record{NodeId: near.key.ID().String(), Epoch: 1, Seq: seq, Site: site})
+				signed, err := gossip.Sign(near.key, &skeinv1.Record{NodeId: near.key.ID().String(), Epoch: 1,
+					Seq: seq, Site: site})
 				if err != nil {
 					t.Fatal(err)
 				}

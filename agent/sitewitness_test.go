@@ -14,7 +14,8 @@ import (
 )
 
 // silentMesh is two sites whose first two nodes lead them; others say that some are silent.
-func silentMesh(t *testing.T, names []string, says map[string][]string) (of func(self string) *sites.Plan, id func(string) identity.ID) {
+func silentMesh(t *testing.T, names []string,
+	says map[string][]string) (of func(self string) *sites.Plan, id func(string) identity.ID) {
 	t.Helper()
 	id = func(name string) (out identity.ID) {
 		copy(out[:], name+"-------")
@@ -147,7 +148,9 @@ func TestSilentLeadersAreTold(t *testing.T) {
 	}
 	plan, _ = silentMesh(t, []string{"a1", "a2", "b1", "b2"}, map[string][]string{"a1": {"a2"}, "a2": {"a1"}})
 	a.noteSilent(plan("a1"))
-	if got := told(); len(got) != 2 || slices.ContainsFunc(got, func(s string) bool { return !strings.HasSuffix(s, "so it goes on") }) {
+	if got := told(); len(got) != 2 || slices.ContainsFunc(got, func(s string) bool {
+		return !strings.HasSuffix(s, "so it goes on")
+	}) {
 		t.Errorf("each of the two says so of the other: %q", got)
 	}
 	a.noteSilent(&sites.Plan{Full: true})

@@ -66,8 +66,9 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag, OnEcho: a.onEcho,
-		Coded: func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
+		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag,
+		OnEcho: a.onEcho,
+		Coded:  func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {
 			return a.controlDoor.enterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
 		},
@@ -76,7 +77,8 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.conns, a.leaseConns = consensus.NewConns(a.control), consensus.NewHurriedConns(a.control)
 	a.client = consensus.NewClient(consensus.ClientConfig{
-		Self: a.id, Replica: a.replica, Dialer: a.control, Conns: a.conns, Local: a.server.Load, Log: a.log, OnHeartbeat: a.onHeartbeat, OnDiverged: a.onDiverged,
+		Self: a.id, Replica: a.replica, Dialer: a.control, Conns: a.conns, Local: a.server.Load, Log: a.log,
+		OnHeartbeat: a.onHeartbeat, OnDiverged: a.onDiverged,
 		Leaders: a.eventLeaders, Passes: a.passesEvents,
 	})
 	if create {
@@ -121,12 +123,15 @@ func (a *Agent) create(ctx context.Context) error {
 		return err
 	}
 	node.Server = true
-	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
-		ClusterId: id.String(), OverlayIpv4: a.cfg.Overlay.IPv4, FirstNode: node, Settings: &skeinv1.Settings{
-			HandshakeTimeoutSeconds: a.conf().HandshakeTimeoutSeconds, DirectRetryIntervalSeconds: a.conf().DirectRetryIntervalSeconds,
-			BirthdayAttack: a.cfg.NatTraversal.BirthdayAttack, RouteNodeAddresses: a.conf().RouteNodeAddresses != nil && *a.conf().RouteNodeAddresses,
-		},
-	}}})
+	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(),
+		Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+			ClusterId: id.String(), OverlayIpv4: a.cfg.Overlay.IPv4, FirstNode: node, Settings: &skeinv1.Settings{
+				HandshakeTimeoutSeconds:    a.conf().HandshakeTimeoutSeconds,
+				DirectRetryIntervalSeconds: a.conf().DirectRetryIntervalSeconds,
+				BirthdayAttack:             a.cfg.NatTraversal.BirthdayAttack,
+				RouteNodeAddresses:         a.conf().RouteNodeAddresses != nil && *a.conf().RouteNodeAddresses,
+			},
+		}}})
 	if err != nil {
 		return fmt.Errorf("create the cluster: %w", err)
 	}
@@ -155,7 +160,8 @@ func (a *Agent) followServerRole() {
 	switch {
 	case running == nil && a.isServer():
 		if err := a.startServer(false); err != nil {
-			a.report("server", failure, err.Error(), "this node takes no part in decisions until it is mended; see docs/recovery.md")
+			a.report("server", failure, err.Error(), "this node takes no part in decisions until it is mended; see "+
+				"docs/recovery.md")
 			return
 		}
 		a.report("server", "", "", "")
@@ -236,7 +242,8 @@ func (a *Agent) openRelayServer() error {
 	if !a.opensFront() || a.conf().Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
 	}
-	f, err := openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
+	f, err := openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context,
+		*tls.Conn, identity.ID){
 		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
 		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
 		identity.ALPNJoin:   a.serveJoin,
@@ -268,7 +275,8 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	a.gossip, err = gossip.Start(gossip.Config{
 		Self: a.id, Place: place, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control},
 		Streams: a.control.Listen(identity.ALPNGossip),
-		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: a.lag,
+		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log,
+		Epoch: a.epoch, Lag: a.lag,
 		Lossy: func(id identity.ID) bool { return a.tunnel(id) == control.Up },
 	})
 	if err != nil {
@@ -299,9 +307,10 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		a.journal = journal.Memory(journalEntries)
 	}
 	a.plans.open(a)
-	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
-		Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
-	}}})
+	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
+		Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
+			Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
+		}}})
 	if err := portFree(a.cfg.Ports.WireGuard, a.cfg.Dataplane.Link); err != nil {
 		return err
 	}
@@ -348,7 +357,8 @@ func portFree(port uint16, link string) error {
 		if _, e := net.InterfaceByName(link); e == nil {
 			return nil
 		}
-		return fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the configuration", port)
+		return fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the configuration",
+			port)
 	}
 	return fmt.Errorf("UDP port %d: %w", port, err)
 }

@@ -20,7 +20,8 @@ import (
 func (a *Agent) noteState(st *events.State) {
 	severity, message, advice := sizeProblem(st, a.replica.Problem())
 	a.report("size of the agreed state", severity, message, advice)
-	a.report("versions of the servers", warning, holdbackText(st), "install this version on them; until then commands that need newer events are refused")
+	a.report("versions of the servers", warning, holdbackText(st), "install this version on them; until then commands "+
+		"that need newer events are refused")
 }
 
 // sizeProblem is what is too large in a state, or nearly; unwritten is why it cannot be written.
@@ -36,8 +37,11 @@ func sizeProblem(st *events.State, unwritten error) (severity, message, advice s
 	if len(all) == 0 {
 		return "", "", ""
 	}
-	fullest := slices.MaxFunc(all, func(a, b events.Crowded) int { return cmp.Compare(a.Bytes*(b.Limit>>10), b.Bytes*(a.Limit>>10)) })
-	return warning, fmt.Sprintf("%s take %.1f of %d MiB of the agreed state; above that they are refused", fullest.What, float64(fullest.Bytes)/(1<<20), fullest.Limit>>20), fullest.Next
+	fullest := slices.MaxFunc(all, func(a, b events.Crowded) int {
+		return cmp.Compare(a.Bytes*(b.Limit>>10), b.Bytes*(a.Limit>>10))
+	})
+	return warning, fmt.Sprintf("%s take %.1f of %d MiB of the agreed state; above that they are refused", fullest.What,
+		float64(fullest.Bytes)/(1<<20), fullest.Limit>>20), fullest.Next
 }
 
 // holdbackText names the servers that fold less than this version does.
@@ -47,7 +51,8 @@ func holdbackText(st *events.State) string {
 		return ""
 	}
 	n := behind[0]
-	text := fmt.Sprintf("server %s folds event schemas up to %d, this version up to %d", n.GetName(), n.GetMaxSchema(), events.SchemaMax)
+	text := fmt.Sprintf("server %s folds event schemas up to %d, this version up to %d", n.GetName(), n.GetMaxSchema(),
+		events.SchemaMax)
 	if more := len(behind) - 1; more > 0 {
 		text += fmt.Sprintf("; so do %d more servers", more)
 	}
@@ -59,7 +64,8 @@ const joinSlack = 64 << 10
 
 // fitting are records for the answer to a joiner, as many as fit into so many bytes: this node's own first, then the
 // servers'. Gossip brings the others once the joiner is in.
-func fitting(self identity.ID, st *events.State, records map[identity.ID]gossip.Entry, most int) (out []*skeinv1.SignedRecord) {
+func fitting(self identity.ID, st *events.State, records map[identity.ID]gossip.Entry,
+	most int) (out []*skeinv1.SignedRecord) {
 	place := func(id identity.ID) int {
 		switch {
 		case id == self:

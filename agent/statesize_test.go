@@ -17,9 +17,11 @@ import (
 
 func sizedState(t *testing.T, n int) *events.State {
 	t.Helper()
-	st, err := events.FromProto(&skeinv1.State{Index: 9, Cluster: &skeinv1.Cluster{Id: strings.Repeat("1", 32)}, Pools: []*skeinv1.Pool{{
-		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1, Allowed: slices.Repeat([]string{strings.Repeat("x", 250)}, n/253+1),
-	}}})
+	st, err := events.FromProto(&skeinv1.State{Index: 9, Cluster: &skeinv1.Cluster{Id: strings.Repeat("1", 32)},
+		Pools: []*skeinv1.Pool{{
+			Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1,
+			Allowed: slices.Repeat([]string{strings.Repeat("x", 250)}, n/253+1),
+		}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +37,8 @@ func TestSizeProblem(t *testing.T) {
 	}{
 		{1 << 20, nil, "", ""},
 		{7 << 20, nil, warning, "1 pools take 7.0 of 8 MiB of the agreed state"},
-		{63 << 20, nil, failure, "a message holds 63 MiB: make it smaller, see docs/recovery.md; nodes that are far behind cannot follow, and none can join"},
+		{63 << 20, nil, failure, "a message holds 63 MiB: make it smaller, see docs/recovery.md; nodes that are far behind " +
+			"cannot follow, and none can join"},
 		{1 << 20, errors.New("it cannot be written"), failure, "it cannot be written"},
 	} {
 		severity, message, advice := sizeProblem(sizedState(t, c.bytes), c.err)
@@ -57,7 +60,8 @@ func TestHoldbackText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if have, want := holdbackText(st), fmt.Sprintf("server n1 folds event schemas up to 1, this version up to %d", events.SchemaMax); have != want {
+	if have, want := holdbackText(st), fmt.Sprintf("server n1 folds event schemas up to 1, this version up to %d",
+		events.SchemaMax); have != want {
 		t.Errorf("have %q, want %q", have, want)
 	}
 	if have := holdbackText(events.NewState()); have != "" {
@@ -68,7 +72,8 @@ func TestHoldbackText(t *testing.T) {
 // TestFitting: a joiner gets the records that a message holds beside the state, those first that it needs most.
 func TestFitting(t *testing.T) {
 	self, server, other := identity.ID{9}, identity.ID{7}, identity.ID{1}
-	st, err := events.FromProto(&skeinv1.State{Index: 1, Nodes: []*skeinv1.Node{{Id: server.String(), Name: "s"}}, Servers: []*skeinv1.Server{{NodeId: server.String()}}})
+	st, err := events.FromProto(&skeinv1.State{Index: 1, Nodes: []*skeinv1.Node{{Id: server.String(), Name: "s"}},
+		Servers: []*skeinv1.Server{{NodeId: server.String()}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,8 @@ func TestPeerTransports(t *testing.T) {
 	a := &Agent{}
 	ways := &reach{sites.NewReach("", nil, map[identity.ID]sites.Next{hidden.key.ID(): {Via: far.key.ID()}}, nil, nil)}
 	paths := map[identity.ID]path.Path{
-		self.key.ID(): {Kind: path.Relay, Alive: true}, far.key.ID(): {Kind: path.Direct, Alive: true}, away.key.ID(): {Kind: path.Direct},
+		self.key.ID(): {Kind: path.Relay, Alive: true}, far.key.ID(): {Kind: path.Direct, Alive: true},
+		away.key.ID(): {Kind: path.Direct},
 	}
 	for id, want := range map[identity.ID]string{
 		self.key.ID(): "relay", far.key.ID(): "direct", away.key.ID(): "down", hidden.key.ID(): "down",

@@ -33,7 +33,8 @@ func DecodeToken(text string) (*skeinv1.JoinToken, error) {
 	text = strings.TrimSpace(text)
 	body, ok := strings.CutPrefix(text, tokenPrefix)
 	if !ok || len(text) > maxTokenBytes {
-		return nil, fmt.Errorf("this is no skein token: it must begin with %q; print one with `skein token create` on a member", tokenPrefix)
+		return nil, fmt.Errorf("this is no skein token: it must begin with %q; print one with `skein token create` on a "+
+			"member", tokenPrefix)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(body)
 	if err != nil {

@@ -59,8 +59,10 @@ func TestTokenRefused(t *testing.T) {
 				k.Seeds = append(k.Seeds, k.Seeds[0])
 			}
 		}), "names 17 seeds; want 1 to 16"},
-		{"a seed without key", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].IdentityKey = nil }), "no address or identity key"},
-		{"a seed without address", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].Address = "" }), "no address or identity key"},
+		{"a seed without key", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].IdentityKey = nil }), "no address or " +
+			"identity key"},
+		{"a seed without address", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].Address = "" }), "no address or " +
+			"identity key"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k, err := DecodeToken(c.text)

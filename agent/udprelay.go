@@ -32,11 +32,13 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(a.numbers.MarkWG), Log: a.log.With("component", "relay")}
+	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(a.numbers.MarkWG),
+		Log: a.log.With("component", "relay")}
 	if a.cfg.Dataplane.Relay != config.Userspace {
 		if err := a.openRelayTable(); err != nil {
 			if a.cfg.Dataplane.Relay == config.Kernel {
-				a.report("UDP relay", warning, "dataplane.relay is kernel, and "+err.Error(), "no UDP is relayed; relay sessions are not concerned")
+				a.report("UDP relay", warning, "dataplane.relay is kernel, and "+err.Error(), "no UDP is relayed; relay sessions "+
+					"are not concerned")
 				return nil, nil
 			}
 			a.relayWhy = err
@@ -169,7 +171,8 @@ func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
 		return
 	}
 	s := udp.Stats()
-	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel, "userspace": s.Ready - s.InKernel} {
+	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel,
+		"userspace": s.Ready - s.InKernel} {
 		out <- prometheus.MustNewConstMetric(descUDPPairs, prometheus.GaugeValue, float64(n), state)
 	}
 	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "lost": s.Lost, "refused": s.Refused} {
@@ -177,7 +180,8 @@ func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(descUDPBytes, prometheus.CounterValue, float64(s.Bytes))
 	for event, n := range map[string]uint64{
-		"reserved": s.Reserved, "ended": s.Ended, "denied": s.Denied, "proven": s.Proven, "rebound": s.Rebound, "fell_back": s.FellBack, "mended": s.Mended,
+		"reserved": s.Reserved, "ended": s.Ended, "denied": s.Denied, "proven": s.Proven, "rebound": s.Rebound,
+		"fell_back": s.FellBack, "mended": s.Mended,
 	} {
 		out <- prometheus.MustNewConstMetric(descUDPEvents, prometheus.CounterValue, float64(n), event)
 	}

@@ -23,7 +23,8 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	a := s.a
 	r := &skeinv1.StatusResponse{
 		NodeId: a.id.String(), Name: a.name(), Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
-		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
+		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string),
+		ReconcileWrites: a.writes.Load(),
 	}
 	if a.opts.Load != nil {
 		r.ConfigFile, r.RestartDue = a.opts.File, changeViews(a.live.due())
@@ -84,7 +85,8 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 // the log.
 func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerStatus {
 	id, _ := identity.ParseID(v.GetNodeId())
-	r := &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(), Reachable: id == a.id || a.gossip.Alive(id)}
+	r := &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(),
+		Reachable: id == a.id || a.gossip.Alive(id)}
 	if leads, ok := a.leader(); ok {
 		r.Leader = leads == id
 	}
@@ -98,7 +100,8 @@ func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerSt
 	case !r.Reachable:
 		r.Waiting = "it is not reachable; it votes when it has kept up with the log for some seconds"
 	default:
-		r.Waiting = "leader " + leader + " lets it vote when it has kept up with the log for some seconds; skein status there tells how far it is"
+		r.Waiting = "leader " + leader + " lets it vote when it has kept up with the log for some seconds; skein status " +
+			"there tells how far it is"
 	}
 	return r
 }
@@ -142,7 +145,8 @@ func (s api) ShowNode(ctx context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1
 	return &skeinv1.ShowNodeResponse{Node: s.a.nodeView(n, records, s.a.currentPaths()), NotAsked: notAsked}, nil
 }
 
-func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, paths map[identity.ID]path.Path) *skeinv1.NodeView {
+func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry,
+	paths map[identity.ID]path.Path) *skeinv1.NodeView {
 	id, _ := identity.ParseID(n.GetId())
 	v := &skeinv1.NodeView{Node: n, Self: id == a.id}
 	if e, ok := records[id]; ok {
@@ -278,11 +282,13 @@ func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 	switch {
 	case hop:
 		p := a.currentPaths()[via]
-		v.Path, v.Detail, v.Relay, v.RelayName, v.Endpoint, v.Alive = "hop", "site", via.String(), a.roster.Name(via), "", p.Alive
+		v.Path, v.Detail, v.Relay, v.RelayName, v.Endpoint, v.Alive = "hop", "site", via.String(),
+			a.roster.Name(via), "", p.Alive
 		v.RttNanos, v.Rule = 0, "site-leader"
 		v.Reason = fmt.Sprintf("Another site: %s passes packets on.", v.GetRelayName())
 		if !p.Alive {
-			v.Reason = fmt.Sprintf("Another site: %s would pass packets on, and is not reached itself. %s", v.GetRelayName(), p.Reason)
+			v.Reason = fmt.Sprintf("Another site: %s would pass packets on, and is not reached itself. %s",
+				v.GetRelayName(), p.Reason)
 		}
 	case !r.peer(id):
 		v.Rule, v.Reason = "no-leader", "Another site, and no node is known that passes packets on to it."
@@ -319,7 +325,8 @@ func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1
 	}
 	for _, l := range a.pool.Stats() {
 		out.Relays = append(out.Relays, &skeinv1.RelayCheck{
-			NodeId: l.Relay.String(), Name: a.roster.Name(l.Relay), Address: strings.Join(l.Addresses, " "), Connected: l.Connected, RttNanos: int64(l.RTT), Error: l.LastError, State: l.State(),
+			NodeId: l.Relay.String(), Name: a.roster.Name(l.Relay), Address: strings.Join(l.Addresses, " "),
+			Connected: l.Connected, RttNanos: int64(l.RTT), Error: l.LastError, State: l.State(),
 		})
 	}
 	return out, nil
@@ -363,10 +370,12 @@ func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*s
 		return nil, err
 	}
 	if a.paths == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays; it has no paths of its own"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays; it has no paths of "+
+			"its own"))
 	}
 	if id == a.id {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s is this node itself; name a peer", n.GetName()))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("%s is this node itself; name a peer", n.GetName()))
 	}
 	records, notAsked := a.recordsOf(ctx, []*skeinv1.Node{n})
 	record := records[id].Record
@@ -378,7 +387,8 @@ func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*s
 	out.Peer = a.peerView(n, id, record, e.Path)
 	if out.Peer.GetRule() == "site-leader" || out.Peer.GetRule() == "no-leader" {
 		out.Decided = out.Peer.GetReason()
-		out.WouldChange = []string{"another node leads this site or that one", "the topology or a node's site is set to another (skein settings, skein node set)"}
+		out.WouldChange = []string{"another node leads this site or that one", "the topology or a node's site is set to " +
+			"another (skein settings, skein node set)"}
 		return out, nil
 	}
 	if !ok {
@@ -388,13 +398,15 @@ func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*s
 	}
 	out.Strategy, out.Decided, out.WouldChange = e.Strategy, e.Decided, e.WouldChange
 	for _, p := range e.Probes {
-		v := &skeinv1.ProbeView{Endpoint: p.Endpoint.String(), Source: p.Source, Sent: p.Sent, Answered: p.Answered, RttNanos: int64(p.RTT), Outcome: p.Outcome}
+		v := &skeinv1.ProbeView{Endpoint: p.Endpoint.String(), Source: p.Source, Sent: p.Sent, Answered: p.Answered,
+			RttNanos: int64(p.RTT), Outcome: p.Outcome}
 		v.LastSent, v.LastAnswered = nanos(p.LastSent), nanos(p.LastAnswered)
 		out.Probes = append(out.Probes, v)
 	}
 	if g := e.Guess; g != nil {
 		out.Guess = &skeinv1.PortGuessView{
-			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: nanos(g.At), Next: nanos(g.Next),
+			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: nanos(g.At),
+			Next:   nanos(g.Next),
 			Probes: uint32(g.Probes), Sockets: uint32(g.Sockets), TookNanos: int64(g.Took),
 		}
 	}
@@ -405,7 +417,8 @@ func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*s
 }
 
 // explainPast answers from the journal.
-func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.ExplainPeerResponse, at time.Time) (*skeinv1.ExplainPeerResponse, error) {
+func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.ExplainPeerResponse,
+	at time.Time) (*skeinv1.ExplainPeerResponse, error) {
 	past, err := path.ExplainAt(a.journal, id, at)
 	if err != nil {
 		return nil, asConnect(err)

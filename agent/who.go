@@ -78,16 +78,19 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 		}
 	}
 	if p, network := st.PlainPeerAt(at); p != nil {
-		out.Kind, out.EventIndex, out.EventTime, out.Event = "plain-peer", p.GetCreatedIndex(), p.GetCreatedAt(), "plain_peer_set"
+		out.Kind, out.EventIndex, out.EventTime, out.Event = "plain-peer", p.GetCreatedIndex(), p.GetCreatedAt(),
+			"plain_peer_set"
 		out.Says = fmt.Sprintf("It is the address of plain peer %s, which runs WireGuard and no skein", p.GetName())
 		if !network.IsSingleIP() || network.Addr().String() != p.GetIpv4() && network.Addr().String() != p.GetIpv6() {
-			out.Says = fmt.Sprintf("It lies in %s, a network behind plain peer %s, which runs WireGuard and no skein", network, p.GetName())
+			out.Says = fmt.Sprintf("It lies in %s, a network behind plain peer %s, which runs WireGuard and no skein",
+				network, p.GetName())
 		}
 		return out
 	}
 	if n, p := st.PodCIDRAt(at); n != nil {
 		out.Kind, out.NodeId, out.Node = "pod-cidr", n.GetId(), n.GetName()
-		out.Says = fmt.Sprintf("It lies in %s, the pod CIDR of %s (Kubernetes Node %s), where another CNI gives the addresses",
+		out.Says = fmt.Sprintf(
+			"It lies in %s, the pod CIDR of %s (Kubernetes Node %s), where another CNI gives the addresses",
 			p, n.GetName(), n.GetPodCidrs().GetKubernetesNode())
 		return out
 	}
@@ -112,19 +115,25 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 	}
 	switch {
 	case block.GetNodeId() != "":
-		out.Kind, out.NodeId, out.Node, out.EventIndex, out.EventTime = "block", block.GetNodeId(), nodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
+		out.Kind, out.NodeId, out.Node, out.EventIndex, out.EventTime = "block", block.GetNodeId(),
+			nodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
 		out.Event = "block_allocated"
-		out.Says = fmt.Sprintf("It lies in block %s of node %s, pool %s", blockText(block, out.Address), out.Node, pool.GetName())
+		out.Says = fmt.Sprintf("It lies in block %s of node %s, pool %s", blockText(block, out.Address),
+			out.Node, pool.GetName())
 	case block != nil:
 		out.Kind, out.EventIndex, out.EventTime = "reserved", block.GetIndex(), block.GetSince()
 		out.Event = "block_reserved"
-		out.Says = fmt.Sprintf("It lies in block %s of pool %s, which is reserved: %s", blockText(block, out.Address), pool.GetName(), reasonText(block.GetReason()))
+		out.Says = fmt.Sprintf("It lies in block %s of pool %s, which is reserved: %s", blockText(block, out.Address),
+			pool.GetName(), reasonText(block.GetReason()))
 	default:
 		out.Kind, out.Says = "free", fmt.Sprintf("It lies in pool %s, in block %d, which nobody has", pool.GetName(), number)
-		if i := slices.IndexFunc(st.Freed(pool.GetName()), func(f *skeinv1.FreedBlock) bool { return f.GetNumber() == number }); i >= 0 {
+		if i := slices.IndexFunc(st.Freed(pool.GetName()), func(f *skeinv1.FreedBlock) bool {
+			return f.GetNumber() == number
+		}); i >= 0 {
 			f := st.Freed(pool.GetName())[i]
 			out.Kind, out.EventIndex, out.EventTime, out.Event = "resting", f.GetIndex(), f.GetAt(), "block_released"
-			out.Says = fmt.Sprintf("It lies in pool %s, in block %d, which was given back and waits its turn", pool.GetName(), number)
+			out.Says = fmt.Sprintf("It lies in pool %s, in block %d, which was given back and waits its turn",
+				pool.GetName(), number)
 		}
 	}
 	return out
@@ -151,7 +160,8 @@ func whoOfEgress(st *events.State, use events.EgressUse, out *skeinv1.WhoRespons
 	if s.GetFromNodeId() != "" {
 		out.Event = "slot_moved"
 	}
-	out.Says = fmt.Sprintf("%s of slot %d of egress %s/%s, which node %s owns", what, use.Slot, use.Namespace, use.Name, out.Node)
+	out.Says = fmt.Sprintf("%s of slot %d of egress %s/%s, which node %s owns", what, use.Slot, use.Namespace,
+		use.Name, out.Node)
 }
 
 // nodeName is a member's name, live or revoked; of a stranger, its ID.
@@ -191,7 +201,8 @@ func (a *Agent) indexAt(ctx context.Context, at int64) (uint64, error) {
 		return 0, asConnect(err)
 	}
 	if index == 0 {
-		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that "+
+			"answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
 	}
 	return index, nil
 }
@@ -234,10 +245,12 @@ func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at neti
 		if name == "" {
 			return
 		}
-		if e.GetIndex() == out.EventIndex || out.Kind == "pod-cidr" && e.GetPodCidrsSet() != nil || out.EventIndex == 0 && e.GetNodeRevoked() != nil {
+		if e.GetIndex() == out.EventIndex || out.Kind == "pod-cidr" && e.GetPodCidrsSet() != nil || out.EventIndex == 0 &&
+			e.GetNodeRevoked() != nil {
 			out.Event, out.EventIndex, out.EventTime = name, e.GetIndex(), e.GetTime()
 		}
-		if out.History = append(out.History, fmt.Sprintf("%s  event %d: %s", time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), e.GetIndex(), line)); len(out.History) > whoHistory {
+		if out.History = append(out.History, fmt.Sprintf("%s  event %d: %s",
+			time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), e.GetIndex(), line)); len(out.History) > whoHistory {
 			out.History = out.History[1:]
 		}
 	})
@@ -273,8 +286,11 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 		}
 	case *skeinv1.Event_PodCidrsSet:
 		c := b.PodCidrsSet
-		if i := slices.IndexFunc(c.GetPodCidrs().GetCidrs(), func(p string) bool { return events.Covered(text+single(text), []string{p}) }); i >= 0 {
-			return name, fmt.Sprintf("%s became the pod CIDR of node %s", c.GetPodCidrs().GetCidrs()[i], nodeName(st, c.GetNodeId()))
+		if i := slices.IndexFunc(c.GetPodCidrs().GetCidrs(), func(p string) bool {
+			return events.Covered(text+single(text), []string{p})
+		}); i >= 0 {
+			return name, fmt.Sprintf("%s became the pod CIDR of node %s", c.GetPodCidrs().GetCidrs()[i],
+				nodeName(st, c.GetNodeId()))
 		}
 		if w.GetKind() == "pod-cidr" && c.GetNodeId() == w.GetNodeId() && c.GetPodCidrs() == nil {
 			return name, "the pod CIDRs of node " + nodeName(st, c.GetNodeId()) + " ended"
@@ -341,19 +357,23 @@ func concernsEgress(st *events.State, e *skeinv1.Event, use events.EgressUse) (n
 		}
 	case *skeinv1.Event_EgressChanged:
 		if egress(b.EgressChanged.GetEgress()) {
-			return "egress_changed", fmt.Sprintf("egress %s/%s changed: %s", use.Namespace, use.Name, b.EgressChanged.GetChange())
+			return "egress_changed", fmt.Sprintf("egress %s/%s changed: %s", use.Namespace, use.Name,
+				b.EgressChanged.GetChange())
 		}
 	case *skeinv1.Event_SlotAssigned:
 		if s := b.SlotAssigned.GetSlot(); slot(s) {
-			return "slot_assigned", fmt.Sprintf("%s given to node %s: %s", of, nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
+			return "slot_assigned", fmt.Sprintf("%s given to node %s: %s", of, nodeName(st, s.GetNodeId()),
+				reasonText(s.GetReason()))
 		}
 	case *skeinv1.Event_SlotMoved:
 		if s := b.SlotMoved.GetSlot(); slot(s) {
-			return "slot_moved", fmt.Sprintf("%s moved from node %s to %s: %s", of, nodeName(st, s.GetFromNodeId()), nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
+			return "slot_moved", fmt.Sprintf("%s moved from node %s to %s: %s", of, nodeName(st, s.GetFromNodeId()),
+				nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
 		}
 	case *skeinv1.Event_SlotReleased:
 		if s := b.SlotReleased.GetSlot(); slot(s) {
-			return "slot_released", fmt.Sprintf("%s taken from node %s: %s", of, nodeName(st, s.GetFromNodeId()), reasonText(s.GetReason()))
+			return "slot_released", fmt.Sprintf("%s taken from node %s: %s", of, nodeName(st, s.GetFromNodeId()),
+				reasonText(s.GetReason()))
 		}
 	}
 	return "", ""
@@ -397,7 +417,8 @@ func holderLine(node string, h *skeinv1.Holder) string {
 	if h.GetUntil() != 0 {
 		until = ", until " + time.Unix(0, h.GetUntil()).Format("2006-01-02 15:04:05")
 	}
-	return fmt.Sprintf("%s  node %s: pod %s%s", time.Unix(0, h.GetSince()).Format("2006-01-02 15:04:05"), node, podText(h), until)
+	return fmt.Sprintf("%s  node %s: pod %s%s", time.Unix(0, h.GetSince()).Format("2006-01-02 15:04:05"), node,
+		podText(h), until)
 }
 
 func podText(h *skeinv1.Holder) string {
@@ -456,8 +477,9 @@ func holders(entries []*skeinv1.JournalEntry, now []ipam.Lease) []*skeinv1.Holde
 		case "given", "adopted":
 			if h == nil {
 				state := map[string]string{"given": "used", "adopted": "adopted"}[p.GetWhat()]
-				out = append(out, &skeinv1.Holder{Namespace: p.GetNamespace(), Pod: p.GetPod(), ContainerId: p.GetContainerId(), Interface: p.GetInterface(),
-					Ipv4: p.GetIpv4(), Ipv6: p.GetIpv6(), Since: e.GetTime(), State: state})
+				out = append(out, &skeinv1.Holder{Namespace: p.GetNamespace(), Pod: p.GetPod(), ContainerId: p.GetContainerId(),
+					Interface: p.GetInterface(),
+					Ipv4:      p.GetIpv4(), Ipv6: p.GetIpv6(), Since: e.GetTime(), State: state})
 			}
 		case "taken-back", "leaked":
 			if h != nil {
@@ -468,7 +490,8 @@ func holders(entries []*skeinv1.JournalEntry, now []ipam.Lease) []*skeinv1.Holde
 	for _, l := range now {
 		h := holderOf(l)
 		same := func(o *skeinv1.Holder) bool {
-			return o.GetContainerId() == h.GetContainerId() && o.GetInterface() == h.GetInterface() && (o.GetUntil() == 0 || h.GetUntil() != 0)
+			return o.GetContainerId() == h.GetContainerId() && o.GetInterface() == h.GetInterface() &&
+				(o.GetUntil() == 0 || h.GetUntil() != 0)
 		}
 		if i := slices.IndexFunc(out, same); i >= 0 {
 			proto.Merge(out[i], &skeinv1.Holder{State: h.GetState(), Until: h.GetUntil()})
@@ -481,7 +504,8 @@ func holders(entries []*skeinv1.JournalEntry, now []ipam.Lease) []*skeinv1.Holde
 }
 
 func holderOf(l ipam.Lease) *skeinv1.Holder {
-	h := &skeinv1.Holder{Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID, Interface: l.Key.Interface, Since: l.Since.UnixNano(), State: "used"}
+	h := &skeinv1.Holder{Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID, Interface: l.Key.Interface,
+		Since: l.Since.UnixNano(), State: "used"}
 	if l.IPv4.IsValid() {
 		h.Ipv4 = l.IPv4.String()
 	}
@@ -506,7 +530,8 @@ func (s api) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.PodsRespo
 		s.a.pods.look()
 	}
 	for _, l := range s.a.pods.ipam.Leases() {
-		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: podLink(l), Netns: l.NetNS})
+		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: podLink(l),
+			Netns: l.NetNS})
 	}
 	return out, nil
 }

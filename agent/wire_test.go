@@ -39,12 +39,13 @@ func TestMessage(t *testing.T) {
 		want  error
 		says  string
 	}{
-		"nothing":         {nil, io.EOF, "read the length of JoinRequest"},
-		"half a length":   {b[:2], io.ErrUnexpectedEOF, "read the length of JoinRequest"},
-		"cut short":       {b[:len(b)-1], io.ErrUnexpectedEOF, "read JoinRequest"},
-		"lying length":    {binary.BigEndian.AppendUint32(nil, maxJoinRequest), io.ErrUnexpectedEOF, "read JoinRequest"},
-		"beyond the size": {binary.BigEndian.AppendUint32(nil, maxJoinRequest+1), nil, "JoinRequest of 65537 bytes is too large (at most 65536)"},
-		"no protobuf":     {append(binary.BigEndian.AppendUint32(nil, 2), 0xff, 0xff), nil, ""},
+		"nothing":       {nil, io.EOF, "read the length of JoinRequest"},
+		"half a length": {b[:2], io.ErrUnexpectedEOF, "read the length of JoinRequest"},
+		"cut short":     {b[:len(b)-1], io.ErrUnexpectedEOF, "read JoinRequest"},
+		"lying length":  {binary.BigEndian.AppendUint32(nil, maxJoinRequest), io.ErrUnexpectedEOF, "read JoinRequest"},
+		"beyond the size": {binary.BigEndian.AppendUint32(nil, maxJoinRequest+1), nil, "JoinRequest of 65537 bytes is too " +
+			"large (at most 65536)"},
+		"no protobuf": {append(binary.BigEndian.AppendUint32(nil, 2), 0xff, 0xff), nil, ""},
 	} {
 		err := readMessage(bytes.NewReader(c.bytes), &skeinv1.JoinRequest{}, maxJoinRequest)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
@@ -71,7 +72,8 @@ func FuzzReadMessage(f *testing.F) {
 
 func FuzzReadJoinResponse(f *testing.F) {
 	f.Add(message(f, &skeinv1.JoinResponse{ErrorCode: "permission_denied", ErrorMessage: "no"}))
-	f.Add(message(f, &skeinv1.JoinResponse{State: &skeinv1.State{Index: 7}, Records: []*skeinv1.SignedRecord{{Record: []byte("x")}}}))
+	f.Add(message(f, &skeinv1.JoinResponse{State: &skeinv1.State{Index: 7},
+		Records: []*skeinv1.SignedRecord{{Record: []byte("x")}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := &skeinv1.JoinResponse{}
 		if readMessage(bytes.NewReader(b), m, 1<<16) == nil {
@@ -90,7 +92,8 @@ func TestDecodeSignal(t *testing.T) {
 		return b
 	}
 	punch := &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{"203.0.113.7:51820"}}}
-	if s, err := decodeSignal(from, encode(&skeinv1.Signal{From: from.String(), Body: punch})); err != nil || len(s.GetPunch().GetAddresses()) != 1 {
+	if s, err := decodeSignal(from, encode(&skeinv1.Signal{From: from.String(), Body: punch})); err != nil ||
+		len(s.GetPunch().GetAddresses()) != 1 {
 		t.Errorf("have %v, %v", s, err)
 	}
 	for name, b := range map[string][]byte{
@@ -107,7 +110,8 @@ func TestDecodeSignal(t *testing.T) {
 
 func FuzzDecodeSignal(f *testing.F) {
 	from := identity.ID{1, 2, 3}
-	b, _ := proto.Marshal(&skeinv1.Signal{From: from.String(), Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{"[2001:db8::1]:51820"}, Reply: true}}})
+	b, _ := proto.Marshal(&skeinv1.Signal{From: from.String(),
+		Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{"[2001:db8::1]:51820"}, Reply: true}}})
 	f.Add(b)
 	f.Add([]byte{0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -15,12 +15,16 @@ func TestAnnotations(t *testing.T) {
 	}{
 		{"none", `{}`, `{}`, nil},
 		{"others only", `{"io.kubernetes.cri.pod-annotations":{"prometheus.io/port":"80"}}`, `{}`, nil},
-		{"both prefixes", `{"io.kubernetes.cri.pod-annotations":{"skein.dev/egress.internet":"nat, other","egress.coil.cybozu.com/dc":"nat","skein.dev/pool":"p"}}`, `{}`,
+		{"both prefixes",
+			`{"io.kubernetes.cri.pod-annotations":{"skein.dev/egress.internet":"nat, other","egress.coil.cybozu.com/dc":"nat","skein.dev/pool":"p"}}`, `{}`,
 			map[string]string{"skein.dev/egress.internet": "nat, other", "egress.coil.cybozu.com/dc": "nat"}},
-		{"args", `{}`, `{"cni":{"annotations":{"skein.dev/egress.a":"x","b":"c"}}}`, map[string]string{"skein.dev/egress.a": "x"}},
-		{"the capability counts more", `{"io.kubernetes.cri.pod-annotations":{"skein.dev/egress.a":"y"}}`, `{"cni":{"annotations":{"skein.dev/egress.a":"x"}}}`, map[string]string{"skein.dev/egress.a": "y"}},
+		{"args", `{}`, `{"cni":{"annotations":{"skein.dev/egress.a":"x","b":"c"}}}`,
+			map[string]string{"skein.dev/egress.a": "x"}},
+		{"the capability counts more", `{"io.kubernetes.cri.pod-annotations":{"skein.dev/egress.a":"y"}}`,
+			`{"cni":{"annotations":{"skein.dev/egress.a":"x"}}}`, map[string]string{"skein.dev/egress.a": "y"}},
 	} {
-		conf, e := parseConfig([]byte(`{"cniVersion":"1.0.0","name":"skein","type":"skein-cni","runtimeConfig":` + c.runtime + `,"args":` + c.args + `}`))
+		conf, e := parseConfig([]byte(`{"cniVersion":"1.0.0","name":"skein","type":"skein-cni","runtimeConfig":` + c.runtime +
+			`,"args":` + c.args + `}`))
 		if e != nil {
 			t.Errorf("%s: %v", c.name, e)
 			continue

@@ -17,7 +17,8 @@ type podArgs struct {
 }
 
 // known are the arguments that are understood, or may be there without a meaning for us: what kubelet's runtimes send.
-var known = []string{"IgnoreUnknown", "IP", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
+var known = []string{"IgnoreUnknown", "IP", "K8S_POD_NAMESPACE", "K8S_POD_NAME",
+	"K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
 
 // parseArgs reads CNI_ARGS: KEY=VALUE pairs with semicolons between. One that is not known is an error, unless
 // IgnoreUnknown is set. A value may hold "=".
@@ -31,7 +32,8 @@ func parseArgs(s string) (podArgs, *types.Error) {
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || !utf8.ValidString(pair) {
-			return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: %.100q is not KEY=VALUE", pair), "separate pairs with semicolons, as in K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0")
+			return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: %.100q is not KEY=VALUE", pair),
+				"separate pairs with semicolons, as in K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0")
 		}
 		switch key {
 		case "K8S_POD_NAMESPACE":
@@ -47,7 +49,8 @@ func parseArgs(s string) (podArgs, *types.Error) {
 			case "0", "false":
 				ignore = false
 			default:
-				return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: IgnoreUnknown=%.100q is neither true nor false", value), "set it to 1 or 0")
+				return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: IgnoreUnknown=%.100q is neither true nor false",
+					value), "set it to 1 or 0")
 			}
 		}
 		if !slices.Contains(known, key) {
@@ -55,7 +58,8 @@ func parseArgs(s string) (podArgs, *types.Error) {
 		}
 	}
 	if len(unknown) > 0 && !ignore {
-		return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: %.200q is not known", unknown[0]), "take it out, or put IgnoreUnknown=1 before it")
+		return podArgs{}, complaint(CodeEnvironment, fmt.Sprintf("CNI_ARGS: %.200q is not known", unknown[0]),
+			"take it out, or put IgnoreUnknown=1 before it")
 	}
 	return a, nil
 }
@@ -63,14 +67,19 @@ func parseArgs(s string) (podArgs, *types.Error) {
 // checkNames holds what names the attachment against what the library does not look at.
 func checkNames(containerID, ifname string) *types.Error {
 	if len(containerID) > maxContainerID {
-		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID has %d characters, %d are allowed", len(containerID), maxContainerID), "use the container runtime's own ID")
+		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID has %d characters, %d are allowed", len(containerID),
+			maxContainerID), "use the container runtime's own ID")
 	}
 	if err := utils.ValidateContainerID(containerID); err != nil {
-		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID %.100q is no container ID", containerID), "it has letters, digits, dots, underscores and hyphens, a letter or digit first")
+		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID %.100q is no container ID", containerID),
+			"it has letters, digits, dots, underscores and hyphens, a letter or digit first")
 	}
-	bad := utils.ValidateInterfaceName(ifname) != nil || !utf8.ValidString(ifname) || strings.ContainsFunc(ifname, func(r rune) bool { return r < ' ' || r == 0x7f || r == '%' })
-	if bad || slices.Contains([]string{"lo", "all", "default"}, ifname) { // the last two are directories of every sysctl tree
-		return complaint(CodeEnvironment, fmt.Sprintf("CNI_IFNAME %.100q is no name for an interface", ifname), "use up to 15 letters and digits, as in eth0")
+	bad := utils.ValidateInterfaceName(ifname) != nil || !utf8.ValidString(ifname) ||
+		strings.ContainsFunc(ifname, func(r rune) bool { return r < ' ' || r == 0x7f || r == '%' })
+	// the last two are directories of every sysctl tree
+	if bad || slices.Contains([]string{"lo", "all", "default"}, ifname) {
+		return complaint(CodeEnvironment, fmt.Sprintf("CNI_IFNAME %.100q is no name for an interface", ifname),
+			"use up to 15 letters and digits, as in eth0")
 	}
 	return nil
 }

@@ -30,7 +30,8 @@ const (
 
 // client asks the agent on a socket. Answers are short, so that compressing them would only cost time.
 func client(socket string) skeinv1connect.CNIServiceClient {
-	transport := &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	transport := &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _,
+		_ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", socket)
 	}}
@@ -52,15 +53,19 @@ func asComplaint(err error, socket string, limit time.Duration) *types.Error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return complaint(CodeTryAgain, "no skein agent answers on "+socket, "start it (`skein up`, or its systemd unit) and look at its log if it does not stay up; the runtime may then try again")
+		return complaint(CodeTryAgain, "no skein agent answers on "+socket, "start it (`skein up`, or its systemd unit) "+
+			"and look at its log if it does not stay up; the runtime may then try again")
 	case errors.Is(err, fs.ErrPermission):
 		return complaint(uint32(types.ErrIOFailure), "no permission to use "+socket, "the container runtime must run as root")
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
-		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s did not answer within %s", socket, limit), "see `skein status` and the agent's log for what it waits for; the runtime may then try again")
+		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s did not answer within %s", socket, limit),
+			"see `skein status` and the agent's log for what it waits for; the runtime may then try again")
 	case goneAway(err):
-		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s went away during the request", socket), "see why it stopped in its log; the runtime may then try again")
+		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s went away during the request", socket),
+			"see why it stopped in its log; the runtime may then try again")
 	}
-	return complaint(CodeInternal, fmt.Sprintf("the skein agent on %s: %v", socket, err), "if plugin and agent are of different versions, run `skein cni install` again")
+	return complaint(CodeInternal, fmt.Sprintf("the skein agent on %s: %v", socket, err), "if plugin and agent are of "+
+		"different versions, run `skein cni install` again")
 }
 
 // goneAway tells whether the agent ended before it had answered: no error of its own came, and the connection broke, in

@@ -66,7 +66,8 @@ type runtimeDNS struct {
 func parseConfig(stdin []byte) (*config, *types.Error) {
 	c := &config{}
 	if err := json.Unmarshal(stdin, c); err != nil {
-		return nil, complaint(uint32(types.ErrDecodingFailure), "the network configuration cannot be read: "+err.Error(), "see docs/cni.md for the keys of type "+Type)
+		return nil, complaint(uint32(types.ErrDecodingFailure), "the network configuration cannot be read: "+err.Error(),
+			"see docs/cni.md for the keys of type "+Type)
 	}
 	if c.Socket == "" {
 		c.Socket = DefaultSocket
@@ -76,18 +77,22 @@ func parseConfig(stdin []byte) (*config, *types.Error) {
 		return nil, complaint(CodeConfig, fmt.Sprintf("socket %.200q is no path of a socket", c.Socket),
 			fmt.Sprintf("it must begin with / and have at most %d bytes; left out it is %s", maxSocket, DefaultSocket))
 	case c.IPAM.Type != "":
-		return nil, complaint(uint32(types.ErrUnsupportedField), fmt.Sprintf("ipam: {type: %.100q} is not supported", c.IPAM.Type),
+		return nil, complaint(uint32(types.ErrUnsupportedField),
+			fmt.Sprintf("ipam: {type: %.100q} is not supported", c.IPAM.Type),
 			"skein gives the addresses itself: take ipam out of the configuration")
 	case c.IPMasq:
-		return nil, complaint(uint32(types.ErrUnsupportedField), "ipMasq: true is not supported", "pod addresses are routed as they are: take ipMasq out of the configuration")
+		return nil, complaint(uint32(types.ErrUnsupportedField), "ipMasq: true is not supported", "pod addresses are "+
+			"routed as they are: take ipMasq out of the configuration")
 	}
 	if err := version.ParsePrevResult(&c.PluginConf); err != nil {
-		return nil, complaint(uint32(types.ErrDecodingFailure), "prevResult cannot be read: "+err.Error(), "it must be a result of cniVersion "+c.CNIVersion)
+		return nil, complaint(uint32(types.ErrDecodingFailure), "prevResult cannot be read: "+err.Error(),
+			"it must be a result of cniVersion "+c.CNIVersion)
 	}
 	if c.PrevResult != nil {
 		var err error
 		if c.prev, err = current.GetResult(c.PrevResult); err != nil {
-			return nil, complaint(uint32(types.ErrDecodingFailure), "prevResult cannot be converted: "+err.Error(), "it must be a result of cniVersion "+c.CNIVersion)
+			return nil, complaint(uint32(types.ErrDecodingFailure), "prevResult cannot be converted: "+err.Error(),
+				"it must be a result of cniVersion "+c.CNIVersion)
 		}
 		if err := soundResult(c.prev); err != nil {
 			return nil, complaint(CodeConfig, "prevResult is wrong: "+err.Error(), "it must be what the ADD before has printed")
@@ -119,17 +124,20 @@ func (c *config) wanted(a podArgs) ([]string, *types.Error) {
 		from, ask = "IP in CNI_ARGS", a.ips
 	}
 	if len(ask) > maxWanted {
-		return nil, complaint(CodeConfig, fmt.Sprintf("%s: %d addresses are asked for", from, len(ask)), "ask for one IPv4 and one IPv6 address at most")
+		return nil, complaint(CodeConfig, fmt.Sprintf("%s: %d addresses are asked for", from, len(ask)),
+			"ask for one IPv4 and one IPv6 address at most")
 	}
 	var out []string
 	families := map[bool]string{}
 	for _, s := range ask {
 		ip, err := parseIP(s)
 		if err != nil {
-			return nil, complaint(CodeConfig, fmt.Sprintf("%s: %.100q is no address", from, s), "write it as 10.1.2.3 or 2001:db8::3; a prefix length may follow and is not looked at")
+			return nil, complaint(CodeConfig, fmt.Sprintf("%s: %.100q is no address", from, s), "write it as 10.1.2.3 or "+
+				"2001:db8::3; a prefix length may follow and is not looked at")
 		}
 		if other, ok := families[ip.Is4()]; ok && other != ip.String() {
-			return nil, complaint(CodeConfig, fmt.Sprintf("%s: both %s and %s are asked for", from, other, ip), "ask for one IPv4 and one IPv6 address at most")
+			return nil, complaint(CodeConfig, fmt.Sprintf("%s: both %s and %s are asked for", from, other, ip),
+				"ask for one IPv4 and one IPv6 address at most")
 		} else if !ok {
 			families[ip.Is4()] = ip.String()
 			out = append(out, ip.String())
@@ -213,7 +221,8 @@ func stillValid(stdin []byte) (list []types.GCAttachment, listed bool, e *types.
 		err = json.Unmarshal(keys.List, &list)
 	}
 	if err != nil {
-		return nil, false, complaint(uint32(types.ErrDecodingFailure), "cni.dev/valid-attachments cannot be read: "+err.Error(), "it is a list of {containerID, ifname}")
+		return nil, false, complaint(uint32(types.ErrDecodingFailure), "cni.dev/valid-attachments cannot be read: "+
+			err.Error(), "it is a list of {containerID, ifname}")
 	}
 	return list, true, nil
 }

@@ -30,9 +30,13 @@ func TestConfig(t *testing.T) {
 		{"masquerade", `{"cniVersion":"1.1.0","ipMasq":true}`, 2, "ipMasq: true"},
 		{"addresses that are numbers", `{"cniVersion":"1.1.0","runtimeConfig":{"ips":[1]}}`, 6, "ips"},
 		{"prevResult of another kind", `{"cniVersion":"1.1.0","prevResult":"x"}`, 6, "prevResult"},
-		{"prevResult with a null", `{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","interfaces":[null]}}`, 7, "null"},
-		{"prevResult beyond its list", `{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/32","interface":3}]}}`, 7, "interface 3 of 0"},
-		{"prevResult of an old version", `{"cniVersion":"0.3.1","prevResult":{"cniVersion":"0.3.1","interfaces":[{"name":"eth0"}],"ips":[{"version":"4","address":"10.0.0.1/32","interface":0}]}}`, 0, ""},
+		{"prevResult with a null", `{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","interfaces":[null]}}`, 7,
+			"null"},
+		{"prevResult beyond its list",
+			`{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/32","interface":3}]}}`, 7,
+			"interface 3 of 0"},
+		{"prevResult of an old version",
+			`{"cniVersion":"0.3.1","prevResult":{"cniVersion":"0.3.1","interfaces":[{"name":"eth0"}],"ips":[{"version":"4","address":"10.0.0.1/32","interface":0}]}}`, 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, e := parseConfig([]byte(c.in))
@@ -71,7 +75,9 @@ func TestWantedAddresses(t *testing.T) {
 		{`"fe80::1%eth0"`, "", "", nil, "is no address"},
 		{`"10.1.2.5"` + strings.Repeat(`,"10.1.2.5"`, 16), "", "", nil, "17 addresses"},
 	} {
-		config, e := parseConfig([]byte(fmt.Sprintf(`{"cniVersion":"1.1.0","runtimeConfig":{"ips":[%s]},"args":{"cni":{"ips":[%s]}}}`, c.runtime, c.args)))
+		config, e := parseConfig(
+			[]byte(fmt.Sprintf(`{"cniVersion":"1.1.0","runtimeConfig":{"ips":[%s]},"args":{"cni":{"ips":[%s]}}}`,
+				c.runtime, c.args)))
 		if e != nil {
 			t.Fatal(e)
 		}
@@ -97,7 +103,8 @@ func TestArgs(t *testing.T) {
 		in, namespace, pod, fails string
 	}{
 		{"", "", "", ""},
-		{"IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=ab;K8S_POD_UID=1-2", "shop", "web-0", ""},
+		{"IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=ab;K8S_POD_UID=1-2",
+			"shop", "web-0", ""},
 		{"K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;", "shop", "web-0", ""},
 		{"FOO=BAR;IgnoreUnknown=true", "", "", ""},
 		{"IgnoreUnknown=1;K8S_POD_NAME=a=b", "", "a=b", ""},
@@ -111,19 +118,23 @@ func TestArgs(t *testing.T) {
 		switch {
 		case c.fails == "" && (e != nil || a.namespace != c.namespace || a.pod != c.pod):
 			t.Errorf("%q: %+v, %v", c.in, a, e)
-		case c.fails != "" && (e == nil || uint32(e.Code) != CodeEnvironment || !strings.Contains(e.Msg, c.fails) || !strings.Contains(e.Msg, "CNI_ARGS")):
+		case c.fails != "" && (e == nil || uint32(e.Code) != CodeEnvironment || !strings.Contains(e.Msg, c.fails) ||
+			!strings.Contains(e.Msg, "CNI_ARGS")):
 			t.Errorf("%q: %v", c.in, e)
 		}
 	}
 }
 
 func TestNames(t *testing.T) {
-	for id, ok := range map[string]bool{"a": true, "cnitool-77383ca0a0715733ca6f": true, strings.Repeat("a", 64): true, strings.Repeat("a", 65): false, "": false, "../a": false, "-a": false, "a b": false, "a\n": false} {
+	for id, ok := range map[string]bool{"a": true, "cnitool-77383ca0a0715733ca6f": true, strings.Repeat("a", 64): true,
+		strings.Repeat("a", 65): false, "": false, "../a": false, "-a": false, "a b": false, "a\n": false} {
 		if err := CheckNames(id, "eth0"); (err == nil) != ok {
 			t.Errorf("container %q: %v", id, err)
 		}
 	}
-	for name, ok := range map[string]bool{"eth0": true, "net1": true, "lo": false, "all": false, "default": false, "eth%d": false, "": false, ".": false, "a/b": false, "a:b": false, "a b": false, "averylonginterfacename": false, "\xff": false, "a\x01": false} {
+	for name, ok := range map[string]bool{"eth0": true, "net1": true, "lo": false, "all": false, "default": false,
+		"eth%d": false, "": false, ".": false, "a/b": false, "a:b": false, "a b": false, "averylonginterfacename": false,
+		"\xff": false, "a\x01": false} {
 		if err := CheckNames("a", name); (err == nil) != ok {
 			t.Errorf("interface %q: %v", name, err)
 		}
@@ -135,7 +146,8 @@ const chained = `{"cniVersion":"%s","name":"n","type":"skein-cni","dns":{"namese
 
 // What an earlier plugin made stays, and our addresses name our interface.
 func TestResultFollowsThatOfAnEarlierPlugin(t *testing.T) {
-	answer := &skeinv1.CNIAddResponse{Ipv4: "10.8.0.1", Ipv6: "fd00::1", HostInterface: "sk0123456789ab", HostMac: "02:00:00:00:00:01", Mac: "02:00:00:00:00:02", Gateway4: "169.254.1.1", Gateway6: "fe80::1", Mtu: 1420}
+	answer := &skeinv1.CNIAddResponse{Ipv4: "10.8.0.1", Ipv6: "fd00::1", HostInterface: "sk0123456789ab",
+		HostMac: "02:00:00:00:00:01", Mac: "02:00:00:00:00:02", Gateway4: "169.254.1.1", Gateway6: "fe80::1", Mtu: 1420}
 	for _, version := range Versions() {
 		c, e := parseConfig([]byte(fmt.Sprintf(chained, version)))
 		if e != nil {
@@ -171,10 +183,12 @@ func TestResultFollowsThatOfAnEarlierPlugin(t *testing.T) {
 		}
 		want := map[string]any{
 			"cniVersion": version,
-			"interfaces": []any{link("br0", "00:11:22:33:44:55", ""), link("sk0123456789ab", "02:00:00:00:00:01", ""), link("eth0", "02:00:00:00:00:02", "/run/netns/a")},
-			"ips":        []any{ip("192.0.2.1/24", "", 0), ip("10.8.0.1/32", "169.254.1.1", 2), ip("fd00::1/128", "fe80::1", 2)},
-			"routes":     []any{map[string]any{"dst": "192.0.2.0/24"}, map[string]any{"dst": "0.0.0.0/0", "gw": "169.254.1.1"}, map[string]any{"dst": "::/0", "gw": "fe80::1"}},
-			"dns":        map[string]any{"nameservers": []any{"10.0.0.10"}, "search": []any{"local"}},
+			"interfaces": []any{link("br0", "00:11:22:33:44:55", ""), link("sk0123456789ab", "02:00:00:00:00:01", ""),
+				link("eth0", "02:00:00:00:00:02", "/run/netns/a")},
+			"ips": []any{ip("192.0.2.1/24", "", 0), ip("10.8.0.1/32", "169.254.1.1", 2), ip("fd00::1/128", "fe80::1", 2)},
+			"routes": []any{map[string]any{"dst": "192.0.2.0/24"}, map[string]any{"dst": "0.0.0.0/0", "gw": "169.254.1.1"},
+				map[string]any{"dst": "::/0", "gw": "fe80::1"}},
+			"dns": map[string]any{"nameservers": []any{"10.0.0.10"}, "search": []any{"local"}},
 		}
 		var got map[string]any
 		if err := json.Unmarshal(p.out.Bytes(), &got); err != nil {
@@ -207,8 +221,10 @@ func TestResultFollowsThatOfAnEarlierPlugin(t *testing.T) {
 // A list that is missing is not an empty one.
 func TestGCKnowsAMissingList(t *testing.T) {
 	for in, want := range map[string]int{
-		`{}`: 0, `{"cni.dev/valid-attachments":[]}`: 0, `{"cni.dev/valid-attachments":null}`: 0, `{"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]}`: 1,
-		`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]}`: 2, `{"cni.dev/valid-attachments":"x"}`: -1,
+		`{}`: 0, `{"cni.dev/valid-attachments":[]}`: 0, `{"cni.dev/valid-attachments":null}`: 0,
+		`{"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]}`:                                           1,
+		`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]}`: 2,
+		`{"cni.dev/valid-attachments":"x"}`:                                                                       -1,
 	} {
 		list, listed, e := stillValid([]byte(in))
 		if listed != (e == nil && in != `{}`) {

@@ -68,7 +68,8 @@ var capabilities = map[string]map[string]bool{
 // changes nothing.
 func (in Install) Run(ctx context.Context) (*Report, error) {
 	if err := utils.ValidateNetworkName(in.Name); err != nil {
-		return nil, fmt.Errorf("--name %q is no name of a network: it has letters, digits, dots, underscores and hyphens, a letter or digit first", in.Name)
+		return nil, fmt.Errorf("--name %q is no name of a network: it has letters, digits, dots, underscores and hyphens, "+
+			"a letter or digit first", in.Name)
 	}
 	if !filepath.IsAbs(in.Socket) || len(in.Socket) > maxSocket {
 		return nil, fmt.Errorf("socket %q: it must be a path from / of at most %d bytes: see --run-dir", in.Socket, maxSocket)
@@ -187,10 +188,12 @@ func (in Install) conflist(ctx context.Context, r *Report) ([]byte, error) {
 		}
 		speaks, err := versionsOf(ctx, filepath.Join(in.BinDir, name))
 		if err != nil && !in.Force {
-			return nil, fmt.Errorf("--chain %s: %w: install the reference plugins (Debian: containernetworking-plugins) there, leave it out, or go on with --force", name, err)
+			return nil, fmt.Errorf("--chain %s: %w: install the reference plugins (Debian: containernetworking-plugins) "+
+				"there, leave it out, or go on with --force", name, err)
 		}
 		if err != nil {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%s is chained, but does not answer: %v. Until it is there no pod can start", name, err))
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s is chained, but does not answer: %v. Until it is there no pod can "+
+				"start", name, err))
 		} else {
 			versions = slices.DeleteFunc(versions, func(v string) bool { return !slices.Contains(speaks, v) })
 		}
@@ -201,7 +204,8 @@ func (in Install) conflist(ctx context.Context, r *Report) ([]byte, error) {
 		plugins = append(plugins, p)
 	}
 	if len(versions) == 0 {
-		return nil, fmt.Errorf("--chain %s: they and %s have no version of the CNI specification in common: install newer ones", strings.Join(in.Chain, ","), Type)
+		return nil, fmt.Errorf("--chain %s: they and %s have no version of the CNI specification in common: install newer "+
+			"ones", strings.Join(in.Chain, ","), Type)
 	}
 	base := versions[len(versions)-1]
 	if slices.Contains(versions, "1.0.0") {
@@ -248,8 +252,10 @@ func (in Install) winners(r *Report) error {
 		return fmt.Errorf("look for other configurations: %w", err)
 	}
 	for _, e := range entries { // in order of name
-		if e.Name() < filepath.Base(in.conf()) && !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%s comes before %s by name: runtimes use it instead. Remove or rename it",
+		if e.Name() < filepath.Base(in.conf()) && !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"},
+			filepath.Ext(e.Name())) {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s comes before %s by name: runtimes use it instead. Remove or "+
+				"rename it",
 				filepath.Join(in.ConfDir, e.Name()), filepath.Base(in.conf())))
 		}
 	}

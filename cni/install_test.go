@@ -24,7 +24,8 @@ func script(t *testing.T, path, text string) {
 func install(t *testing.T) Install {
 	dir := t.TempDir()
 	script(t, filepath.Join(dir, "skein"), "echo skein")
-	return Install{Program: filepath.Join(dir, "skein"), BinDir: filepath.Join(dir, "bin"), ConfDir: filepath.Join(dir, "net.d"), Name: "skein", Socket: DefaultSocket}
+	return Install{Program: filepath.Join(dir, "skein"), BinDir: filepath.Join(dir, "bin"),
+		ConfDir: filepath.Join(dir, "net.d"), Name: "skein", Socket: DefaultSocket}
 }
 
 func written(r *Report) (n int) {
@@ -66,7 +67,8 @@ func TestInstallTwice(t *testing.T) {
 	}
 	// What a runtime reads of it.
 	list, err := libcni.LoadNetworkConf(in.ConfDir, "skein")
-	if err != nil || list.CNIVersion != "1.1.0" || list.Plugins[0].Network.Type != Type || !list.Plugins[0].Network.Capabilities["ips"] || !list.Plugins[0].Network.Capabilities[PodAnnotations] {
+	if err != nil || list.CNIVersion != "1.1.0" || list.Plugins[0].Network.Type != Type ||
+		!list.Plugins[0].Network.Capabilities["ips"] || !list.Plugins[0].Network.Capabilities[PodAnnotations] {
 		t.Errorf("%+v, %v", list, err)
 	}
 }
@@ -87,7 +89,8 @@ func TestInstallRefuses(t *testing.T) {
 	if err != nil || written(r) != 2 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "00-first.conf") {
 		t.Errorf("%+v, %v", r, err)
 	}
-	for _, bad := range []Install{{Name: "a b", Socket: "/s"}, {Name: "", Socket: "/s"}, {Name: "n", Socket: "s"}, {Name: "n", Socket: "/s", Chain: []string{"../x"}}, {Name: "n", Socket: "/s", Chain: []string{Type}}} {
+	for _, bad := range []Install{{Name: "a b", Socket: "/s"}, {Name: "", Socket: "/s"}, {Name: "n", Socket: "s"},
+		{Name: "n", Socket: "/s", Chain: []string{"../x"}}, {Name: "n", Socket: "/s", Chain: []string{Type}}} {
 		bad.Program, bad.BinDir, bad.ConfDir = in.Program, in.BinDir, t.TempDir()
 		if _, err := bad.Run(t.Context()); err == nil {
 			t.Errorf("accepted: %+v", bad)
@@ -102,13 +105,16 @@ func TestInstallChain(t *testing.T) {
 	if _, err := in.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--chain portmap") {
 		t.Errorf("a plugin that is not there was chained: %v", err)
 	}
-	script(t, filepath.Join(in.BinDir, "portmap"), `echo '{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.3.1","0.4.0","1.0.0"]}'`)
-	script(t, filepath.Join(in.BinDir, "bandwidth"), `echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}'`)
+	script(t, filepath.Join(in.BinDir, "portmap"),
+		`echo '{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.3.1","0.4.0","1.0.0"]}'`)
+	script(t, filepath.Join(in.BinDir, "bandwidth"),
+		`echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0","1.1.0"]}'`)
 	if _, err := in.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	list, err := libcni.LoadNetworkConf(in.ConfDir, "skein")
-	if err != nil || list.CNIVersion != "1.0.0" || len(list.Plugins) != 3 || !list.Plugins[1].Network.Capabilities["portMappings"] {
+	if err != nil || list.CNIVersion != "1.0.0" || len(list.Plugins) != 3 ||
+		!list.Plugins[1].Network.Capabilities["portMappings"] {
 		t.Errorf("%+v, %v", list, err)
 	}
 	in.Force, in.Chain = true, []string{"absent"}

@@ -47,7 +47,8 @@ func Main(release string) int {
 	e := p.run(release)
 	if e == nil {
 		if _, err := os.Stdout.Write(p.out.Bytes()); err != nil {
-			e = complaint(uint32(types.ErrIOFailure), "the result could not be written: "+err.Error(), "the runtime must read standard output")
+			e = complaint(uint32(types.ErrIOFailure), "the result could not be written: "+err.Error(), "the runtime must read "+
+				"standard output")
 		}
 	}
 	if e == nil {
@@ -77,7 +78,8 @@ func (p *plugin) run(release string) *types.Error {
 		return e
 	}
 	funcs := skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status}
-	return advise(skel.PluginMainFuncsWithError(funcs, version.PluginSupports(Versions()...), "skein's CNI plugin, version "+release+". Container runtimes run it; `skein cni install` puts it in place."))
+	return advise(skel.PluginMainFuncsWithError(funcs, version.PluginSupports(Versions()...), "skein's CNI plugin, "+
+		"version "+release+". Container runtimes run it; `skein cni install` puts it in place."))
 }
 
 // checkEnvironment looks at the names before the library does, whose errors do not say which variable is wrong.
@@ -110,10 +112,11 @@ func advise(e *types.Error) *types.Error {
 }
 
 var nextSteps = map[uint32]string{
-	uint32(types.ErrIncompatibleCNIVersion): "set cniVersion in the network configuration to one of " + strings.Join(Versions(), ", ") + "; CHECK needs 0.4.0, GC and STATUS 1.1.0",
-	uint32(types.ErrDecodingFailure):        "the runtime must pass the network configuration, as JSON, on standard input",
-	CodeEnvironment:                         "the runtime must set them as the CNI specification says",
-	CodeConfig:                              "give the network a name of letters, digits, dots, underscores and hyphens",
+	uint32(types.ErrIncompatibleCNIVersion): "set cniVersion in the network configuration to one of " +
+		strings.Join(Versions(), ", ") + "; CHECK needs 0.4.0, GC and STATUS 1.1.0",
+	uint32(types.ErrDecodingFailure): "the runtime must pass the network configuration, as JSON, on standard input",
+	CodeEnvironment:                  "the runtime must set them as the CNI specification says",
+	CodeConfig:                       "give the network a name of letters, digits, dots, underscores and hyphens",
 }
 
 // read takes standard input, up to a bound, and puts a pipe with the same bytes in its place: the library reads without
@@ -122,13 +125,16 @@ func (p *plugin) read(in io.Reader) *types.Error {
 	b, err := readBounded(in, maxInput)
 	switch {
 	case errors.Is(err, errTooLong):
-		return complaint(CodeConfig, fmt.Sprintf("the network configuration on standard input is larger than %d MiB", maxInput>>20), "no configuration is that long: see what the runtime passes")
+		return complaint(CodeConfig, fmt.Sprintf("the network configuration on standard input is larger than %d MiB",
+			maxInput>>20), "no configuration is that long: see what the runtime passes")
 	case err != nil:
-		return complaint(uint32(types.ErrIOFailure), "standard input cannot be read: "+err.Error(), "the runtime must pass the network configuration there")
+		return complaint(uint32(types.ErrIOFailure), "standard input cannot be read: "+err.Error(), "the runtime must pass "+
+			"the network configuration there")
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return complaint(uint32(types.ErrIOFailure), "standard input cannot be passed on: "+err.Error(), "see whether the host is out of file descriptors")
+		return complaint(uint32(types.ErrIOFailure), "standard input cannot be passed on: "+err.Error(),
+			"see whether the host is out of file descriptors")
 	}
 	go func() {
 		w.Write(b) // fails only when nobody reads, who then needs none of it
@@ -177,14 +183,16 @@ func (p *plugin) add(a *skel.CmdArgs) error {
 	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
 	defer cancel()
 	r, err := client(c.Socket).Add(ctx, &skeinv1.CNIAddRequest{
-		Attachment: attachment(a), Netns: a.Netns, Namespace: pod.namespace, Pod: pod.pod, Ips: ips, Pool: c.pool(), Network: c.Name, Annotations: c.annotations(),
+		Attachment: attachment(a), Netns: a.Netns, Namespace: pod.namespace, Pod: pod.pod, Ips: ips, Pool: c.pool(),
+		Network: c.Name, Annotations: c.annotations(),
 	})
 	if err != nil {
 		return asComplaint(err, c.Socket, addTimeout)
 	}
 	out, err := result(c, a.IfName, a.Netns, r)
 	if err != nil {
-		return complaint(CodeInternal, err.Error(), "plugin and agent may be of different versions: run `skein cni install` again")
+		return complaint(CodeInternal, err.Error(), "plugin and agent may be of different versions: run `skein cni "+
+			"install` again")
 	}
 	return p.print(out, c.CNIVersion)
 }
@@ -196,7 +204,8 @@ func (p *plugin) print(r types.Result, as string) error {
 		err = r.PrintTo(&p.out)
 	}
 	if err != nil {
-		return complaint(CodeInternal, "the result cannot be written in version "+as+": "+err.Error(), "choose another cniVersion in the network configuration")
+		return complaint(CodeInternal, "the result cannot be written in version "+as+": "+err.Error(),
+			"choose another cniVersion in the network configuration")
 	}
 	return nil
 }
@@ -205,7 +214,8 @@ func (p *plugin) print(r types.Result, as string) error {
 func ownNamespace(path string) *types.Error {
 	same, e := ns.CheckNetNS(path)
 	if e == nil && same {
-		e = complaint(CodeEnvironment, "CNI_NETNS "+path+" is the host's own network namespace", "the runtime must pass the container's; pods with host networking need no plugin")
+		e = complaint(CodeEnvironment, "CNI_NETNS "+path+" is the host's own network namespace", "the runtime must pass "+
+			"the container's; pods with host networking need no plugin")
 	}
 	return e
 }
@@ -238,7 +248,8 @@ func (p *plugin) del(a *skel.CmdArgs) error {
 	if socket == "" {
 		return nil
 	}
-	if err := WriteNote(NoteDir(socket), Note{ContainerID: a.ContainerID, Interface: a.IfName, NetNS: a.Netns}); err != nil {
+	if err := WriteNote(NoteDir(socket), Note{ContainerID: a.ContainerID, Interface: a.IfName,
+		NetNS: a.Netns}); err != nil {
 		log.Printf("%v: the agent finds the address by itself, later", err)
 	}
 	return nil
@@ -268,7 +279,8 @@ func (p *plugin) check(a *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 	defer cancel()
-	if _, err := client(c.Socket).Check(ctx, &skeinv1.CNICheckRequest{Attachment: attachment(a), Netns: a.Netns, Ips: ips}); err != nil {
+	if _, err := client(c.Socket).Check(ctx, &skeinv1.CNICheckRequest{Attachment: attachment(a), Netns: a.Netns,
+		Ips: ips}); err != nil {
 		return asComplaint(err, c.Socket, checkTimeout)
 	}
 	return nil

@@ -45,7 +45,8 @@ type outcome struct {
 func run(t *testing.T, in *testns.NS, command, stdin string, env ...string) outcome {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append([]string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere", "CNI_NETNS=/nowhere/ns"}, env...)
+	cmd.Env = append([]string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere",
+		"CNI_NETNS=/nowhere/ns"}, env...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -74,7 +75,8 @@ func run(t *testing.T, in *testns.NS, command, stdin string, env ...string) outc
 
 // conf is a network configuration with a socket in a directory.
 func conf(dir, more string) string {
-	return `{"cniVersion":"1.1.0","name":"n","type":"skein-cni","socket":"` + filepath.Join(dir, "cni.sock") + `"` + more + `}`
+	return `{"cniVersion":"1.1.0","name":"n","type":"skein-cni","socket":"` + filepath.Join(dir, "cni.sock") +
+		`"` + more + `}`
 }
 
 const prev = `,"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/nowhere/ns"}],"ips":[{"address":"10.0.0.1/32","interface":0}]}`
@@ -84,14 +86,16 @@ func TestWithoutAnAgent(t *testing.T) {
 		command string
 		exit    int
 		code    uint32
-	}{{"ADD", 1, CodeTryAgain}, {"CHECK", 1, CodeTryAgain}, {"STATUS", 1, CodeUnavailable}, {"DEL", 0, 0}, {"GC", 0, 0}, {"VERSION", 0, 0}} {
+	}{{"ADD", 1, CodeTryAgain}, {"CHECK", 1, CodeTryAgain}, {"STATUS", 1, CodeUnavailable}, {"DEL", 0, 0}, {"GC", 0, 0},
+		{"VERSION", 0, 0}} {
 		dir := t.TempDir()
 		o := run(t, nil, c.command, conf(dir, prev+`,"cni.dev/valid-attachments":[]`))
 		if o.exit != c.exit || o.Code != c.code || c.code != 0 && !strings.Contains(o.Msg, dir) {
 			t.Errorf("%s: %+v", c.command, o)
 		}
 		notes, err := ReadNotes(NoteDir(filepath.Join(dir, "cni.sock")))
-		if want := c.command == "DEL"; err != nil || (len(notes) == 1) != want || want && notes[0] != (Note{"c1", "eth0", "/nowhere/ns"}) {
+		if want := c.command == "DEL"; err != nil || (len(notes) == 1) != want || want &&
+			notes[0] != (Note{"c1", "eth0", "/nowhere/ns"}) {
 			t.Errorf("%s leaves the notes %v, %v", c.command, notes, err)
 		}
 	}
@@ -101,9 +105,11 @@ func TestWithoutAnAgent(t *testing.T) {
 func TestDelWithoutAnAgentRemovesTheLink(t *testing.T) {
 	host, pod := testns.New(t, "ph"), testns.New(t, "pp")
 	path := "/run/netns/" + pod.Name
-	at := podnet.Attachment{ContainerID: "c1", Interface: "eth0", NetNS: path, IPv4: netip.MustParseAddr("10.0.0.1"), MTU: 1420}
+	at := podnet.Attachment{ContainerID: "c1", Interface: "eth0", NetNS: path,
+		IPv4: netip.MustParseAddr("10.0.0.1"), MTU: 1420}
 	host.Must("a pod's link", func() error { _, err := podnet.Add(at); return err })
-	if o := run(t, host, "DEL", conf(t.TempDir(), ""), "CNI_NETNS="+path); o.exit != 0 || strings.Contains(o.stderr, "removing") {
+	if o := run(t, host, "DEL", conf(t.TempDir(), ""), "CNI_NETNS="+path); o.exit != 0 ||
+		strings.Contains(o.stderr, "removing") {
 		t.Errorf("%+v", o)
 	}
 	host.Must("looking for links", func() error {
@@ -129,7 +135,8 @@ func TestRefusals(t *testing.T) {
 		says                 string
 	}{
 		{"10 MB of input", "ADD", strings.Repeat("x", 10<<20), nil, 7, "larger than 4 MiB"},
-		{"10 MB of JSON", "DEL", `{"cniVersion":"1.1.0","name":"n","x":"` + strings.Repeat("x", 10<<20) + `"}`, nil, 7, "larger than 4 MiB"},
+		{"10 MB of JSON", "DEL", `{"cniVersion":"1.1.0","name":"n","x":"` + strings.Repeat("x", 10<<20) + `"}`, nil, 7,
+			"larger than 4 MiB"},
 		{"unknown version", "ADD", `{"cniVersion":"9.0.0","name":"n"}`, nil, 1, "incompatible"},
 		{"no version", "ADD", `{"name":"n"}`, nil, 1, "incompatible"},
 		{"no name", "ADD", `{"cniVersion":"1.1.0"}`, nil, 7, "network name"},
@@ -138,7 +145,8 @@ func TestRefusals(t *testing.T) {
 		{"no container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID="}, 4, "CNI_CONTAINERID"},
 		{"no namespace", "ADD", conf("/x", ""), []string{"CNI_NETNS="}, 4, "CNI_NETNS"},
 		{"bad container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=a/b"}, 4, "CNI_CONTAINERID"},
-		{"long container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=" + strings.Repeat("a", 65)}, 4, "CNI_CONTAINERID has 65"},
+		{"long container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=" + strings.Repeat("a", 65)}, 4,
+			"CNI_CONTAINERID has 65"},
 		{"bad interface", "ADD", conf("/x", ""), []string{"CNI_IFNAME=eth%d"}, 4, "CNI_IFNAME"},
 		{"long interface", "CHECK", conf("/x", ""), []string{"CNI_IFNAME=sixteen-letters-"}, 4, "CNI_IFNAME"},
 		{"the host's namespace", "ADD", conf("/x", ""), []string{"CNI_NETNS=/proc/self/ns/net"}, 4, "the host's own"},
@@ -206,18 +214,22 @@ func (a *agent) serve(t *testing.T) (dir string) {
 
 func TestTheAgentsWordReachesTheRuntime(t *testing.T) {
 	a := &agent{err: connect.NewError(connect.CodeResourceExhausted, errors.New("full"))}
-	d, err := connect.NewErrorDetail(&skeinv1.CNIError{Code: CodeExhausted, Message: "pool p is used up", Details: "extend it"})
+	d, err := connect.NewErrorDetail(&skeinv1.CNIError{Code: CodeExhausted, Message: "pool p is used up",
+		Details: "extend it"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.err.(*connect.Error).AddDetail(d)
 	dir := a.serve(t)
-	o := run(t, nil, "ADD", conf(dir, `,"runtimeConfig":{"ips":["10.0.0.7/24"],"pool":"p"},"args":{"cni":{"pool":"q"}}`), "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;X=Y")
+	o := run(t, nil, "ADD", conf(dir, `,"runtimeConfig":{"ips":["10.0.0.7/24"],"pool":"p"},"args":{"cni":{"pool":"q"}}`),
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;X=Y")
 	if o.Code != CodeExhausted || o.Msg != "pool p is used up" || o.Details != "extend it" {
 		t.Errorf("%+v", o)
 	}
 	r := a.asked
-	if r.GetNamespace() != "shop" || r.GetPod() != "web-0" || r.GetPool() != "p" || strings.Join(r.GetIps(), ",") != "10.0.0.7" || r.GetNetwork() != "n" || r.GetNetns() != "/nowhere/ns" || r.GetAttachment().GetContainerId() != "c1" {
+	if r.GetNamespace() != "shop" || r.GetPod() != "web-0" || r.GetPool() != "p" ||
+		strings.Join(r.GetIps(), ",") != "10.0.0.7" || r.GetNetwork() != "n" || r.GetNetns() != "/nowhere/ns" ||
+		r.GetAttachment().GetContainerId() != "c1" {
 		t.Errorf("the agent was asked %v", r)
 	}
 	a.err = nil
@@ -263,8 +275,10 @@ func TestAgentGoesAway(t *testing.T) {
 				end(c.(*net.UnixConn))
 			}
 		}()
-		for command, code := range map[string]uint32{"ADD": CodeTryAgain, "CHECK": CodeTryAgain, "STATUS": CodeUnavailable, "DEL": 0, "GC": 0} {
-			if o := run(t, nil, command, conf(dir, prev+`,"cni.dev/valid-attachments":[]`)); o.Code != code || (o.exit == 0) != (code == 0) {
+		for command, code := range map[string]uint32{"ADD": CodeTryAgain, "CHECK": CodeTryAgain, "STATUS": CodeUnavailable,
+			"DEL": 0, "GC": 0} {
+			if o := run(t, nil, command, conf(dir, prev+`,"cni.dev/valid-attachments":[]`)); o.Code != code ||
+				(o.exit == 0) != (code == 0) {
 				t.Errorf("%s: %s: %+v", name, command, o)
 			}
 		}
@@ -279,8 +293,10 @@ func TestCalled(t *testing.T) {
 		getenv func(string) string
 		want   bool
 	}{
-		{[]string{"/opt/cni/bin/skein-cni"}, set, true}, {[]string{"skein-cni"}, unset, true}, {[]string{"skein", "cni"}, set, true}, {[]string{"skein"}, set, true},
-		{[]string{"skein", "cni"}, unset, false}, {[]string{"skein", "status"}, set, false}, {[]string{"skein", "cni", "install"}, set, false}, {[]string{"skein"}, unset, false}, {nil, set, false},
+		{[]string{"/opt/cni/bin/skein-cni"}, set, true}, {[]string{"skein-cni"}, unset, true}, {[]string{"skein", "cni"}, set,
+			true}, {[]string{"skein"}, set, true},
+		{[]string{"skein", "cni"}, unset, false}, {[]string{"skein", "status"}, set, false},
+		{[]string{"skein", "cni", "install"}, set, false}, {[]string{"skein"}, unset, false}, {nil, set, false},
 	} {
 		if Called(c.args, c.getenv) != c.want {
 			t.Errorf("%v: not %v", c.args, c.want)
@@ -293,7 +309,8 @@ func TestNotesThatAreNone(t *testing.T) {
 	if err := WriteNote(dir, Note{"a-b", "eth0", strings.Repeat("/x", maxNote)}); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"a-eth0": `{"containerID":"b","interface":"eth0"}`, "x": "{", "y": strings.Repeat(" ", maxNote+1), "z": `{"containerID":"../z","interface":"eth0"}`} {
+	for name, text := range map[string]string{"a-eth0": `{"containerID":"b","interface":"eth0"}`, "x": "{",
+		"y": strings.Repeat(" ", maxNote+1), "z": `{"containerID":"../z","interface":"eth0"}`} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +325,8 @@ func TestNotesThatAreNone(t *testing.T) {
 	if notes, err := ReadNotes(dir); len(notes) != 1 || err != nil {
 		t.Errorf("the others are still there: %v, %v", notes, err)
 	}
-	if !HasNote(dir, "a-b", "eth0") || RemoveNote(dir, "a-b", "eth0") != nil || HasNote(dir, "a-b", "eth0") || RemoveNote(dir, "a-b", "eth0") != nil {
+	if !HasNote(dir, "a-b", "eth0") || RemoveNote(dir, "a-b", "eth0") != nil || HasNote(dir, "a-b", "eth0") ||
+		RemoveNote(dir, "a-b", "eth0") != nil {
 		t.Error("a note cannot be removed, any number of times")
 	}
 	if err := WriteNote(dir, Note{"../a", "eth0", ""}); err == nil {

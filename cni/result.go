@@ -20,7 +20,8 @@ func result(c *config, ifname, netns string, r *skeinv1.CNIAddResponse) (*curren
 	}
 	host := &current.Interface{Name: r.GetHostInterface(), Mac: r.GetHostMac()}
 	pod := &current.Interface{Name: ifname, Mac: r.GetMac(), Sandbox: netns}
-	if ok, err := version.GreaterThanOrEqualTo(c.CNIVersion, "1.1.0"); err == nil && ok { // older versions have no such key
+	// older versions have no such key
+	if ok, err := version.GreaterThanOrEqualTo(c.CNIVersion, "1.1.0"); err == nil && ok {
 		host.Mtu, pod.Mtu = int(r.GetMtu()), int(r.GetMtu())
 	}
 	out.Interfaces = append(out.Interfaces, host, pod)
@@ -43,7 +44,8 @@ func result(c *config, ifname, netns string, r *skeinv1.CNIAddResponse) (*curren
 		if err != nil {
 			return nil, fmt.Errorf("the agent's answer: gateway of %s: %w", a, err)
 		}
-		out.IPs = append(out.IPs, &current.IPConfig{Interface: current.Int(index), Address: ipNet(netip.PrefixFrom(a, a.BitLen())), Gateway: gw.AsSlice()})
+		out.IPs = append(out.IPs, &current.IPConfig{Interface: current.Int(index),
+			Address: ipNet(netip.PrefixFrom(a, a.BitLen())), Gateway: gw.AsSlice()})
 		out.Routes = append(out.Routes, &types.Route{Dst: ipNet(family.everywhere), GW: gw.AsSlice()})
 	}
 	return out, nil
@@ -65,7 +67,8 @@ func expected(c *config, ifname, netns string) ([]string, *types.Error) {
 			continue
 		}
 		if link.Sandbox != netns {
-			return nil, complaint(CodeConfig, fmt.Sprintf("prevResult has %s in %s, CNI_NETNS is %s", ifname, link.Sandbox, netns), "pass the parameters of the ADD")
+			return nil, complaint(CodeConfig, fmt.Sprintf("prevResult has %s in %s, CNI_NETNS is %s", ifname, link.Sandbox,
+				netns), "pass the parameters of the ADD")
 		}
 		listed = true
 		for _, ip := range c.prev.IPs {
@@ -75,7 +78,8 @@ func expected(c *config, ifname, netns string) ([]string, *types.Error) {
 		}
 	}
 	if !listed {
-		return nil, complaint(CodeConfig, fmt.Sprintf("prevResult does not list an interface %s of the container", ifname), "the runtime must pass the result of the ADD")
+		return nil, complaint(CodeConfig, fmt.Sprintf("prevResult does not list an interface %s of the container", ifname),
+			"the runtime must pass the result of the ADD")
 	}
 	return ips, nil
 }

@@ -35,11 +35,13 @@ type account struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{pools: map[string]*account{}, members: map[string]bool{}, leaving: map[string]bool{}, answered: map[string]uint64{}}
+	return &ledger{pools: map[string]*account{}, members: map[string]bool{}, leaving: map[string]bool{},
+		answered: map[string]uint64{}}
 }
 
 func (l *ledger) fault(format string, args ...any) {
-	l.faults = append(l.faults, fmt.Sprintf("event %d (request %s): ", l.at.GetIndex(), l.at.GetRequestId())+fmt.Sprintf(format, args...))
+	l.faults = append(l.faults, fmt.Sprintf("event %d (request %s): ", l.at.GetIndex(), l.at.GetRequestId())+
+		fmt.Sprintf(format, args...))
 }
 
 func (l *ledger) read(e *skeinv1.Event) {
@@ -152,7 +154,8 @@ func (l *ledger) give(b *skeinv1.Block) {
 	if !reserving && !taken {
 		l.checkTurn(p, n, name)
 	}
-	if rest := l.at.GetTime() - p.since[n]; !reserving && p.given[n] && !taken && rest < int64(p.pool.GetCooldownSeconds())*1e9 {
+	if rest := l.at.GetTime() - p.since[n]; !reserving && p.given[n] && !taken &&
+		rest < int64(p.pool.GetCooldownSeconds())*1e9 {
 		l.fault("%s rested %d ns, and %d s is its cooldown", name, rest, p.pool.GetCooldownSeconds())
 	}
 	p.owner[n], p.given[n] = b.GetNodeId(), true
@@ -187,7 +190,8 @@ func (l *ledger) giveBack(b *skeinv1.BlockReleased) {
 	p := l.pools[b.GetPool()]
 	owner, taken := p.owner[b.GetNumber()]
 	if !taken || owner != b.GetNodeId() {
-		l.fault("block %d of %s is released by %q and belongs to %q (%t)", b.GetNumber(), b.GetPool(), b.GetNodeId(), owner, taken)
+		l.fault("block %d of %s is released by %q and belongs to %q (%t)", b.GetNumber(), b.GetPool(),
+			b.GetNodeId(), owner, taken)
 	}
 	delete(p.owner, b.GetNumber())
 	p.freed = append(p.freed, b.GetNumber())

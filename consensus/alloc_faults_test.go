@@ -40,7 +40,8 @@ var allocFaults = map[string]func(*allocStorm, *rand.Rand){
 		s.slow(rng)
 		s.mend(rng)
 	},
-	"leader killed while all is slow": func(s *allocStorm, rng *rand.Rand) { // its successor is asked before it has folded all
+	// its successor is asked before it has folded all
+	"leader killed while all is slow": func(s *allocStorm, rng *rand.Rand) {
 		s.slow(rng)
 		s.pause(rng, 500)
 		s.down(s.c.leader(), rng)

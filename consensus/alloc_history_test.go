@@ -93,7 +93,8 @@ func (q *request) outcome() (answered, refused []sending, unknown int) {
 func named(a *skeinv1.Answer) *skeinv1.Answer {
 	out := &skeinv1.Answer{RequestId: a.GetRequestId(), Index: a.GetIndex(), Grant: a.GetGrant()}
 	for _, b := range a.GetBlocks() {
-		out.Blocks = append(out.Blocks, &skeinv1.Block{Pool: b.GetPool(), Number: b.GetNumber(), Ipv4: b.GetIpv4(), Ipv6: b.GetIpv6(), Index: b.GetIndex()})
+		out.Blocks = append(out.Blocks, &skeinv1.Block{Pool: b.GetPool(), Number: b.GetNumber(), Ipv4: b.GetIpv4(),
+			Ipv6: b.GetIpv6(), Index: b.GetIndex()})
 	}
 	if v := a.GetStatic(); v != nil {
 		out.Static = &skeinv1.StaticAddress{Pool: v.GetPool(), Ipv4: v.GetIpv4(), Ipv6: v.GetIpv6(), Index: v.GetIndex()}
@@ -115,7 +116,8 @@ func (q *request) operations(decided int64) (out []porcupine.Operation, err erro
 		first = min(first, s.call)
 	}
 	for _, s := range refused {
-		out = append(out, porcupine.Operation{ClientId: q.client, Input: a, Call: s.call, Output: got{refused: s.refused()}, Return: s.ret})
+		out = append(out, porcupine.Operation{ClientId: q.client, Input: a, Call: s.call,
+			Output: got{refused: s.refused()}, Return: s.ret})
 	}
 	a.at = decided
 	switch {
@@ -124,7 +126,8 @@ func (q *request) operations(decided int64) (out []porcupine.Operation, err erro
 		for _, s := range answered {
 			last = min(last, s.ret)
 			if !proto.Equal(named(s.answer), named(answered[0].answer)) {
-				err = fmt.Errorf("request %s (%s) was answered twice and not alike:\n%v\n%v", q.id, describe(a, g), answered[0].answer, s.answer)
+				err = fmt.Errorf("request %s (%s) was answered twice and not alike:\n%v\n%v", q.id, describe(a, g),
+					answered[0].answer, s.answer)
 			}
 		}
 		for _, b := range answered[0].answer.GetBlocks() {
@@ -132,7 +135,8 @@ func (q *request) operations(decided int64) (out []porcupine.Operation, err erro
 		}
 		out = append(out, porcupine.Operation{ClientId: q.client, Input: a, Call: first, Output: g, Return: last})
 	case unknown > 0 || decided > 0:
-		out = append(out, porcupine.Operation{ClientId: q.client, Input: a, Call: first, Output: got{unknown: true}, Return: math.MaxInt64})
+		out = append(out, porcupine.Operation{ClientId: q.client, Input: a, Call: first, Output: got{unknown: true},
+			Return: math.MaxInt64})
 	}
 	return out, err
 }
@@ -177,7 +181,8 @@ const checkTimeout = 20 * time.Second
 
 // checkHistories lets Porcupine look for an order of the operations that the model allows, and writes a history that
 // has none, as a page to look at, into a directory that the failure names.
-func checkHistories(t *testing.T, models map[string]porcupine.Model, histories map[string][]porcupine.Operation, r *historyReport) {
+func checkHistories(t *testing.T, models map[string]porcupine.Model, histories map[string][]porcupine.Operation,
+	r *historyReport) {
 	t.Helper()
 	began := time.Now()
 	for _, object := range slices.Sorted(maps.Keys(models)) {
@@ -195,7 +200,8 @@ func checkHistories(t *testing.T, models map[string]porcupine.Model, histories m
 		}
 		switch result, info := porcupine.CheckOperationsVerbose(models[object], ops, checkTimeout); result {
 		case porcupine.Illegal:
-			t.Errorf("the history of %s (%d operations) has no order that the model allows: open %s", object, len(ops), picture(t, object, r.Seed, models[object], info))
+			t.Errorf("the history of %s (%d operations) has no order that the model allows: open %s", object, len(ops),
+				picture(t, object, r.Seed, models[object], info))
 		case porcupine.Unknown:
 			t.Errorf("the history of %s (%d operations) was not checked within %s", object, len(ops), checkTimeout)
 		}

@@ -262,7 +262,8 @@ func (s *poolState) mayRest(a ask, refused events.Code) bool {
 
 // looksLike compares what can be seen: who has which block.
 func (s *poolState) looksLike(o poolState) bool {
-	return s.owner == o.owner && s.size == o.size && s.draining == o.draining && slices.Equal(s.queue[:s.queued], o.queue[:o.queued])
+	return s.owner == o.owner && s.size == o.size && s.draining == o.draining && slices.Equal(s.queue[:s.queued],
+		o.queue[:o.queued])
 }
 
 func (s poolState) String() string {

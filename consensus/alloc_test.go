@@ -70,11 +70,14 @@ var allocStatics = []string{"10.6.0.1", "10.6.0.2"}
 
 func allocPool(p poolSpec) *skeinv1.Pool {
 	return map[string]*skeinv1.Pool{
-		"small":   {BlockSizeBits: 0, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.9.0.8/29"}}},
-		"wide":    {BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.8.0.0/24", Ipv6: "fd00:8::/120"}}, MaxBlocksPerNode: uint32(p.most)},
-		"resting": {BlockSizeBits: 1, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.7.0.0/29"}, {Ipv4: "10.7.1.8/29"}}, CooldownSeconds: 20},
-		"fixed":   {BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.6.0.0/29"}}},
-		"quota":   {BlockSizeBits: 6, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.5.0.0/25"}}, Quotas: map[string]uint32{allocSpace: allocQuota}},
+		"small": {BlockSizeBits: 0, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.9.0.8/29"}}},
+		"wide": {BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.8.0.0/24", Ipv6: "fd00:8::/120"}},
+			MaxBlocksPerNode: uint32(p.most)},
+		"resting": {BlockSizeBits: 1, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.7.0.0/29"}, {Ipv4: "10.7.1.8/29"}},
+			CooldownSeconds: 20},
+		"fixed": {BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.6.0.0/29"}}},
+		"quota": {BlockSizeBits: 6, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.5.0.0/25"}},
+			Quotas: map[string]uint32{allocSpace: allocQuota}},
 	}[p.name]
 }
 
@@ -95,7 +98,8 @@ type allocStorm struct {
 
 func (s *allocStorm) run() {
 	rng := rand.New(rand.NewPCG(s.seed, 1))
-	s.clocks, s.faults, s.numbers, s.began = make(map[identity.ID]*atomic.Int64), make(map[string]int), make(map[string]int), time.Now()
+	s.clocks, s.faults, s.numbers, s.began = make(map[identity.ID]*atomic.Int64), make(map[string]int),
+		make(map[string]int), time.Now()
 	s.c.tune = func(cfg *ServerConfig) {
 		cfg.SnapshotThreshold, cfg.SnapshotInterval, cfg.TrailingEntries = 64, time.Second, 16
 		cfg.NoSync = true
@@ -248,7 +252,8 @@ func (s *allocStorm) use(ctx context.Context, client int, rng *rand.Rand) {
 
 // insist sends a request until it is answered or the client gives up, now and then a second time by another way, and
 // after giving up at times the same wish with another request ID.
-func (s *allocStorm) insist(ctx context.Context, client int, a ask, objects []string, cmd *skeinv1.Command, rng *rand.Rand) {
+func (s *allocStorm) insist(ctx context.Context, client int, a ask, objects []string, cmd *skeinv1.Command,
+	rng *rand.Rand) {
 	q := s.begin(s.issuer(a.node), client, a, objects, cmd)
 	if rng.IntN(4) == 0 {
 		delay, patience := time.Duration(rng.IntN(3000))*time.Millisecond, time.Duration(500+rng.IntN(3000))*time.Millisecond
@@ -306,8 +311,9 @@ func (s *allocStorm) draw(state *events.State, rng *rand.Rand) (ask, string, *sk
 	case k < 72:
 		n := rng.IntN(pool.size)
 		v4, _ := blockPrefixes(allocPool(pool), uint64(n))
-		return ask{do: reserve, blocks: blocks(0).with(n)}, pool.name, &skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{
-			Pool: pool.name, Prefix: v4, Reason: "for later"}}}
+		return ask{do: reserve, blocks: blocks(0).with(n)}, pool.name,
+			&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{
+				Pool: pool.name, Prefix: v4, Reason: "for later"}}}
 	case k < 77:
 		draining := !state.Pool("wide").GetDraining()
 		a := ask{do: map[bool]deed{true: drain, false: resume}[draining]}
@@ -320,7 +326,8 @@ func (s *allocStorm) draw(state *events.State, rng *rand.Rand) (ask, string, *sk
 			a = ask{do: giveUp, node: s.numbers[v.GetNodeId()]}
 		}
 		return a, allocStatics[i], &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{
-			NodeId: s.owners[a.node], Pool: "fixed", Address: allocStatics[i], Namespace: allocSpace, Pod: fmt.Sprint("db-", i), GiveUp: a.do == giveUp}}}
+			NodeId: s.owners[a.node], Pool: "fixed", Address: allocStatics[i], Namespace: allocSpace, Pod: fmt.Sprint("db-", i),
+			GiveUp: a.do == giveUp}}}
 	default:
 		a := ask{do: grant, node: owner, amount: rng.IntN(6)}
 		return a, "quota", &skeinv1.Command{Body: &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{
@@ -417,9 +424,11 @@ func (s *allocStorm) change(rng *rand.Rand) {
 	ctx := context.Background()
 	s.late.Go(func() {
 		rng := rand.New(rand.NewPCG(s.seed, 100))
-		s.insist(ctx, allocClients, ask{do: extend}, []string{"wide"}, &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{
-			Name: "wide", AddSubnets: []*skeinv1.PoolSubnet{{Ipv4: "10.8.2.0/25", Ipv6: "fd00:8::200/121"}}}}}, rng)
-		s.insist(ctx, allocClients, ask{do: revoke, node: allocNodes}, s.objects(), &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
-			NodeId: s.owners[allocNodes], Reason: "sold"}}}, rng)
+		s.insist(ctx, allocClients, ask{do: extend}, []string{"wide"},
+			&skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{
+				Name: "wide", AddSubnets: []*skeinv1.PoolSubnet{{Ipv4: "10.8.2.0/25", Ipv6: "fd00:8::200/121"}}}}}, rng)
+		s.insist(ctx, allocClients, ask{do: revoke, node: allocNodes}, s.objects(),
+			&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+				NodeId: s.owners[allocNodes], Reason: "sold"}}}, rng)
 	})
 }

@@ -120,14 +120,16 @@ func (s *allocStorm) check() {
 // acknowledged checks that what a client was told is in the log, where it was told, and says what it was told.
 func (s *allocStorm) acknowledged(q *request, a *skeinv1.Answer) {
 	if at := a.GetIndex(); at == 0 || at > uint64(len(s.log)) || s.log[at-1].GetRequestId() != q.id {
-		s.t.Errorf("request %s (%s) was answered with index %d of %d, which is not its own", q.id, describe(q.ask, got{}), at, len(s.log))
+		s.t.Errorf("request %s (%s) was answered with index %d of %d, which is not its own", q.id,
+			describe(q.ask, got{}), at, len(s.log))
 	}
 	for _, b := range a.GetBlocks() {
 		v4, v6 := blockPrefixes(s.last.Pool(b.GetPool()), b.GetNumber())
 		owner := s.owners[q.ask.node]
 		by := s.log[b.GetIndex()-1] // what became of the block by the time of a retry is another matter
 		given := cmp.Or(by.GetBlockAllocated().GetBlock(), by.GetBlockReserved().GetBlock())
-		if b.GetIpv4() != v4 || b.GetIpv6() != v6 || b.GetPool() != q.objects[0] || given.GetNumber() != b.GetNumber() || given.GetNodeId() != owner ||
+		if b.GetIpv4() != v4 || b.GetIpv6() != v6 || b.GetPool() != q.objects[0] || given.GetNumber() != b.GetNumber() ||
+			given.GetNodeId() != owner ||
 			b.GetNodeId() != owner && b.GetNodeId() != "" {
 			s.t.Errorf("request %s (%s) got block %v, and %d is %s %s", q.id, describe(q.ask, got{}), b, b.GetNumber(), v4, v6)
 		}

@@ -69,11 +69,14 @@ func BenchmarkBlocks(b *testing.B) {
 			c.form(3)
 			leader := c.leader()
 			c.propose(leader, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{
-				Pool: &skeinv1.Pool{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/10", Ipv6: "fd01::/106"}}}}}})
+				Pool: &skeinv1.Pool{Name: "default", BlockSizeBits: 5,
+					Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/10", Ipv6: "fd01::/106"}}}}}})
 			nodes := admitMany(b, leader, 1024)
 			report(b, hammer(b, callers, func(i int) error {
-				_, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("block ", i), Body: &skeinv1.Command_AllocateBlocks{
-					AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: nodes[i%len(nodes)], Pool: "default", Total: uint32(i/len(nodes) + 1)}}})
+				_, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("block ", i),
+					Body: &skeinv1.Command_AllocateBlocks{
+						AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: nodes[i%len(nodes)], Pool: "default",
+							Total: uint32(i/len(nodes) + 1)}}})
 				return err
 			}))
 			seen := map[string]bool{}
@@ -101,13 +104,15 @@ func BenchmarkThousandNodes(b *testing.B) {
 	for i := range b.N {
 		pool := fmt.Sprintf("pool%d", i)
 		c.propose(leader, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{
-			Pool: &skeinv1.Pool{Name: pool, BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: fmt.Sprintf("10.%d.0.0/16", 64+i)}}}}}})
+			Pool: &skeinv1.Pool{Name: pool, BlockSizeBits: 5,
+				Subnets: []*skeinv1.PoolSubnet{{Ipv4: fmt.Sprintf("10.%d.0.0/16", 64+i)}}}}}})
 		began := time.Now()
 		var wg sync.WaitGroup
 		for _, id := range nodes {
 			wg.Go(func() {
-				if _, err := leader.client.Propose(context.Background(), &skeinv1.Command{RequestId: pool + " " + id, Body: &skeinv1.Command_AllocateBlocks{
-					AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id, Pool: pool, Total: 1}}}); err != nil {
+				if _, err := leader.client.Propose(context.Background(), &skeinv1.Command{RequestId: pool + " " + id,
+					Body: &skeinv1.Command_AllocateBlocks{
+						AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id, Pool: pool, Total: 1}}}); err != nil {
 					b.Error(err)
 				}
 			})
@@ -135,9 +140,11 @@ func admitMany(b *testing.B, leader *node, n int) (ids []string) {
 	for i := range ids {
 		all.Go(func() {
 			key, wg := sha256.Sum256(fmt.Append(nil, "identity", i)), sha256.Sum256(fmt.Append(nil, "wireguard", i))
-			a, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("admit ", i), Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-				Node:    &skeinv1.NewNode{Name: fmt.Sprintf("n%d", i), IdentityKey: key[:], WireguardKey: wg[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax},
-				TokenId: tokenID(1), TokenSecretHash: secret[:], ClusterId: testCluster}}})
+			a, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("admit ", i),
+				Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+					Node: &skeinv1.NewNode{Name: fmt.Sprintf("n%d", i), IdentityKey: key[:], WireguardKey: wg[:],
+						MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax},
+					TokenId: tokenID(1), TokenSecretHash: secret[:], ClusterId: testCluster}}})
 			if err != nil {
 				b.Error(err)
 			}
@@ -199,8 +206,9 @@ func grown(tb testing.TB, nodes int) *events.State {
 	for i := range nodes {
 		key := sha256.Sum256(fmt.Append(nil, i))
 		p.Nodes = append(p.Nodes, &skeinv1.Node{
-			Id: fmt.Sprintf("%016x", i+1), Name: fmt.Sprintf("node-%d", i), IdentityKey: key[:], WireguardKey: append([]byte{1}, key[1:]...),
-			Ipv4: fmt.Sprintf("10.4.%d.%d", 1+i/250, 1+i%250), Ipv6: fmt.Sprintf("fd00:102:304::%x", i+1),
+			Id: fmt.Sprintf("%016x", i+1), Name: fmt.Sprintf("node-%d", i), IdentityKey: key[:],
+			WireguardKey: append([]byte{1}, key[1:]...),
+			Ipv4:         fmt.Sprintf("10.4.%d.%d", 1+i/250, 1+i%250), Ipv6: fmt.Sprintf("fd00:102:304::%x", i+1),
 			Labels: map[string]string{"rack": fmt.Sprint(i % 40)}, AdmittedIndex: 1, MinSchema: 1, MaxSchema: 1,
 		})
 	}

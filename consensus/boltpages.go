@@ -47,7 +47,8 @@ func (b *boltPages) walk(id uint64, low, high []byte) ([]byte, error) {
 	for i := range count {
 		at := pageHeader + i*pageElement
 		key := elementKey(page, at, flags)
-		if order := bytes.Compare(last, key); last != nil && (order > 0 || order == 0 && i > 0) || high != nil && bytes.Compare(key, high) >= 0 {
+		if order := bytes.Compare(last, key); last != nil && (order > 0 || order == 0 && i > 0) || high != nil &&
+			bytes.Compare(key, high) >= 0 {
 			return nil, fmt.Errorf("page %d: key %d is out of order", id, i)
 		}
 		if flags == pageLeaf {

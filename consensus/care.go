@@ -87,7 +87,8 @@ func (t *term) careOnce(ctx context.Context) bool {
 	s, now := t.server, time.Now()
 	configuration := s.raft.GetConfiguration()
 	step := planVoters(voterView{
-		self: raft.ServerID(s.cfg.ID.String()), raft: configuration.Configuration().Servers, agreed: s.cfg.Replica.State().Servers(),
+		self: raft.ServerID(s.cfg.ID.String()), raft: configuration.Configuration().Servers,
+		agreed:  s.cfg.Replica.State().Servers(),
 		healthy: func(id raft.ServerID) bool { return s.health.healthyFor(id, 0, now) },
 		stable:  func(id raft.ServerID) bool { return s.health.healthyFor(id, s.cfg.Stability, now) },
 	})
@@ -95,7 +96,8 @@ func (t *term) careOnce(ctx context.Context) bool {
 		return false
 	}
 	if step.kind == postpone {
-		t.log.Warn("a server is to be removed, but without it no quorum of healthy voters would be left: waiting", "server", step.id)
+		t.log.Warn("a server is to be removed, but without it no quorum of healthy voters would be left: waiting",
+			"server", step.id)
 		return false
 	}
 	t.log.Info("voter care", "step", step.kind.String(), "server", step.id)

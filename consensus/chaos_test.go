@@ -197,7 +197,8 @@ func (s *storm) check() {
 		}
 		for id, index := range s.acked {
 			if index >= first && answers[id] != index {
-				s.t.Errorf("%s: acknowledged command %s should be at %d of %d..%d and is at %d", n.name, id, index, first, last, answers[id])
+				s.t.Errorf("%s: acknowledged command %s should be at %d of %d..%d and is at %d", n.name, id, index, first,
+					last, answers[id])
 			}
 		}
 		if again, err := n.replica.At(last); err != nil || again.Hash() != n.replica.State().Hash() {

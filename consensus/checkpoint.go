@@ -30,7 +30,8 @@ func checkpointText(cluster string, c *skeinv1.Checkpoint) []byte {
 // signCheckpoint is a server's word for a state.
 func signCheckpoint(key *identity.Key, state *events.State, leader string, now time.Time) *skeinv1.Checkpoint {
 	hash := state.Hash()
-	c := &skeinv1.Checkpoint{Server: key.ID().String(), Index: state.Index(), Hash: hash[:], Time: now.UnixNano(), Leader: leader}
+	c := &skeinv1.Checkpoint{Server: key.ID().String(), Index: state.Index(), Hash: hash[:],
+		Time: now.UnixNano(), Leader: leader}
 	c.Signature = key.Sign(checkpointText(state.Cluster().GetId(), c))
 	return c
 }
@@ -67,7 +68,8 @@ const resignAfter = heartbeatEvery / 2
 func (s *signer) sign(key *identity.Key, state *events.State, leader string, now time.Time) *skeinv1.Checkpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last == nil || s.last.GetIndex() != state.Index() || s.last.GetLeader() != leader || now.Sub(s.at) >= resignAfter {
+	if s.last == nil || s.last.GetIndex() != state.Index() || s.last.GetLeader() != leader ||
+		now.Sub(s.at) >= resignAfter {
 		s.last, s.at = signCheckpoint(key, state, leader, now), now
 	}
 	return s.last

@@ -82,7 +82,8 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Conns == nil {
 		cfg.Conns = NewConns(cfg.Dialer)
 	}
-	return &Client{cfg: cfg, log: cfg.Log.With("component", "consensus"), began: time.Now(), hurry: make(chan struct{}, 1), proved: make(chan struct{})}
+	return &Client{cfg: cfg, log: cfg.Log.With("component", "consensus"), began: time.Now(), hurry: make(chan struct{}, 1),
+		proved: make(chan struct{})}
 }
 
 // Propose commits a command. It tries the local server, the leader, then all servers, again and again
@@ -337,7 +338,8 @@ func (c *Client) ReadEvents(ctx context.Context, after uint64,
 	var silent []error
 	for _, id := range c.servers() {
 		r, err := Patiently(ctx, proposeAttempt, func(ctx context.Context) (*skeinv1.ReadEventsResponse, error) {
-			return c.cfg.Conns.Cluster(id).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: after, Limit: uint32(max(limit, 0))})
+			return c.cfg.Conns.Cluster(id).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: after,
+				Limit: uint32(max(limit, 0))})
 		})
 		if err == nil && r.GetFirstAvailable() < firstAvailable {
 			return r.GetEvents(), r.GetFirstAvailable(), r.GetLast(), nil

@@ -16,7 +16,8 @@ import (
 // The log's time decides when tokens expire and blocks may be given again. It comes from the leader's clock, and clocks
 // jump: docs/decisions/0042.
 const (
-	clockBound   = 45 * time.Second   // two clocks that are nearer agree; the log's time may be so far ahead of what passed
+	// two clocks that are nearer agree; the log's time may be so far ahead of what passed
+	clockBound   = 45 * time.Second
 	clockRestart = 7 * 24 * time.Hour // likewise when it is not known how much time has passed since the last event
 	clockAsk     = 5 * time.Second    // between two looks at the other voters' clocks
 	clockStale   = 30 * time.Second   // a look that is older tells nothing
@@ -187,7 +188,8 @@ func (s *Server) watchClocks(ctx context.Context) {
 }
 
 // askServers asks other servers how far they are, all at once, and notes their clocks.
-func (s *Server) askServers(ctx context.Context, servers []*skeinv1.Server, each func(raft.ServerID, *skeinv1.ReadEventsResponse, error)) {
+func (s *Server) askServers(ctx context.Context, servers []*skeinv1.Server,
+	each func(raft.ServerID, *skeinv1.ReadEventsResponse, error)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.CareInterval)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -227,10 +229,12 @@ func (t *term) yieldClock() {
 	}
 	id, ok := levelVoter(s.cfg.Now().UnixNano(), s.otherClocks())
 	if !ok {
-		t.log.Error("this leader's clock is far from the other voters': it decides nothing, and none of them is level", "next", "set the clocks of the servers")
+		t.log.Error("this leader's clock is far from the other voters': it decides nothing, and none of them is level",
+			"next", "set the clocks of the servers")
 		return
 	}
-	t.log.Error("this leader's clock is far from the other voters': it hands over", "to", id, "next", "set this host's clock: start an NTP client")
+	t.log.Error("this leader's clock is far from the other voters': it hands over", "to", id, "next",
+		"set this host's clock: start an NTP client")
 	if err := s.wait(s.raft.LeadershipTransferToServer(id, raft.ServerAddress(id))); err != nil {
 		t.log.Warn("handing over failed; it will be tried again", "to", id, "err", err)
 	}

@@ -99,7 +99,8 @@ func TestClocksJudgeEachOther(t *testing.T) {
 	if got := k.now("a", servers, now); got["b"] != 100+int64(time.Second) {
 		t.Errorf("no answer replaced one: %v", got)
 	}
-	if id, ok := levelVoter(0, map[raft.ServerID]int64{"b": int64(time.Hour), "c": int64(time.Hour) + 1}); !ok || id != "b" {
+	if id, ok := levelVoter(0, map[raft.ServerID]int64{"b": int64(time.Hour), "c": int64(time.Hour) + 1}); !ok ||
+		id != "b" {
 		t.Errorf("to hand over to: %q", id)
 	}
 	if id, ok := levelVoter(0, map[raft.ServerID]int64{"b": int64(time.Hour), "c": int64(3 * time.Hour)}); ok {
@@ -151,16 +152,21 @@ func TestOneJumpAheadIsNotForEver(t *testing.T) {
 		}
 		ahead(s).Store(0)
 		c.propose(s, token(1000))
-		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id, Pool: "default", Total: 1}}})
+		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{
+			NodeId: id, Pool: "default", Total: 1}}})
 		c.propose(s, releaseCommand("default", id, blocks(1)))
 		time.Sleep(2 * time.Hour) // virtual
 		late := c.add("late", false)
-		_, err := s.client.Propose(within(t, 10*time.Second), &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-			Node: late.newNode(), TokenId: tokenID(1000), TokenSecretHash: token(1000).GetCreateToken().GetSecretHash(), ClusterId: testCluster}}})
+		_, err := s.client.Propose(within(t, 10*time.Second),
+			&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+				Node: late.newNode(), TokenId: tokenID(1000), TokenSecretHash: token(1000).GetCreateToken().GetSecretHash(),
+				ClusterId: testCluster}}})
 		if events.CodeOf(err) != events.PermissionDenied || !strings.Contains(err.Error(), "expired at") {
 			t.Errorf("a token for an hour, two hours later: %v", err)
 		}
-		a := c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id, Pool: "default", Total: 1}}})
+		a := c.propose(s,
+			&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id,
+				Pool: "default", Total: 1}}})
 		if len(a.GetBlocks()) != 1 {
 			t.Errorf("a block that rests for 30 s, two hours later: %v", a)
 		}

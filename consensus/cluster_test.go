@@ -58,9 +58,11 @@ func TestKilledLeaderIsReplacedSoon(t *testing.T) {
 		}
 		slices.Sort(commits)
 		slices.Sort(all)
-		t.Logf("commit: p50 %s, worst %s; seen: p50 %s, worst %s; of %d", commits[20], commits[39], all[20], all[39], len(all))
+		t.Logf("commit: p50 %s, worst %s; seen: p50 %s, worst %s; of %d", commits[20], commits[39], all[20],
+			all[39], len(all))
 		if commits[36] > 1200*time.Millisecond || all[36] > 1500*time.Millisecond {
-			t.Errorf("nine in ten commits came %s after the leader's end and were seen after %s, want at most 1.2 s and 1.5 s", commits[36], all[36])
+			t.Errorf("nine in ten commits came %s after the leader's end and were seen after %s, want at most 1.2 s and 1.5 s",
+				commits[36], all[36])
 		}
 		if all[39] > 2500*time.Millisecond { // two candidates may still collide
 			t.Errorf("a commit was seen %s after the leader's end, want at most 2.5 s", all[39])
@@ -287,8 +289,9 @@ func TestRefusedAppendResetsTheSpeculativeState(t *testing.T) {
 		s := c.nodes[0]
 		c.propose(s, token(1))
 		state := s.replica.State()
-		data, err := EncodeBatch(&skeinv1.Batch{Base: state.Index(), Events: []*skeinv1.Event{{Index: state.Index() + 1, Time: state.Time(), Schema: 1,
-			Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: tokenID(1)}}}}})
+		data, err := EncodeBatch(&skeinv1.Batch{Base: state.Index(),
+			Events: []*skeinv1.Event{{Index: state.Index() + 1, Time: state.Time(), Schema: 1,
+				Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: tokenID(1)}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +321,8 @@ func TestAnswersBehindAFailedEntryAreUncertain(t *testing.T) {
 		newEntry := func(b *skeinv1.Batch, before *entry) *entry {
 			return &entry{proposals: []*proposal{newProposal()}, batch: b, before: before, settled: make(chan struct{})}
 		}
-		first := newEntry(&skeinv1.Batch{Base: index + 7, Events: []*skeinv1.Event{{Index: index + 8, Time: 1, Schema: 1}}}, nil)
+		first := newEntry(&skeinv1.Batch{Base: index + 7, Events: []*skeinv1.Event{{Index: index + 8, Time: 1, Schema: 1}}},
+			nil)
 		second := newEntry(&skeinv1.Batch{Base: index + 8}, first)
 		settled := make(chan *entry, 2)
 		s.term.Load().append(context.Background(), first, settled)
@@ -410,7 +414,8 @@ func TestUnknownEventStopsTheServerAndSaysWhy(t *testing.T) {
 		c.agree()
 		s := c.nodes[0]
 		index := s.replica.State().Index()
-		data, err := EncodeBatch(&skeinv1.Batch{Base: index, Events: []*skeinv1.Event{{Index: index + 1, Time: 1, Schema: events.SchemaMax + 1}}})
+		data, err := EncodeBatch(&skeinv1.Batch{Base: index,
+			Events: []*skeinv1.Event{{Index: index + 1, Time: 1, Schema: events.SchemaMax + 1}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,8 @@ func EncodeBatch(b *skeinv1.Batch) ([]byte, error) {
 		return nil, fmt.Errorf("encode a batch: %w", err)
 	}
 	if len(payload) > maxBatchBytes-sealHeader || len(b.GetEvents()) > maxBatchEvents {
-		return nil, fmt.Errorf("batch of %d events and %d bytes is larger than %d and %d: no server could read it", len(b.GetEvents()), len(payload), maxBatchEvents, maxBatchBytes)
+		return nil, fmt.Errorf("batch of %d events and %d bytes is larger than %d and %d: no server could read it",
+			len(b.GetEvents()), len(payload), maxBatchEvents, maxBatchBytes)
 	}
 	if len(payload) > packAbove {
 		return packBatch(payload)

@@ -10,7 +10,9 @@ import (
 // Beside fuzz_test.go: single events, and the seal that every record carries.
 
 func sampleBatch() *skeinv1.Batch {
-	return &skeinv1.Batch{Base: 6, Events: []*skeinv1.Event{{Index: 7, Time: 1, Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: "1"}}}}}
+	return &skeinv1.Batch{Base: 6,
+		Events: []*skeinv1.Event{{Index: 7, Time: 1,
+			Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: "1"}}}}}
 }
 
 func FuzzDecodeEvent(f *testing.F) {

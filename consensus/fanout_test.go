@@ -29,7 +29,8 @@ type follower struct {
 }
 
 func (f *follower) run(ctx context.Context) {
-	stream, err := f.node.conns.passer(f.leader.id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: f.state.Index(), Checkpoints: true})
+	stream, err := f.node.conns.passer(f.leader.id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: f.state.Index(),
+		Checkpoints: true})
 	for err == nil && stream.Receive() {
 		var news *skeinv1.Batch
 		var point *skeinv1.Checkpoint
@@ -171,8 +172,10 @@ func TestCommitReachesAllSites(t *testing.T) {
 			streams := n.service.subscribers.Load()
 			most, sum = max(most, streams), sum+streams
 		}
-		t.Logf("%d nodes in %d sites: a commit was folded within p50 %s, p99 %s, by all within %s; %d servers sent it %d times, one of them %d times",
-			len(followers)+places*perSite+servers, places, took[len(took)/2], took[len(took)*99/100], slowest, servers, sum, most)
+		t.Logf("%d nodes in %d sites: a commit was folded within p50 %s, p99 %s, by all within %s; %d servers sent it %d "+
+			"times, one of them %d times",
+			len(followers)+places*perSite+servers, places, took[len(took)/2], took[len(took)*99/100], slowest,
+			servers, sum, most)
 		if slowest > 2*time.Second {
 			t.Errorf("a commit took %s to all, want 2s at most", slowest)
 		}

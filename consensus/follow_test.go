@@ -266,7 +266,8 @@ func TestAgentStopsAtAnEventItDoesNotKnow(t *testing.T) {
 }
 
 // fakeServer serves Subscribe in place of a state's only server.
-func (c *cluster) fakeServer(state *events.State, f func(*connect.ServerStream[skeinv1.SubscribeResponse], uint64) error) (stop func()) {
+func (c *cluster) fakeServer(state *events.State, f func(*connect.ServerStream[skeinv1.SubscribeResponse],
+	uint64) error) (stop func()) {
 	id, err := identity.ParseID(state.Servers()[0].NodeId)
 	must(c.t, err)
 	mux := http.NewServeMux()
@@ -281,7 +282,8 @@ type fakeService struct {
 	f func(*connect.ServerStream[skeinv1.SubscribeResponse], uint64) error
 }
 
-func (s fakeService) Subscribe(_ context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
+func (s fakeService) Subscribe(_ context.Context, r *skeinv1.SubscribeRequest,
+	out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	return s.f(out, r.After)
 }
 

@@ -52,7 +52,8 @@ func (f *fsm) apply(l *raft.Log) error {
 		return f.stop(fmt.Errorf("Raft log entry %d: %w; %s", l.Index, err, raftNext))
 	}
 	if at := f.at.Load(); b.Base != at {
-		f.log.Error("refused a log entry that was decided on another index", "entry", l.Index, "base", b.Base, "index", at, "events", len(b.Events))
+		f.log.Error("refused a log entry that was decided on another index", "entry", l.Index, "base", b.Base, "index", at,
+			"events", len(b.Events))
 		return fmt.Errorf("Raft log entry %d: %w: batch %d, log %d", l.Index, ErrBase, b.Base, at)
 	}
 	if err := f.replica.catchUp(b); err != nil {

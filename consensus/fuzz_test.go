@@ -13,7 +13,8 @@ func FuzzBatchRoundTrip(f *testing.F) {
 	for _, b := range []*skeinv1.Batch{b, h.tokens(3)} {
 		f.Add(sealed(f, b))
 	}
-	f.Add(seal([]byte{0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x12, 0x00})) // base is the greatest index
+	// base is the greatest index
+	f.Add(seal([]byte{0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x12, 0x00}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, data := range [][]byte{data, seal(data)} { // also past the checksum
 			b, err := DecodeBatch(data)

@@ -122,7 +122,8 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	d := dialer{n.c.net, n.id}
 	n.conns = NewConns(d)
 	if n.server {
-		cfg := ServerConfig{Dir: n.dir, ID: n.id, Dialer: d, Listener: n.c.net.listen(n.id, identity.ALPNRaft), Replica: n.replica, Log: log,
+		cfg := ServerConfig{Dir: n.dir, ID: n.id, Dialer: d, Listener: n.c.net.listen(n.id, identity.ALPNRaft),
+			Replica: n.replica, Log: log,
 			Bootstrap: bootstrap, Conns: n.conns}
 		if n.c.tune != nil {
 			n.c.tune(&cfg)
@@ -135,10 +136,12 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	server := n.raft
 	local := func() *Server { return server }
 	mux := http.NewServeMux()
-	n.service = NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log, Key: n.key,
+	n.service = NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns,
+		Log: log, Key: n.key,
 		Pass: n.site.pass(n), Proof: func() (*skeinv1.Checkpoint, <-chan struct{}) { return n.client.Proof() }})
 	mux.Handle(n.service.Handler())
-	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged, OnHeartbeat: n.beat,
+	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log,
+		OnDiverged: n.diverged, OnHeartbeat: n.beat,
 		Leaders: n.site.order(n), Passes: n.site.leads(n)})
 	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
 	go n.http.Serve(PlainListener(n.rpc))
@@ -266,7 +269,9 @@ func (c *cluster) form(voters int) {
 
 func (c *cluster) create(first *node) {
 	c.t.Helper()
-	c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, FirstNode: first.newNode()}}})
+	c.propose(first,
+		&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster,
+			FirstNode: first.newNode()}}})
 }
 
 // join admits a node by a token, gives it the state as skein-join does, and starts it.

@@ -42,7 +42,8 @@ func (r rawStreams) Addr() net.Addr            { return nodeAddr(r.self) }
 // forger sends Raft's requests as a node, in whosever name.
 func (n *node) forger() *raft.NetworkTransport {
 	n.c.t.Helper()
-	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: rawStreams{dialer{n.c.net, n.id}, make(chan struct{})}, MaxPool: 1,
+	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: rawStreams{dialer{n.c.net, n.id},
+		make(chan struct{})}, MaxPool: 1,
 		Timeout: peerTimeout, MsgpackUseNewTimeFormat: true, MaxRPCsInFlight: 1, Logger: newRaftLog(n.c.log)})
 	n.c.t.Cleanup(func() { tr.Close() })
 	return tr
@@ -58,8 +59,10 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 		c.t.Fatal(err)
 	}
 	state := leader.replica.State()
-	data, err := EncodeBatch(&skeinv1.Batch{Base: state.Index(), Events: []*skeinv1.Event{{Index: state.Index() + 1, Time: state.Time(), Schema: 1,
-		Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: c.nodes[1].id.String(), Reason: "forged"}}}}})
+	data, err := EncodeBatch(&skeinv1.Batch{Base: state.Index(),
+		Events: []*skeinv1.Event{{Index: state.Index() + 1, Time: state.Time(), Schema: 1,
+			Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: c.nodes[1].id.String(),
+				Reason: "forged"}}}}})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -69,14 +72,17 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 	return map[string]func() error{
 		"entries": func() error {
 			r := &raft.AppendEntriesRequest{RPCHeader: header, Term: later, PrevLogEntry: index, PrevLogTerm: entry.Term,
-				Entries: []*raft.Log{{Index: index + 1, Term: later, Type: raft.LogCommand, Data: data}}, LeaderCommitIndex: index + 1}
+				Entries:           []*raft.Log{{Index: index + 1, Term: later, Type: raft.LogCommand, Data: data}},
+				LeaderCommitIndex: index + 1}
 			return tr.AppendEntries(id, address, r, &raft.AppendEntriesResponse{})
 		},
 		"a heartbeat": func() error {
-			return tr.AppendEntries(id, address, &raft.AppendEntriesRequest{RPCHeader: header, Term: later}, &raft.AppendEntriesResponse{})
+			return tr.AppendEntries(id, address, &raft.AppendEntriesRequest{RPCHeader: header, Term: later},
+				&raft.AppendEntriesResponse{})
 		},
 		"a candidacy": func() error {
-			r := &raft.RequestVoteRequest{RPCHeader: header, Term: later, LastLogIndex: index + 1000, LastLogTerm: later, LeadershipTransfer: true}
+			r := &raft.RequestVoteRequest{RPCHeader: header, Term: later, LastLogIndex: index + 1000, LastLogTerm: later,
+				LeadershipTransfer: true}
 			return tr.RequestVote(id, address, r, &raft.RequestVoteResponse{})
 		},
 		"a candidacy to be": func() error {
@@ -84,7 +90,8 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 			return tr.RequestPreVote(id, address, r, &raft.RequestPreVoteResponse{})
 		},
 		"a snapshot": func() error {
-			r := &raft.InstallSnapshotRequest{RPCHeader: header, SnapshotVersion: 1, Term: later, Leader: name, LastLogIndex: index + 1, LastLogTerm: later, Size: 1}
+			r := &raft.InstallSnapshotRequest{RPCHeader: header, SnapshotVersion: 1, Term: later, Leader: name,
+				LastLogIndex: index + 1, LastLogTerm: later, Size: 1}
 			return tr.InstallSnapshot(id, address, r, &raft.InstallSnapshotResponse{}, bytes.NewReader([]byte{1}))
 		},
 		"an order to stand": func() error {
@@ -101,7 +108,8 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 		agent, idle := c.add("agent", false), c.add("idle", false)
 		c.join(agent)
 		c.join(idle)
-		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: idle.id.String()}}})
+		c.propose(c.nodes[0],
+			&skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: idle.id.String()}}})
 		leader := c.leader()
 		c.eventually("the server without a vote is in Raft's configuration", func() error {
 			for _, v := range leader.raft.raft.GetConfiguration().Configuration().Servers {
@@ -140,8 +148,10 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 				}
 			}
 		}
-		beat := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.id.String()), Addr: []byte(other.id.String())}, Term: 1}
-		if err := other.forger().AppendEntries(raft.ServerID(follower.id.String()), raft.ServerAddress(follower.id.String()), beat, &raft.AppendEntriesResponse{}); err != nil {
+		beat := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
+			ID: []byte(other.id.String()), Addr: []byte(other.id.String())}, Term: 1}
+		if err := other.forger().AppendEntries(raft.ServerID(follower.id.String()), raft.ServerAddress(follower.id.String()),
+			beat, &raft.AppendEntriesResponse{}); err != nil {
 			t.Errorf("a voter in its own name is refused: %v", err)
 		}
 		c.propose(agent, token(1))
@@ -160,7 +170,8 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 func TestRemovedServersLoseTheirStreams(t *testing.T) {
 	for what, command := range map[string]func(id string) *skeinv1.Command{
 		"removed": func(id string) *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: id, Force: true}}}
+			return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: id,
+				Force: true}}}
 		},
 		"revoked": func(id string) *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id, Force: true}}}
@@ -172,8 +183,10 @@ func TestRemovedServersLoseTheirStreams(t *testing.T) {
 			gone, stays := c.others(leader)[0], c.others(leader)[1]
 			name := []byte(gone.id.String())
 			beat := func(tr *raft.NetworkTransport) error {
-				r := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: name, Addr: name}, Term: 1}
-				return tr.AppendEntries(raft.ServerID(stays.id.String()), raft.ServerAddress(stays.id.String()), r, &raft.AppendEntriesResponse{})
+				r := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: name,
+					Addr: name}, Term: 1}
+				return tr.AppendEntries(raft.ServerID(stays.id.String()), raft.ServerAddress(stays.id.String()), r,
+					&raft.AppendEntriesResponse{})
 			}
 			tr := gone.forger()
 			if err := beat(tr); err != nil {
@@ -206,14 +219,16 @@ func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 		agent, idle := c.add("agent", false), c.add("idle", false)
 		c.join(agent)
 		c.join(idle)
-		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: idle.id.String()}}})
+		c.propose(c.nodes[0],
+			&skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: idle.id.String()}}})
 		c.agree()
 		leader := c.leader()
 		follower := c.others(leader)[0]
 		ask := func(at, from *node, forwarded bool, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
 			cmd.RequestId = NewRequestID()
 			cmd.Issuer, cmd.Time, cmd.Entropy = c.nodes[1].id.String(), 1, []byte("mine") // lies, unless a voter hands it on
-			r, err := at.service.Propose(WithPeer(t.Context(), from.id), &skeinv1.ProposeRequest{Command: cmd, Forwarded: forwarded})
+			r, err := at.service.Propose(WithPeer(t.Context(), from.id), &skeinv1.ProposeRequest{Command: cmd,
+				Forwarded: forwarded})
 			return r.GetAnswer(), err
 		}
 		for i, who := range []struct {
@@ -245,7 +260,8 @@ func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 			}
 		}
 		if a := c.propose(leader, token(10)); true {
-			if evs, _, _, err := leader.replica.Events(a.GetIndex()-1, 1); err != nil || evs[0].GetIssuer() != leader.id.String() {
+			if evs, _, _, err := leader.replica.Events(a.GetIndex()-1, 1); err != nil ||
+				evs[0].GetIssuer() != leader.id.String() {
 				t.Errorf("the leader's own command: %v, %v", evs, err)
 			}
 		}

@@ -27,7 +27,8 @@ func largestImport(nodes ...string) *skeinv1.Command {
 		ipv4[1], ipv4[2], ipv4[3] = 64+byte(at>>16), byte(at>>8), byte(at)
 		ipv6[13], ipv6[14], ipv6[15] = byte(at>>16), byte(at>>8), byte(at)
 		c.Blocks = append(c.Blocks, &skeinv1.ImportBlock{
-			Pool: "default", Ipv4: netip.PrefixFrom(netip.AddrFrom4(ipv4), 27).String(), Ipv6: netip.PrefixFrom(netip.AddrFrom16(ipv6), 123).String(),
+			Pool: "default", Ipv4: netip.PrefixFrom(netip.AddrFrom4(ipv4), 27).String(),
+			Ipv6: netip.PrefixFrom(netip.AddrFrom16(ipv6), 123).String(),
 			Node: nodes[i%len(nodes)],
 		})
 	}
@@ -65,7 +66,8 @@ func TestLargestImport(t *testing.T) {
 			t.Fatalf("the agent knows %d blocks", n)
 		}
 		index := agent.replica.State().Index()
-		if plan := c.propose(agent, proto.CloneOf(cmd)).GetPlan(); len(plan) != 1 || !strings.HasPrefix(plan[0], "0 changes, 16385 are there") {
+		if plan := c.propose(agent, proto.CloneOf(cmd)).GetPlan(); len(plan) != 1 ||
+			!strings.HasPrefix(plan[0], "0 changes, 16385 are there") {
 			t.Fatalf("the second run gives %q", plan)
 		}
 		c.agree()
@@ -74,7 +76,9 @@ func TestLargestImport(t *testing.T) {
 		}
 		late := c.add("late", false)
 		c.join(late)
-		c.propose(agent, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: victim.id.String(), Reason: "gone"}}})
+		c.propose(agent,
+			&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: victim.id.String(),
+				Reason: "gone"}}})
 		victim.close()
 		c.agree()
 		if n := len(late.replica.State().BlocksOf(victim.id.String())); n != 0 {
@@ -101,8 +105,10 @@ func TestTooLargeCommands(t *testing.T) {
 		for _, b := range wide.GetImportPools().Blocks {
 			b.Reason = strings.Repeat("x", 255)
 		}
-		long := &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: strings.Repeat("x", maxCommand)}}}}
-		for want, cmd := range map[string]*skeinv1.Command{"at most 1024 and 16384 are allowed at once": more, "at most 4194304 are allowed": wide, "at most 65536 are allowed": long} {
+		long := &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{
+			Pool: &skeinv1.Pool{Name: strings.Repeat("x", maxCommand)}}}}
+		for want, cmd := range map[string]*skeinv1.Command{"at most 1024 and 16384 are allowed at once": more,
+			"at most 4194304 are allowed": wide, "at most 65536 are allowed": long} {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			_, err := agent.client.Propose(ctx, cmd)
 			cancel()
@@ -119,9 +125,12 @@ func TestTooLargeCommands(t *testing.T) {
 func TestPackedBatch(t *testing.T) {
 	batch := &skeinv1.Batch{Base: 7}
 	for i := range events.MaxImportBlocks {
-		batch.Events = append(batch.Events, &skeinv1.Event{Index: 8 + uint64(i), Time: 1772366406000000000, RequestId: strings.Repeat("ab", 16), Schema: 2,
-			Body: &skeinv1.Event_BlockAllocated{BlockAllocated: &skeinv1.BlockAllocated{Block: &skeinv1.Block{Pool: "default", Number: uint64(i),
-				Ipv4: fmt.Sprintf("10.64.%d.%d/27", i>>3&255, i&7*32), NodeId: fmt.Sprintf("%016x", i%7), Since: 1772366406000000000, Index: 8 + uint64(i)}}}})
+		batch.Events = append(batch.Events, &skeinv1.Event{Index: 8 + uint64(i), Time: 1772366406000000000,
+			RequestId: strings.Repeat("ab", 16), Schema: 2,
+			Body: &skeinv1.Event_BlockAllocated{BlockAllocated: &skeinv1.BlockAllocated{Block: &skeinv1.Block{Pool: "default",
+				Number: uint64(i),
+				Ipv4:   fmt.Sprintf("10.64.%d.%d/27", i>>3&255, i&7*32), NodeId: fmt.Sprintf("%016x", i%7),
+				Since: 1772366406000000000, Index: 8 + uint64(i)}}}})
 	}
 	packed, err := EncodeBatch(batch)
 	if err != nil {

@@ -33,8 +33,10 @@ type inbound struct {
 	closed    bool
 }
 
-func newInbound(self identity.ID, in net.Listener, sender func(identity.ID) error, config raft.NetworkTransportConfig, log *slog.Logger) *inbound {
-	return &inbound{self: self, in: in, sender: sender, config: config, log: log, rpcs: make(chan raft.RPC), done: make(chan struct{}),
+func newInbound(self identity.ID, in net.Listener, sender func(identity.ID) error, config raft.NetworkTransportConfig,
+	log *slog.Logger) *inbound {
+	return &inbound{self: self, in: in, sender: sender, config: config, log: log, rpcs: make(chan raft.RPC),
+		done:  make(chan struct{}),
 		peers: make(map[identity.ID]*peerStreams), open: make(map[*inConn]bool)}
 }
 

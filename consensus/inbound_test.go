@@ -19,7 +19,8 @@ func TestCloseWaitsForHeartbeats(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := newInbound(identity.ID{1}, in, func(identity.ID) error { return nil }, raft.NetworkTransportConfig{}, slog.New(slog.DiscardHandler))
+		n := newInbound(identity.ID{1}, in, func(identity.ID) error { return nil }, raft.NetworkTransportConfig{},
+			slog.New(slog.DiscardHandler))
 		begun, end, taken := make(chan struct{}), make(chan struct{}), 0
 		n.setHeartbeat(func(raft.RPC) {
 			taken++

@@ -84,7 +84,8 @@ func (s *Server) watchLeadership(ctx context.Context) {
 
 func (s *Server) startTerm(ctx context.Context) *term {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &term{server: s, log: s.log, in: make(chan *proposal, queueLength), cancel: cancel, done: make(chan struct{}), ready: make(chan struct{})}
+	t := &term{server: s, log: s.log, in: make(chan *proposal, queueLength), cancel: cancel, done: make(chan struct{}),
+		ready: make(chan struct{})}
 	s.health.reset()
 	s.log.Info("this server leads", "raft-term", s.raft.CurrentTerm())
 	s.term.Store(t)
@@ -143,7 +144,8 @@ func checkSize(c *skeinv1.Command) error {
 		limit = maxImport
 	}
 	if n := proto.Size(c); n > limit {
-		return &events.Error{Code: events.InvalidArgument, Message: fmt.Sprintf("the command has %d bytes, at most %d are allowed: split it", n, limit)}
+		return &events.Error{Code: events.InvalidArgument, Message: fmt.Sprintf("the command has %d bytes, at most %d are "+
+			"allowed: split it", n, limit)}
 	}
 	return nil
 }
@@ -224,7 +226,8 @@ func (t *term) fresh(ctx context.Context) *events.State {
 			if state.Index() == at {
 				return state.Clone()
 			}
-			t.log.Error("this server leads but its replica is ahead of the log: it takes no commands", "replica", state.Index(), "log", at, "next", divergedNext)
+			t.log.Error("this server leads but its replica is ahead of the log: it takes no commands", "replica", state.Index(),
+				"log", at, "next", divergedNext)
 		} else if errors.Is(err, raft.ErrRaftShutdown) || t.server.raft.State() != raft.Leader {
 			return nil
 		}
@@ -355,10 +358,12 @@ func (t *term) tell(p *proposal) {
 		kind = string(f.Name())
 	}
 	if p.err != nil {
-		t.log.Info("command refused", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "err", p.err)
+		t.log.Info("command refused", "command", kind, "issuer", p.command.GetIssuer(), "request",
+			p.command.GetRequestId(), "err", p.err)
 		return
 	}
-	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "index", p.answer.GetIndex())
+	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(),
+		"index", p.answer.GetIndex())
 }
 
 // outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led
@@ -399,7 +404,8 @@ func endAtShutdown(f raft.Future, stopped chan struct{}) {
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
 		return
 	}
-	if end := v.Elem().FieldByName("ShutdownCh"); end.IsValid() && end.CanSet() && end.Type() == reflect.TypeOf(stopped) && end.IsNil() {
+	if end := v.Elem().FieldByName("ShutdownCh"); end.IsValid() && end.CanSet() &&
+		end.Type() == reflect.TypeOf(stopped) && end.IsNil() {
 		end.Set(reflect.ValueOf(stopped))
 	}
 }

@@ -30,7 +30,8 @@ type network struct {
 }
 
 func newNetwork() *network {
-	return &network{closed: make(chan struct{}), listeners: make(map[string]*listener), cuts: make(map[way]bool), delays: make(map[way]time.Duration), conns: make(map[*wire]bool)}
+	return &network{closed: make(chan struct{}), listeners: make(map[string]*listener), cuts: make(map[way]bool),
+		delays: make(map[way]time.Duration), conns: make(map[*wire]bool)}
 }
 
 // way is one direction between two nodes.

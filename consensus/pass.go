@@ -35,7 +35,8 @@ func (p *passing) enter(ctx context.Context, peer identity.ID) (_ context.Contex
 	defer p.mu.Unlock()
 	before := p.open[peer]
 	if before == nil && len(p.open) >= maxPassing {
-		return nil, nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this node passes events on to %d nodes: ask a server", maxPassing))
+		return nil, nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this node passes events on to %d "+
+			"nodes: ask a server", maxPassing))
 	}
 	if before != nil {
 		before.end(errReplaced)
@@ -67,7 +68,8 @@ func (s *Service) Passing() int {
 // them.
 func (s *Service) mayPass(peer identity.ID) error {
 	if s.cfg.Pass == nil || s.cfg.Proof == nil {
-		return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server and passes no events on: ask a server"))
+		return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server and passes no events on: ask a "+
+			"server"))
 	}
 	if err := s.cfg.Pass(peer); err != nil {
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: ask a server", err))
@@ -77,7 +79,8 @@ func (s *Service) mayPass(peer identity.ID) error {
 
 // pass streams to a node of the own site what servers have agreed on, each part with a server's checkpoint for its end.
 // Whoever is so far behind that it needs a state, or many events, is to ask a server.
-func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out func(*skeinv1.SubscribeResponse) error) error {
+func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64,
+	out func(*skeinv1.SubscribeResponse) error) error {
 	if err := s.mayPass(peer); err != nil { // the caller has seen that it is a member
 		return err
 	}
@@ -133,13 +136,16 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 
 // passTo sends the events after an index up to a checkpoint's, which goes with the last of them, and returns the new
 // index.
-func (s *Service) passTo(at uint64, c *skeinv1.Checkpoint, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
+func (s *Service) passTo(at uint64, c *skeinv1.Checkpoint,
+	send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
 	end := c.GetIndex()
 	if end > at && end-at > passedMost {
-		return at, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("index %d is %d events behind: ask a server", at, end-at))
+		return at, connect.NewError(connect.CodeOutOfRange,
+			fmt.Errorf("index %d is %d events behind: ask a server", at, end-at))
 	}
 	if end <= at { // nothing is new, or the node is ahead of this one
-		return at, send(&skeinv1.SubscribeResponse{Checkpoint: c, Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: end}}})
+		return at, send(&skeinv1.SubscribeResponse{Checkpoint: c,
+			Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: end}}})
 	}
 	for at < end {
 		evs, first, _, err := s.cfg.Replica.Events(at, int(min(end-at, streamEvents)))
@@ -147,7 +153,8 @@ func (s *Service) passTo(at uint64, c *skeinv1.Checkpoint, send func(*skeinv1.Su
 			return at, connect.NewError(connect.CodeInternal, err)
 		}
 		if first > at+1 || len(evs) == 0 {
-			return at, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is not kept here any more: ask a server", at+1))
+			return at, connect.NewError(connect.CodeOutOfRange,
+				fmt.Errorf("event %d is not kept here any more: ask a server", at+1))
 		}
 		evs = Portion(evs)
 		m := &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: at, Events: evs}}}

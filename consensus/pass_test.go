@@ -251,7 +251,8 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 		ask := func(from, to *node) error {
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 			defer cancel()
-			stream, err := from.conns.Cluster(to.id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: from.replica.State().Index()})
+			stream, err := from.conns.Cluster(to.id).Subscribe(ctx,
+				&skeinv1.SubscribeRequest{After: from.replica.State().Index()})
 			if err != nil {
 				return err
 			}
@@ -262,7 +263,8 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 			return stream.Err()
 		}
 		for name, who := range map[string]struct{ from, to *node }{
-			"a node of another site": {other, leader}, "a node asks one that does not lead": {leader, member}, "one that is in no site": {member, other},
+			"a node of another site": {other, leader}, "a node asks one that does not lead": {leader, member},
+			"one that is in no site": {member, other},
 		} {
 			if err := ask(who.from, who.to); connect.CodeOf(err) != connect.CodeUnavailable {
 				t.Errorf("%s: %v", name, err)
@@ -336,7 +338,8 @@ type hostile struct {
 	asked int
 }
 
-func (h *hostile) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
+func (h *hostile) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
+	out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	h.mu.Lock()
 	h.asked++
 	h.mu.Unlock()
@@ -396,9 +399,11 @@ func TestHostileLeaderOfASite(t *testing.T) {
 	proof := func(s scene) *skeinv1.Checkpoint { p, _ := s.leader.client.Proof(); return p }
 	revoke := func(s scene, index uint64) *skeinv1.Event {
 		return &skeinv1.Event{Index: index, Time: s.leader.replica.State().Time(), Schema: 1,
-			Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: s.c.nodes[0].id.String(), Reason: "forged"}}}
+			Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: s.c.nodes[0].id.String(),
+				Reason: "forged"}}}
 	}
-	once := func(f func(s scene, after uint64) *skeinv1.SubscribeResponse) func(scene, context.Context, uint64, func(*skeinv1.SubscribeResponse) error) error {
+	once := func(f func(s scene, after uint64) *skeinv1.SubscribeResponse) func(scene, context.Context, uint64,
+		func(*skeinv1.SubscribeResponse) error) error {
 		return func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
 			if err := send(f(s, after)); err != nil {
 				return err
@@ -438,9 +443,11 @@ func TestHostileLeaderOfASite(t *testing.T) {
 			p.Server = s.c.nodes[0].id.String()
 			return &skeinv1.SubscribeResponse{Body: batchOf(after, e), Checkpoint: p}
 		})},
-		"another cluster's checkpoint by the same server": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
+		"another cluster's checkpoint by the same server": {serve: once(func(s scene,
+			after uint64) *skeinv1.SubscribeResponse {
 			e := revoke(s, after+1)
-			return &skeinv1.SubscribeResponse{Body: batchOf(after, e), Checkpoint: signed(s, s.c.nodes[0].key, "ff"+testCluster[2:], e)}
+			return &skeinv1.SubscribeResponse{Body: batchOf(after, e), Checkpoint: signed(s, s.c.nodes[0].key,
+				"ff"+testCluster[2:], e)}
 		})},
 		"a checkpoint whose hash was changed": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
 			e := revoke(s, after+1)
@@ -449,7 +456,8 @@ func TestHostileLeaderOfASite(t *testing.T) {
 			p.Index, p.Hash = q.Index, q.Hash
 			return &skeinv1.SubscribeResponse{Body: batchOf(after, e), Checkpoint: p}
 		})},
-		"a true event, and another in place of the next": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"a true event, and another in place of the next": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
 				p := proof(s)
 				if p.GetIndex() < after+2 {
@@ -460,7 +468,8 @@ func TestHostileLeaderOfASite(t *testing.T) {
 				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, evs...), Checkpoint: p})
 			})
 		}},
-		"events in another order": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"events in another order": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
 				p := proof(s)
 				if p.GetIndex() < after+2 {
@@ -469,13 +478,16 @@ func TestHostileLeaderOfASite(t *testing.T) {
 				evs, _, _, _ := s.leader.replica.Events(after, int(p.GetIndex()-after))
 				a, b := proto.CloneOf(evs[0]), proto.CloneOf(evs[1])
 				a.Index, b.Index = b.Index, a.Index
-				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, append([]*skeinv1.Event{b, a}, evs[2:]...)...), Checkpoint: p})
+				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, append([]*skeinv1.Event{b, a}, evs[2:]...)...),
+					Checkpoint: p})
 			})
 		}},
 		"an event of a schema that nobody knows": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
-			return &skeinv1.SubscribeResponse{Body: batchOf(after, &skeinv1.Event{Index: after + 1, Schema: events.SchemaMax + 1}), Checkpoint: signed(s, s.c.nodes[0].key, "other")}
+			return &skeinv1.SubscribeResponse{Body: batchOf(after, &skeinv1.Event{Index: after + 1, Schema: events.SchemaMax +
+				1}), Checkpoint: signed(s, s.c.nodes[0].key, "other")}
 		})},
-		"an event with nothing in it": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"an event with nothing in it": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
 				p := proof(s)
 				if p.GetIndex() <= after {
@@ -483,15 +495,18 @@ func TestHostileLeaderOfASite(t *testing.T) {
 				}
 				var evs []*skeinv1.Event
 				for i := after + 1; i <= p.GetIndex(); i++ {
-					evs = append(evs, &skeinv1.Event{Index: i, Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{}}})
+					evs = append(evs, &skeinv1.Event{Index: i, Schema: 1,
+						Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{}}})
 				}
 				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, evs...), Checkpoint: p})
 			})
 		}},
 		"a state, with an honest checkpoint": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
-			return &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Snapshot{Snapshot: s.leader.replica.State().Proto()}, Checkpoint: proof(s)}
+			return &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Snapshot{
+				Snapshot: s.leader.replica.State().Proto()}, Checkpoint: proof(s)}
 		}), lied: true},
-		"events for ever, without a checkpoint": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"events for ever, without a checkpoint": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			for i := after; ctx.Err() == nil; i++ {
 				if err := send(&skeinv1.SubscribeResponse{Body: batchOf(i, revoke(s, i+1))}); err != nil {
 					return err
@@ -499,18 +514,23 @@ func TestHostileLeaderOfASite(t *testing.T) {
 			}
 			return ctx.Err()
 		}, lied: true},
-		"nothing new, with the last checkpoint again and again": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"nothing new, with the last checkpoint again and again": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			old := proof(s)
 			return until(ctx, func() error {
-				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: old})
+				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
+					Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: old})
 			})
 		}, bound: freshFor},
-		"heartbeats without a checkpoint": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"heartbeats without a checkpoint": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
-				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: 1 << 40}}})
+				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
+					Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: 1 << 40}}})
 			})
 		}, bound: freshFor},
-		"everything true, and half a minute late": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
+		"everything true, and half a minute late": {serve: func(s scene, ctx context.Context, after uint64,
+			send func(*skeinv1.SubscribeResponse) error) error {
 			var kept []*skeinv1.Checkpoint
 			return until(ctx, func() error {
 				if kept = append(kept, proof(s)); len(kept) <= 30 {
@@ -524,9 +544,11 @@ func TestHostileLeaderOfASite(t *testing.T) {
 							p.Signature = s.c.nodes[0].key.Sign(checkpointText(testCluster, p))
 						}
 					}
-					return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: p})
+					return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
+						Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: p})
 				}
-				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: kept[len(kept)-30]})
+				return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
+					Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: kept[len(kept)-30]})
 			})
 		}, bound: freshFor + auditSoon},
 	} {
@@ -588,11 +610,15 @@ func TestOrderOfSources(t *testing.T) {
 		doubts           map[identity.ID]doubt
 		want             []source
 	}{
-		"servers alone":                {nil, []identity.ID{x, y}, nil, []source{{x, false}, {y, false}}},
-		"leaders first":                {[]identity.ID{a, b}, []identity.ID{x}, nil, []source{{a, true}, {b, true}, {x, false}}},
-		"one in doubt":                 {[]identity.ID{a, b}, []identity.ID{x}, map[identity.ID]doubt{a: later, b: past}, []source{{b, true}, {x, false}}},
-		"a server leads":               {[]identity.ID{y, a}, []identity.ID{x, y}, nil, []source{{y, false}, {a, true}, {x, false}}},
-		"a server leads, and in doubt": {[]identity.ID{y}, []identity.ID{x, y}, map[identity.ID]doubt{y: later}, []source{{x, false}, {y, false}}},
+		"servers alone": {nil, []identity.ID{x, y}, nil, []source{{x, false}, {y, false}}},
+		"leaders first": {[]identity.ID{a, b}, []identity.ID{x}, nil,
+			[]source{{a, true}, {b, true}, {x, false}}},
+		"one in doubt": {[]identity.ID{a, b}, []identity.ID{x}, map[identity.ID]doubt{a: later, b: past},
+			[]source{{b, true}, {x, false}}},
+		"a server leads": {[]identity.ID{y, a}, []identity.ID{x, y}, nil,
+			[]source{{y, false}, {a, true}, {x, false}}},
+		"a server leads, and in doubt": {[]identity.ID{y}, []identity.ID{x, y}, map[identity.ID]doubt{y: later},
+			[]source{{x, false}, {y, false}}},
 	} {
 		if have := order(v.leaders, v.servers, v.doubts, now); !slices.Equal(have, v.want) {
 			t.Errorf("%s: %v, want %v", name, have, v.want)
@@ -610,14 +636,17 @@ func TestWhenASourceIsLeft(t *testing.T) {
 		doubts  map[identity.ID]doubt
 		want    time.Time
 	}{
-		"a server, and nobody leads":         {source{x, false}, nil, nil, time.Time{}},
-		"a server, and one leads":            {source{x, false}, []identity.ID{a}, nil, now},
-		"a server, and leaders are in doubt": {source{x, false}, []identity.ID{a, b}, map[identity.ID]doubt{a: {until: later}, b: {until: soon}}, soon},
-		"the best leader":                    {source{a, true}, []identity.ID{a, b}, nil, time.Time{}},
-		"the next one, the best in doubt":    {source{b, true}, []identity.ID{a, b}, map[identity.ID]doubt{a: {until: later}}, later},
-		"one that leads no more":             {source{b, true}, []identity.ID{a}, map[identity.ID]doubt{a: {until: later}}, now},
-		"nobody leads any more":              {source{b, true}, nil, nil, now},
-		"a leader that is a server":          {source{x, false}, []identity.ID{x, a}, nil, time.Time{}},
+		"a server, and nobody leads": {source{x, false}, nil, nil, time.Time{}},
+		"a server, and one leads":    {source{x, false}, []identity.ID{a}, nil, now},
+		"a server, and leaders are in doubt": {source{x, false}, []identity.ID{a, b}, map[identity.ID]doubt{a: {until: later},
+			b: {until: soon}}, soon},
+		"the best leader": {source{a, true}, []identity.ID{a, b}, nil, time.Time{}},
+		"the next one, the best in doubt": {source{b, true}, []identity.ID{a, b},
+			map[identity.ID]doubt{a: {until: later}}, later},
+		"one that leads no more": {source{b, true}, []identity.ID{a},
+			map[identity.ID]doubt{a: {until: later}}, now},
+		"nobody leads any more":     {source{b, true}, nil, nil, now},
+		"a leader that is a server": {source{x, false}, []identity.ID{x, a}, nil, time.Time{}},
 	} {
 		if have := moveAt(v.current, v.leaders, v.doubts, now); !have.Equal(v.want) {
 			t.Errorf("%s: in %s, want %s", name, have.Sub(now), v.want.Sub(now))
@@ -697,9 +726,12 @@ func TestCheckpointsAreSignedAsAWhole(t *testing.T) {
 		}
 		for name, change := range map[string]func(*skeinv1.Checkpoint){
 			"index": func(p *skeinv1.Checkpoint) { p.Index++ }, "hash": func(p *skeinv1.Checkpoint) { p.Hash[3] ^= 1 },
-			"a shorter hash": func(p *skeinv1.Checkpoint) { p.Hash = p.Hash[:31] }, "time": func(p *skeinv1.Checkpoint) { p.Time++ },
-			"leader": func(p *skeinv1.Checkpoint) { p.Leader = "" }, "no signature": func(p *skeinv1.Checkpoint) { p.Signature = nil },
-			"server": func(p *skeinv1.Checkpoint) { p.Server = "0000000000000001" }, "no server": func(p *skeinv1.Checkpoint) { p.Server = "" },
+			"a shorter hash":                   func(p *skeinv1.Checkpoint) { p.Hash = p.Hash[:31] },
+			"time":                             func(p *skeinv1.Checkpoint) { p.Time++ },
+			"leader":                           func(p *skeinv1.Checkpoint) { p.Leader = "" },
+			"no signature":                     func(p *skeinv1.Checkpoint) { p.Signature = nil },
+			"server":                           func(p *skeinv1.Checkpoint) { p.Server = "0000000000000001" },
+			"no server":                        func(p *skeinv1.Checkpoint) { p.Server = "" },
 			"the same server, spelt otherwise": func(p *skeinv1.Checkpoint) { p.Server = "0x" + p.Server },
 			"a byte from one field to the next": func(p *skeinv1.Checkpoint) {
 				p.Hash, p.Leader = append(p.Hash, p.Leader[0]), p.Leader[1:]

@@ -106,8 +106,9 @@ func moveAt(current source, leaders []identity.ID, doubts map[identity.ID]doubt,
 // freshness judges by checkpoints whether a leader shows what its server said last, or something older. Clocks of
 // servers need not be right: each server's is compared with this host's when the server itself is heard.
 type freshness struct {
-	newest map[identity.ID]int64         // the time in the newest checkpoint of each server
-	ahead  map[identity.ID]time.Duration // of this host's time before a server's; unknown until the server was heard itself
+	newest map[identity.ID]int64 // the time in the newest checkpoint of each server
+	// of this host's time before a server's; unknown until the server was heard itself
+	ahead map[identity.ID]time.Duration
 }
 
 // errStale is a leader that shows old checkpoints.
@@ -153,7 +154,8 @@ func (u *unproven) end() uint64 { return u.base + uint64(len(u.evs)) }
 
 // take takes one message of a leader. With a checkpoint come the events that it is for, of which the state after them
 // has to have the checkpoint's hash.
-func (u *unproven) take(m *skeinv1.SubscribeResponse, state *events.State) (news *skeinv1.Batch, c *skeinv1.Checkpoint, err error) {
+func (u *unproven) take(m *skeinv1.SubscribeResponse,
+	state *events.State) (news *skeinv1.Batch, c *skeinv1.Checkpoint, err error) {
 	if m.GetSnapshot() != nil {
 		return nil, nil, fmt.Errorf("%w: a whole state was sent, which servers alone do", errForged)
 	}
@@ -180,7 +182,8 @@ func (u *unproven) take(m *skeinv1.SubscribeResponse, state *events.State) (news
 	case c.GetIndex() > u.end():
 		return nil, nil, fmt.Errorf("a checkpoint for index %d came, and no events after %d", c.GetIndex(), u.end())
 	case len(u.evs) > 0 && c.GetIndex() != u.end():
-		return nil, nil, fmt.Errorf("%w: events up to index %d came with a checkpoint for %d", errForged, u.end(), c.GetIndex())
+		return nil, nil, fmt.Errorf("%w: events up to index %d came with a checkpoint for %d", errForged,
+			u.end(), c.GetIndex())
 	case len(u.evs) > 0:
 		news = &skeinv1.Batch{Base: u.base, Events: u.evs}
 		*u = unproven{base: u.end()}
@@ -301,12 +304,14 @@ func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, 
 			signers <- by
 		}
 		if !heard {
-			c.log.Info("following the agreed state by a leader of this site", "leader", id, "index", c.cfg.Replica.State().Index())
+			c.log.Info("following the agreed state by a leader of this site", "leader", id, "index",
+				c.cfg.Replica.State().Index())
 			c.tellDiverged(nil)
 		}
 		heard = true
 		c.mu.Lock()
-		c.status = FollowStatus{Server: id, Passed: true, LastHeard: time.Now(), Index: max(c.status.Index, point.GetIndex()), Unconfirmed: c.status.Unconfirmed}
+		c.status = FollowStatus{Server: id, Passed: true, LastHeard: time.Now(), Index: max(c.status.Index, point.GetIndex()),
+			Unconfirmed: c.status.Unconfirmed}
 		c.mu.Unlock()
 	}
 	return heard, passedError(ctx, stream.Err())
@@ -324,7 +329,8 @@ func passedError(ctx context.Context, err error) error {
 }
 
 // takePassed applies what a message proves. fresh: it shows that the leader is where its server is.
-func (c *Client) takePassed(waiting *unproven, m *skeinv1.SubscribeResponse) (point *skeinv1.Checkpoint, fresh bool, err error) {
+func (c *Client) takePassed(waiting *unproven,
+	m *skeinv1.SubscribeResponse) (point *skeinv1.Checkpoint, fresh bool, err error) {
 	state := c.cfg.Replica.State()
 	news, point, err := waiting.take(m, state)
 	if err != nil || point == nil {
@@ -340,7 +346,8 @@ func (c *Client) takePassed(waiting *unproven, m *skeinv1.SubscribeResponse) (po
 	case state.Index() > point.GetIndex(): // it is behind, and is left if it stays so
 		return point, false, nil
 	case state.Hash() != [32]byte(point.GetHash()):
-		return nil, false, fmt.Errorf("%w: the state at index %d has another hash here than a server has signed", errForged, state.Index())
+		return nil, false, fmt.Errorf("%w: the state at index %d has another hash here than a server has signed",
+			errForged, state.Index())
 	}
 	signer, _ := identity.ParseID(point.GetServer())
 	c.mu.Lock()
@@ -350,7 +357,8 @@ func (c *Client) takePassed(waiting *unproven, m *skeinv1.SubscribeResponse) (po
 	}
 	c.mu.Unlock()
 	if fresh && c.cfg.OnHeartbeat != nil {
-		c.cfg.OnHeartbeat(signer, &skeinv1.SubscribeResponse_Heartbeat{Index: point.GetIndex(), Hash: point.GetHash(), Time: point.GetTime(), Leader: point.GetLeader()})
+		c.cfg.OnHeartbeat(signer, &skeinv1.SubscribeResponse_Heartbeat{Index: point.GetIndex(), Hash: point.GetHash(),
+			Time: point.GetTime(), Leader: point.GetLeader()})
 	}
 	return point, fresh, err
 }

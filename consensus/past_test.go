@@ -22,8 +22,10 @@ func (n *node) strayed(events int) (at uint64) {
 	state := r.State()
 	b := &skeinv1.Batch{Base: state.Index()}
 	for i := range events {
-		b.Events = append(b.Events, &skeinv1.Event{Index: state.Index() + 1 + uint64(i), Time: state.Time(), Schema: 1, Body: &skeinv1.Event_TokenCreated{
-			TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: tokenID(900 + i), SecretHash: make([]byte, 32), ExpiresAt: state.Time(), Uses: 1, UsesLeft: 1}}}})
+		b.Events = append(b.Events, &skeinv1.Event{Index: state.Index() + 1 + uint64(i), Time: state.Time(), Schema: 1,
+			Body: &skeinv1.Event_TokenCreated{
+				TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: tokenID(900 + i), SecretHash: make([]byte, 32),
+					ExpiresAt: state.Time(), Uses: 1, UsesLeft: 1}}}})
 	}
 	must(n.c.t, r.Apply(b))
 	must(n.c.t, r.Close())
@@ -112,7 +114,8 @@ func TestFollowersSendTheirHash(t *testing.T) {
 			"an earlier version":   {middle.Index(), nil, 0},
 		} {
 			conns := NewConns(dialer{c.net, agent.id})
-			stream, err := conns.Cluster(s.id).Subscribe(within(t, 10*time.Second), &skeinv1.SubscribeRequest{After: q.after, Hash: q.hash})
+			stream, err := conns.Cluster(s.id).Subscribe(within(t, 10*time.Second),
+				&skeinv1.SubscribeRequest{After: q.after, Hash: q.hash})
 			must(t, err)
 			got := uint64(0)
 			for got == 0 && stream.Receive() {
@@ -120,7 +123,8 @@ func TestFollowersSendTheirHash(t *testing.T) {
 					got = m.GetBatch().GetBase() + 1
 				}
 			}
-			if err := stream.Err(); got == 0 && (err == nil || q.code == 0 || connect.CodeOf(err) != q.code) || got != 0 && q.code != 0 {
+			if err := stream.Err(); got == 0 && (err == nil || q.code == 0 || connect.CodeOf(err) != q.code) ||
+				got != 0 && q.code != 0 {
 				t.Errorf("%s: events from %d, %v", name, got, err)
 			}
 			stream.Close()

@@ -46,7 +46,8 @@ func openRaftFiles(dir string, log hclog.Logger, noSync bool) (*raftFiles, error
 	}
 	var f raftFiles
 	err := guard(func() (err error) {
-		f.log, err = raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: boltOptions(), NoSync: noSync, MsgpackUseNewTimeFormat: true})
+		f.log, err = raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: boltOptions(), NoSync: noSync,
+			MsgpackUseNewTimeFormat: true})
 		return err
 	})
 	if err != nil {

@@ -73,7 +73,8 @@ func Recover(dir string, self identity.ID, log *slog.Logger) (*Recovery, error) 
 	if err := writeRecovery(folder, out); err != nil {
 		return nil, err
 	}
-	log.Warn("this server is the only voter of its cluster now; never start the others again with their old state directories",
+	log.Warn("this server is the only voter of its cluster now; never start the others again with their old state "+
+		"directories",
 		"server", self, "index", out.Index, "removed", out.Removed, "backup", out.Backup)
 	return out, nil
 }
@@ -122,11 +123,14 @@ func (t *term) finishRecovery(ctx context.Context) error {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
 	self := t.server.cfg.ID.String()
-	_, _ = t.propose(ctx, &skeinv1.Command{Issuer: self, Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{NodeId: self}}}) // it may have been a non-voter; the last voter cannot be removed
+	// it may have been a non-voter; the last voter cannot be removed
+	_, _ = t.propose(ctx, &skeinv1.Command{Issuer: self,
+		Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{NodeId: self}}})
 	for _, id := range r.Removed {
-		_, err := t.propose(ctx, &skeinv1.Command{Issuer: self, Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{
-			NodeId: id, Force: true, Reason: "quorum lost; recovered on " + r.Server + " at " + r.At.Format(time.RFC3339),
-		}}})
+		_, err := t.propose(ctx, &skeinv1.Command{Issuer: self,
+			Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{
+				NodeId: id, Force: true, Reason: "quorum lost; recovered on " + r.Server + " at " + r.At.Format(time.RFC3339),
+			}}})
 		if err != nil {
 			return fmt.Errorf("remove server %s: %w", id, err)
 		}

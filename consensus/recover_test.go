@@ -79,7 +79,8 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 func TestRecoverNeedsAServersDirectory(t *testing.T) {
 	dir := t.TempDir()
 	openReplica(t, dir).Close()
-	if _, err := Recover(dir, identity.ID{1}, quiet); err == nil || !strings.Contains(err.Error(), "run this on a server") {
+	if _, err := Recover(dir, identity.ID{1}, quiet); err == nil || !strings.Contains(err.Error(),
+		"run this on a server") {
 		t.Fatalf("an agent's directory: %v", err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -192,7 +193,8 @@ func startAndStop(dir string, id identity.ID) error {
 	}
 	defer r.Close()
 	n := newNetwork()
-	s, err := StartServer(ServerConfig{Dir: dir, ID: id, Dialer: dialer{n, id}, Listener: n.listen(id, identity.ALPNRaft), Replica: r, Log: quiet, NoSync: true})
+	s, err := StartServer(ServerConfig{Dir: dir, ID: id, Dialer: dialer{n, id}, Listener: n.listen(id, identity.ALPNRaft),
+		Replica: r, Log: quiet, NoSync: true})
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,8 @@ func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Repli
 	}
 	if o.cluster != "" && s.cluster != "" && s.cluster != o.cluster {
 		s.db.Close()
-		return nil, fmt.Errorf("open the replica in %s: %w: it holds cluster %s, wanted is %s; use another --state-dir or move this one away",
+		return nil, fmt.Errorf("open the replica in %s: %w: it holds cluster %s, wanted is %s; use another --state-dir or "+
+			"move this one away",
 			dir, ErrForeignCluster, s.cluster, o.cluster)
 	}
 	state, evs, err := s.load(tailEvents)
@@ -205,7 +206,8 @@ func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 	case err != nil:
 		return fmt.Errorf("%w: %v", errForged, err) // not as the error that it is: nobody has agreed on these events
 	case next.Hash() != hash:
-		return fmt.Errorf("%w: the state at index %d would have another hash than a server has signed", errForged, next.Index())
+		return fmt.Errorf("%w: the state at index %d would have another hash than a server has signed",
+			errForged, next.Index())
 	}
 	return r.keep(evs, next)
 }
@@ -300,7 +302,8 @@ func (r *Replica) reset(next *events.State) error {
 func (r *Replica) sameCluster(next *events.State) error {
 	have, got := r.State().Cluster().GetId(), next.Cluster().GetId()
 	if have != "" && have != got {
-		return fmt.Errorf("%w: this state directory holds cluster %s, the state is of cluster %q", ErrForeignCluster, have, got)
+		return fmt.Errorf("%w: this state directory holds cluster %s, the state is of cluster %q",
+			ErrForeignCluster, have, got)
 	}
 	return nil
 }
@@ -413,7 +416,8 @@ func (r *Replica) flushLater() {
 	defer r.mu.Unlock()
 	r.timer = nil
 	if err != nil {
-		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "err", err, "unwritten", r.unwritten())
+		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "err", err,
+			"unwritten", r.unwritten())
 		r.timer = time.AfterFunc(5*lazyDelay, r.flushLater)
 	} else if len(r.later) > 0 {
 		r.schedule()
@@ -486,7 +490,8 @@ func (r *Replica) Events(after uint64, limit int) (evs []*skeinv1.Event, firstAv
 }
 
 // after returns events from memory; complete is false if older ones are on disk alone.
-func (t *tail) after(after uint64, limit int, state func() *events.State) (evs []*skeinv1.Event, first, last uint64, complete bool) {
+func (t *tail) after(after uint64, limit int,
+	state func() *events.State) (evs []*skeinv1.Event, first, last uint64, complete bool) {
 	t.RLock()
 	defer t.RUnlock()
 	first, last = t.first, state().Index()

@@ -36,7 +36,9 @@ func newHistory(t testing.TB) (*history, *skeinv1.Batch) {
 	h := &history{t: t, state: events.NewState()}
 	c := &cluster{t: t}
 	n := c.add("first", true)
-	return h, h.batch(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, FirstNode: n.newNode()}}})
+	return h, h.batch(
+		&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster,
+			FirstNode: n.newNode()}}})
 }
 
 func (h *history) batch(commands ...*skeinv1.Command) *skeinv1.Batch {
@@ -152,7 +154,8 @@ func TestReplicaRefusesWhatDoesNotFollow(t *testing.T) {
 	before := r.State()
 	gap := proto.CloneOf(second)
 	gap.Events[1].Index++
-	for name, b := range map[string]*skeinv1.Batch{"older": first, "newer": third, "gap": gap, "empty": {Base: before.Index()}} {
+	for name, b := range map[string]*skeinv1.Batch{"older": first, "newer": third, "gap": gap,
+		"empty": {Base: before.Index()}} {
 		if err := r.Apply(b); err == nil {
 			t.Errorf("%s batch was applied", name)
 		}
@@ -226,8 +229,9 @@ func TestArchiveKeepsItsLimits(t *testing.T) {
 			r := openReplica(t, dir)
 			h, b := newHistory(t)
 			must(t, r.Apply(b))
-			must(t, r.Apply(h.batch(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
-				Settings: settings, Fields: []string{"archive_max_events", "archive_max_bytes", "archive_max_age_seconds"}}}})))
+			must(t, r.Apply(
+				h.batch(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+					Settings: settings, Fields: []string{"archive_max_events", "archive_max_bytes", "archive_max_age_seconds"}}}})))
 			for range 160 {
 				must(t, r.Apply(h.labels(50)))
 			}
@@ -258,7 +262,8 @@ func TestArchiveKeepsItsLimits(t *testing.T) {
 			r = openReplica(t, dir)
 			check()
 			if r.store.bytes != bytes || fmt.Sprint(r.store.checkpoints) != checkpoints {
-				t.Errorf("after reopening %d bytes and checkpoints %v, before %d and %v", r.store.bytes, r.store.checkpoints, bytes, checkpoints)
+				t.Errorf("after reopening %d bytes and checkpoints %v, before %d and %v", r.store.bytes, r.store.checkpoints,
+					bytes, checkpoints)
 			}
 		})
 	}
@@ -385,7 +390,8 @@ func TestResetForgetsWhatIsUnwritten(t *testing.T) {
 	must(t, r.Apply(h.tokens(1)))
 	must(t, r.Close())
 	r = openReplica(t, dir)
-	if evs, first, last, err := r.Events(0, 100); err != nil || len(evs) != 2 || last != h.state.Index() || first != last-1 || r.State().Hash() != h.state.Hash() {
+	if evs, first, last, err := r.Events(0, 100); err != nil || len(evs) != 2 || last != h.state.Index() ||
+		first != last-1 || r.State().Hash() != h.state.Hash() {
 		t.Errorf("after a reset and an event: %d events of %d..%d, %v", len(evs), first, last, err)
 	}
 }
@@ -462,7 +468,8 @@ func TestForeignClusterIsRefused(t *testing.T) {
 		t.Errorf("reset to another cluster's state: %v", err)
 	}
 	must(t, r.Close())
-	if _, err := OpenReplica(dir, quiet, ExpectCluster(foreign.Cluster.Id)); !errors.Is(err, ErrForeignCluster) || !strings.Contains(err.Error(), testCluster) {
+	if _, err := OpenReplica(dir, quiet, ExpectCluster(foreign.Cluster.Id)); !errors.Is(err, ErrForeignCluster) ||
+		!strings.Contains(err.Error(), testCluster) {
 		t.Errorf("opened for another cluster: %v", err)
 	}
 	r, err := OpenReplica(dir, quiet, ExpectCluster(testCluster))
@@ -505,7 +512,8 @@ func TestDamagedReplicaIsReportedAndLeftAlone(t *testing.T) {
 			}
 			must(t, r.Close())
 			continue
-		case !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "recovery.md"):
+		case !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "recovery.md"):
 			t.Errorf("%s: the error does not say what to do: %v", name, err)
 		}
 		reported++

@@ -24,7 +24,8 @@ func TestRetryAfter(t *testing.T) {
 		want time.Duration
 	}{
 		{nil, 0}, {errors.New("another"), 0}, {other, 0}, {busyFor(""), 0}, {busyFor("soon"), 0}, {busyFor("-1s"), 0},
-		{busyFor("150ms"), 150 * time.Millisecond}, {errors.Join(errors.New("server x"), busyFor("1s")), time.Second}, {busyFor("8760h"), retryAtMost},
+		{busyFor("150ms"), 150 * time.Millisecond}, {errors.Join(errors.New("server x"), busyFor("1s")), time.Second},
+		{busyFor("8760h"), retryAtMost},
 	} {
 		if d := RetryAfter(c.err); d != c.want {
 			t.Errorf("%v: %s, want %s", c.err, d, c.want)
@@ -45,7 +46,11 @@ func TestAServerThatIsBusyIsAskedAgainWhenItSays(t *testing.T) {
 			t.Errorf("%q, %v after %d calls and %s", r, err, calls, time.Since(began))
 		}
 		began, calls = time.Now(), 0
-		_, err = Patiently(t.Context(), proposeAttempt, func(context.Context) (string, error) { calls++; return "", busyFor("1500ms") })
+		_, err = Patiently(t.Context(), proposeAttempt, func(context.Context) (string, error) {
+			calls++
+			return "",
+				busyFor("1500ms")
+		})
 		if connect.CodeOf(err) != connect.CodeResourceExhausted || calls != 3 || time.Since(began) != proposeAttempt {
 			t.Errorf("%v after %d calls and %s", err, calls, time.Since(began))
 		}

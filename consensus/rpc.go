@@ -125,8 +125,9 @@ func NewHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), writerKey{}, w)))
 		}),
-		Protocols:         http2Only(),
-		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: writeTimeout, MaxConcurrentStreams: 64},
+		Protocols: http2Only(),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout,
+			WriteByteTimeout: writeTimeout, MaxConcurrentStreams: 64},
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    32 << 10,
 		IdleTimeout:       2 * idleTimeout,

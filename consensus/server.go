@@ -107,8 +107,9 @@ type Server struct {
 // StartServer starts or resumes the Raft node. Damaged files are reported as ErrCorrupt.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	cfg.fill()
-	s := &Server{cfg: cfg, log: cfg.Log.With("component", "consensus"), acks: newAcks(), fatal: make(chan struct{}), stopped: make(chan struct{}),
-		leader: leaderNews{changed: make(chan struct{})}}
+	s := &Server{cfg: cfg, log: cfg.Log.With("component", "consensus"), acks: newAcks(), fatal: make(chan struct{}),
+		stopped: make(chan struct{}),
+		leader:  leaderNews{changed: make(chan struct{})}}
 	rlog := newRaftLog(cfg.Log)
 	files, err := openRaftFiles(cfg.Dir, rlog, cfg.NoSync)
 	if err != nil {
@@ -180,7 +181,8 @@ func (s *Server) startRaft(rc *raft.Config, log raft.LogStore) error {
 	err := guard(func() (err error) {
 		if s.cfg.Bootstrap {
 			self := raft.Server{ID: rc.LocalID, Address: raft.ServerAddress(rc.LocalID), Suffrage: raft.Voter}
-			err = raft.BootstrapCluster(rc, log, s.files.log, s.files.snaps, trans, raft.Configuration{Servers: []raft.Server{self}})
+			err = raft.BootstrapCluster(rc, log, s.files.log, s.files.snaps, trans,
+				raft.Configuration{Servers: []raft.Server{self}})
 			if err != nil && !errors.Is(err, raft.ErrCantBootstrap) { // a resumed start is fine
 				return fmt.Errorf("bootstrap Raft: %w", err)
 			}
@@ -347,7 +349,8 @@ func (s *Server) Stats() Stats {
 		out.Leader = id.String()
 	}
 	for _, v := range s.raft.GetConfiguration().Configuration().Servers {
-		out.Members = append(out.Members, MemberRow{ID: string(v.ID), Voter: v.Suffrage == raft.Voter, Healthy: !s.health.failing(v.ID)})
+		out.Members = append(out.Members, MemberRow{ID: string(v.ID), Voter: v.Suffrage == raft.Voter,
+			Healthy: !s.health.failing(v.ID)})
 	}
 	return out
 }

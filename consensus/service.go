@@ -75,7 +75,8 @@ func NewService(cfg ServiceConfig) *Service {
 
 // Handler is the path and handler to mount.
 func (s *Service) Handler() (string, http.Handler) {
-	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(compressAbove))
+	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompressMinBytes(compressAbove))
 }
 
 func (s *Service) server() *Server {
@@ -89,7 +90,8 @@ func (s *Service) server() *Server {
 func (s *Service) member(ctx context.Context) (identity.ID, error) {
 	id, ok := PeerFromContext(ctx)
 	if !ok {
-		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over the control net"))
+		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over "+
+			"the control net"))
 	}
 	if err := checkMember(s.cfg.Replica.State(), id); err != nil {
 		return id, err
@@ -113,7 +115,8 @@ func checkMember(state *events.State, id identity.ID) error {
 	case state.Revoked(id) != nil:
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s was revoked", id))
 	}
-	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s is not a member as of index %d", id, state.Index()))
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s is not a member as of index %d",
+		id, state.Index()))
 }
 
 // Propose commits a command or forwards it to the leader, once. The issuer is the node at the other end, and one that
@@ -125,7 +128,8 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 		return nil, err
 	}
 	if r.GetCommand() == nil || r.GetCommand().GetRequestId() == "" {
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the command is missing or carries no request ID"))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			errors.New("the command is missing or carries no request ID"))
 	}
 	server := s.server()
 	if server == nil {
@@ -137,14 +141,16 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 		c.Issuer = peer.String()
 	} else if !server.votes(peer) {
 		// Not for good: the issuer should ask another server, and this one may vote by now.
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s does not vote and may not hand on commands of others: ask a voter", peer))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s does not vote and may not hand on "+
+			"commands of others: ask a voter", peer))
 	}
 	a, err := s.commit(ctx, server, c, r.GetForwarded())
 	return answered(a, err)
 }
 
 // commit holds a command for a short while if nobody leads.
-func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command, forwarded bool) (*skeinv1.Answer, error) {
+func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command,
+	forwarded bool) (*skeinv1.Answer, error) {
 	hold := time.NewTimer(leaderHold)
 	defer hold.Stop()
 	for {
@@ -180,7 +186,8 @@ var errNewLeader = errors.New("the leader changed")
 
 // forward hands a command to the leader. It gives up with errNewLeader as soon as the leader changes: the
 // old one may be dead, and then nothing but a time-out would tell.
-func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command, news <-chan struct{}) (*skeinv1.Answer, error) {
+func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command,
+	news <-chan struct{}) (*skeinv1.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeFor(forwardTimeout, c))
 	defer cancel()
 	changed, giveUp := context.WithCancelCause(ctx)
@@ -209,7 +216,8 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 	case err == nil:
 		return &skeinv1.ProposeResponse{Answer: a}, nil
 	case errors.As(err, &refusal):
-		return &skeinv1.ProposeResponse{Answer: &skeinv1.Answer{ErrorCode: string(refusal.Code), ErrorMessage: refusal.Message}}, nil
+		return &skeinv1.ProposeResponse{Answer: &skeinv1.Answer{ErrorCode: string(refusal.Code),
+			ErrorMessage: refusal.Message}}, nil
 	}
 	var rpc *connect.Error
 	if errors.As(err, &rpc) && rpc.Code() == connect.CodePermissionDenied {
@@ -222,7 +230,8 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 // state there has another hash than this server's gets nothing: it would fold events of one history on another. Nothing
 // is queued for a subscriber: it reads from the archive at its own pace, and one that does not read for writeTimeout is
 // cut. A node that is no server streams to nodes of its site, while it leads that; see pass.
-func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
+func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
+	out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	peer, err := s.member(ctx)
 	if err != nil {
 		return err
@@ -236,7 +245,8 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 	}
 	if s.subscribers.Add(1) > maxSubscribers {
 		s.subscribers.Add(-1)
-		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this server has %d subscribers: ask another", maxSubscribers))
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this server has %d subscribers: ask another",
+			maxSubscribers))
 	}
 	defer s.subscribers.Add(-1)
 	heartbeat := func() *skeinv1.SubscribeResponse { return s.heartbeat(r.GetCheckpoints()) }
@@ -390,7 +400,8 @@ func (s *Service) sendNews(
 func (s *Service) heartbeat(checkpoint bool) *skeinv1.SubscribeResponse {
 	state := s.cfg.Replica.State()
 	hash := state.Hash()
-	h := &skeinv1.SubscribeResponse_Heartbeat{Index: state.Index(), Time: time.Now().UnixNano(), Hash: hash[:], Leader: s.leads()}
+	h := &skeinv1.SubscribeResponse_Heartbeat{Index: state.Index(), Time: time.Now().UnixNano(), Hash: hash[:],
+		Leader: s.leads()}
 	m := &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: h}}
 	if checkpoint {
 		m.Checkpoint = s.checkpoint(state)
@@ -451,7 +462,8 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 	if _, err := s.member(ctx); err != nil { // it may have been revoked since
 		return nil, err
 	}
-	return &skeinv1.ReadEventsResponse{Events: Portion(evs), FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
+	return &skeinv1.ReadEventsResponse{Events: Portion(evs), FirstAvailable: first, Last: last,
+		Time: s.now().UnixNano()}, nil
 }
 
 // now is this node's clock, as commands get it.
@@ -504,7 +516,8 @@ func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*
 	}
 	if role := s.cfg.Replica.State().Role(peer.String()); role != events.RoleAdmin && role != events.RoleServer {
 		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf(
-			"how another node reaches its peers is told to admins and servers, and node %s is an %s: ask on one of them, or make it an admin with `skein node grant`", peer, role))
+			"how another node reaches its peers is told to admins and servers, and node %s is an %s: ask on one of them, or "+
+				"make it an admin with `skein node grant`", peer, role))
 	}
 	if s.cfg.PeerPaths == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no peers"))

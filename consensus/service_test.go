@@ -19,13 +19,16 @@ func TestWhoMayProposeWhat(t *testing.T) {
 		agent, admin := c.add("agent", false), c.add("admin", false)
 		c.join(agent)
 		c.join(admin)
-		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: agent.id.String()}}})
+		c.propose(c.nodes[0],
+			&skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: agent.id.String()}}})
 		c.agree()
 		server, stranger := c.nodes[0].id, identity.ID{9}
 		create := &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{}}}
-		promote := &skeinv1.Command{Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{NodeId: server.String()}}}
+		promote := &skeinv1.Command{Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{
+			NodeId: server.String()}}}
 		rotate := func(id identity.ID) *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id.String(), WireguardKey: make([]byte, 32)}}}
+			return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{
+				NodeId: id.String(), WireguardKey: make([]byte, 32)}}}
 		}
 		for name, q := range map[string]struct {
 			from      identity.ID
@@ -34,21 +37,24 @@ func TestWhoMayProposeWhat(t *testing.T) {
 			code      connect.Code // of the RPC
 			refusal   events.Code  // of the command
 		}{
-			"nobody":                            {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
-			"a stranger may try later":          {stranger, token(1), false, connect.CodeUnavailable, ""},
-			"an agent makes a token":            {agent.id, token(2), false, 0, events.PermissionDenied},
-			"an admin makes a token":            {admin.id, token(2), false, 0, ""},
-			"an admin promotes":                 {admin.id, promote, false, 0, events.PermissionDenied},
-			"a second cluster":                  {server, create, false, 0, events.PermissionDenied},
-			"an agent promotes":                 {agent.id, promote, false, 0, events.PermissionDenied},
-			"a server promotes":                 {server, promote, false, 0, ""},
-			"another's key":                     {agent.id, rotate(server), false, 0, events.PermissionDenied},
-			"an agent takes a block of another": {agent.id, releaseCommand("default", server.String(), blocks(1)), false, 0, events.PermissionDenied},
-			"an agent gives back its own":       {agent.id, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
-			"a server asks for an agent":        {server, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
-			"an agent forwards":                 {agent.id, token(3), true, connect.CodeFailedPrecondition, ""},
-			"no request ID, no command":         {agent.id, nil, false, connect.CodeInvalidArgument, ""},
-			"a command that is not possible":    {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
+			"nobody":                   {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
+			"a stranger may try later": {stranger, token(1), false, connect.CodeUnavailable, ""},
+			"an agent makes a token":   {agent.id, token(2), false, 0, events.PermissionDenied},
+			"an admin makes a token":   {admin.id, token(2), false, 0, ""},
+			"an admin promotes":        {admin.id, promote, false, 0, events.PermissionDenied},
+			"a second cluster":         {server, create, false, 0, events.PermissionDenied},
+			"an agent promotes":        {agent.id, promote, false, 0, events.PermissionDenied},
+			"a server promotes":        {server, promote, false, 0, ""},
+			"another's key":            {agent.id, rotate(server), false, 0, events.PermissionDenied},
+			"an agent takes a block of another": {agent.id, releaseCommand("default", server.String(), blocks(1)), false, 0,
+				events.PermissionDenied},
+			"an agent gives back its own": {agent.id, releaseCommand("default", agent.id.String(), blocks(1)), false, 0,
+				events.NotFound},
+			"a server asks for an agent": {server, releaseCommand("default", agent.id.String(), blocks(1)), false, 0,
+				events.NotFound},
+			"an agent forwards":              {agent.id, token(3), true, connect.CodeFailedPrecondition, ""},
+			"no request ID, no command":      {agent.id, nil, false, connect.CodeInvalidArgument, ""},
+			"a command that is not possible": {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
 		} {
 			ctx := context.Background()
 			if !q.from.IsZero() {

@@ -23,7 +23,8 @@ const tooLargeNext = "make it smaller, see docs/recovery.md"
 // checkSealed refuses to write a state that no decoder would read again: what was written before it stays.
 func checkSealed(s *events.State, most int) error {
 	if n := s.Size() + sealHeader; n > most {
-		return fmt.Errorf("%w: at index %d it has %d MiB, and %d MiB can be written and read again: %s", ErrTooLarge, s.Index(), n>>20, most>>20, tooLargeNext)
+		return fmt.Errorf("%w: at index %d it has %d MiB, and %d MiB can be written and read again: %s", ErrTooLarge,
+			s.Index(), n>>20, most>>20, tooLargeNext)
 	}
 	return nil
 }
@@ -31,7 +32,8 @@ func checkSealed(s *events.State, most int) error {
 // CheckSent refuses to send a state that the other end would not read.
 func CheckSent(s *events.State) error {
 	if n := s.Size(); n > maxSentState {
-		return fmt.Errorf("%w: at index %d it has %d MiB, and a message holds %d MiB: %s", ErrTooLarge, s.Index(), n>>20, maxSentState>>20, tooLargeNext)
+		return fmt.Errorf("%w: at index %d it has %d MiB, and a message holds %d MiB: %s", ErrTooLarge, s.Index(), n>>20,
+			maxSentState>>20, tooLargeNext)
 	}
 	return nil
 }

@@ -39,7 +39,8 @@ func TestStateThatIsTooLargeIsNotWritten(t *testing.T) {
 		t.Fatalf("the problem is %v", err)
 	}
 	if len(r.store.checkpoints) != points || r.firstAvailable() != first {
-		t.Fatalf("%d checkpoints from %d on, there were %d from %d on", len(r.store.checkpoints), r.firstAvailable(), points, first)
+		t.Fatalf("%d checkpoints from %d on, there were %d from %d on", len(r.store.checkpoints),
+			r.firstAvailable(), points, first)
 	}
 
 	f := &fsm{replica: r, log: r.log}
@@ -78,7 +79,8 @@ func TestEncodeStateRefusesWhatDecodeStateDoes(t *testing.T) {
 		t.Fatalf("one byte too many: %v", err)
 	}
 	if events.MaxStateBytes > maxSentState || maxSentState > maxStateBytes {
-		t.Fatalf("the leader makes states of %d bytes, %d are sent and %d read", events.MaxStateBytes, maxSentState, maxStateBytes)
+		t.Fatalf("the leader makes states of %d bytes, %d are sent and %d read", events.MaxStateBytes,
+			maxSentState, maxStateBytes)
 	}
 }
 
@@ -86,7 +88,8 @@ func TestEncodeStateRefusesWhatDecodeStateDoes(t *testing.T) {
 func hugeState(t *testing.T) *events.State {
 	p := &skeinv1.State{Index: 9, Cluster: &skeinv1.Cluster{Id: testCluster}, Pools: []*skeinv1.Pool{{
 		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1,
-	}}, Blocks: []*skeinv1.Block{{Pool: "p", Ipv4: "10.64.0.0/32", Index: 2, Reason: string(bytes.Repeat([]byte("x"), maxSentState))}}}
+	}}, Blocks: []*skeinv1.Block{{Pool: "p", Ipv4: "10.64.0.0/32", Index: 2,
+		Reason: string(bytes.Repeat([]byte("x"), maxSentState))}}}
 	s, err := events.FromProto(p)
 	must(t, err)
 	return s
@@ -94,7 +97,8 @@ func hugeState(t *testing.T) *events.State {
 
 func TestStateThatIsTooLargeIsNotSent(t *testing.T) {
 	s := hugeState(t)
-	if err := sent(s); connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "it has 63 MiB, and a message holds 63 MiB: make it smaller") {
+	if err := sent(s); connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(),
+		"it has 63 MiB, and a message holds 63 MiB: make it smaller") {
 		t.Fatalf("sent: %v", err)
 	}
 	if err := CheckSent(events.NewState()); err != nil {

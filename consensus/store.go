@@ -43,15 +43,18 @@ type limits struct {
 
 func limitsOf(s *events.State) limits {
 	v := s.Settings()
-	return limits{events: v.GetArchiveMaxEvents(), bytes: v.GetArchiveMaxBytes(), age: int64(v.GetArchiveMaxAgeSeconds()) * 1e9}
+	return limits{events: v.GetArchiveMaxEvents(), bytes: v.GetArchiveMaxBytes(),
+		age: int64(v.GetArchiveMaxAgeSeconds()) * 1e9}
 }
 
 const (
 	checkpointEvents = 32768    // folding so many at a start costs a tenth of a second
 	checkpointBytes  = 32 << 20 // of events
 	storeFormat      = "skein replica 1"
-	replicaNext      = "if it is a server's, stop it and move the file away: the Raft log and the other servers bring it back; " +
-		"if it is another agent's, move it away and join again with a token: the node keeps its name and addresses (docs/recovery.md)"
+	replicaNext      = "if it is a server's, stop it and move the file away: the Raft log and the other servers bring " +
+		"it back; " +
+		"if it is another agent's, move it away and join again with a token: the node keeps its name and addresses " +
+		"(docs/recovery.md)"
 )
 
 var (
@@ -338,7 +341,8 @@ func (s *store) maintain(tx *bbolt.Tx, state *events.State) error {
 	}
 	changed := l != s.limits && s.limits != limits{}
 	s.limits = l
-	if s.last-newest.index < every && s.bytes-min(newest.below, s.bytes) < everyBytes && !changed || s.last == newest.index {
+	if s.last-newest.index < every && s.bytes-min(newest.below, s.bytes) < everyBytes && !changed ||
+		s.last == newest.index {
 		return nil
 	}
 	v, err := checkpointValue(state, s.most)
@@ -408,7 +412,8 @@ func (s *store) reset(state *events.State) error {
 	if err != nil {
 		return err
 	}
-	next := &store{db: s.db, path: s.path, most: s.most, cluster: s.cluster, first: state.Index() + 1, last: state.Index(), limits: s.limits,
+	next := &store{db: s.db, path: s.path, most: s.most, cluster: s.cluster, first: state.Index() + 1, last: state.Index(),
+		limits:      s.limits,
 		checkpoints: []checkpoint{{index: state.Index(), time: state.Time()}}}
 	err = s.update(func(tx *bbolt.Tx) error {
 		for _, name := range [][]byte{bucketEvents, bucketCheckpoints} {

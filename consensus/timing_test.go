@@ -15,7 +15,8 @@ func TestTimingHasBuckets(t *testing.T) {
 	if got.Count != 5 || got.Sum != time.Minute+303*time.Millisecond {
 		t.Errorf("%d durations of %s together", got.Count, got.Sum)
 	}
-	want := map[time.Duration]uint64{time.Millisecond: 2, 2500 * time.Microsecond: 3, 250 * time.Millisecond: 3, 500 * time.Millisecond: 4, 5 * time.Second: 4}
+	want := map[time.Duration]uint64{time.Millisecond: 2, 2500 * time.Microsecond: 3, 250 * time.Millisecond: 3,
+		500 * time.Millisecond: 4, 5 * time.Second: 4}
 	for bound, n := range want {
 		if got.Under[bound] != n {
 			t.Errorf("%d took at most %s, want %d", got.Under[bound], bound, n)
@@ -41,11 +42,13 @@ func TestStatsFollowWhatHappens(t *testing.T) {
 		if n := after.Commits.Count - before.Commits.Count; n != 4 || after.Commits.Sum < before.Commits.Sum {
 			t.Errorf("%d commits in %s are counted, want 4", n, after.Commits.Sum-before.Commits.Sum)
 		}
-		if after.CommitIndex < before.CommitIndex+4 || after.AppliedIndex != after.CommitIndex || after.LogIndex < after.CommitIndex || after.Silence != 0 || after.State != "Leader" {
+		if after.CommitIndex < before.CommitIndex+4 || after.AppliedIndex != after.CommitIndex ||
+			after.LogIndex < after.CommitIndex || after.Silence != 0 || after.State != "Leader" {
 			t.Errorf("before %+v, after %+v", before, after)
 		}
 		follower := c.others(leader)[0]
-		if s := follower.raft.Stats(); s.State != "Follower" || s.Silence < 0 || s.Silence > time.Second || s.Commits.Count > 0 || s.LeaderChanges == 0 {
+		if s := follower.raft.Stats(); s.State != "Follower" || s.Silence < 0 || s.Silence > time.Second ||
+			s.Commits.Count > 0 || s.LeaderChanges == 0 {
 			t.Errorf("a follower: %+v", s)
 		}
 		saw := follower.raft.Stats().LeaderChanges

@@ -19,15 +19,19 @@ func TestSlotsMoveEverywhereAtOnce(t *testing.T) {
 			c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
 				NodeId: n.id.String(), Labels: map[string]string{"gateway": "yes"}, SetLabels: true}}})
 		}
-		c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
-			Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}})
-		c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
-			Namespace: "out", Name: "any", Destinations: []string{"192.0.2.0/24"}, Replicas: 1, Gateways: map[string]string{"gateway": "yes"}}}}})
+		c.propose(first,
+			&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
+				Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}})
+		c.propose(first,
+			&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
+				Namespace: "out", Name: "any", Destinations: []string{"192.0.2.0/24"}, Replicas: 1,
+				Gateways: map[string]string{"gateway": "yes"}}}}})
 		c.agree()
 		for i := range 10 {
 			slot := first.replica.State().Slot("out", "any", 0)
 			index := c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{
-				Namespace: "out", Name: "any", NodeId: c.nodes[i%2].id.String(), Epoch: slot.GetEpoch(), Reason: "chosen", Planned: true}}}).GetIndex()
+				Namespace: "out", Name: "any", NodeId: c.nodes[i%2].id.String(), Epoch: slot.GetEpoch(), Reason: "chosen",
+				Planned: true}}}).GetIndex()
 			committed := time.Now()
 			for _, n := range c.nodes {
 				for n.replica.State().Index() < index {
@@ -62,7 +66,8 @@ func TestSubscriberThatHearsOfMoreLeavesASilentServer(t *testing.T) {
 				agent.client.Expect(index)
 				time.Sleep(50 * time.Millisecond)
 			}
-			if took := time.Since(told); took > 3*behindFor+3*time.Second/10 { // the second try may find a connection that an earlier cut broke
+			// the second try may find a connection that an earlier cut broke
+			if took := time.Since(told); took > 3*behindFor+3*time.Second/10 {
 				t.Errorf("round %d: the event came %s after it was heard of", i, took)
 			}
 			c.net.heal()

@@ -110,7 +110,8 @@ func (t *term) confirm() error {
 		if now := s.raft.CurrentTerm(); now != t.lead.Term {
 			return fmt.Errorf("term %d has ended, this is term %d", t.lead.Term, now)
 		}
-		if s.acks.majority(raft.ServerID(s.cfg.ID.String()), s.raft.GetConfiguration().Configuration().Servers, t.lead.Term, began) {
+		if s.acks.majority(raft.ServerID(s.cfg.ID.String()), s.raft.GetConfiguration().Configuration().Servers,
+			t.lead.Term, began) {
 			return nil
 		}
 		select {
@@ -234,7 +235,8 @@ type serverTransport struct {
 }
 
 // AppendEntries sends entries or a heartbeat.
-func (t *serverTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, r *raft.AppendEntriesRequest, a *raft.AppendEntriesResponse) error {
+func (t *serverTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, r *raft.AppendEntriesRequest,
+	a *raft.AppendEntriesResponse) error {
 	sent := t.acks.begin()
 	err := t.NetworkTransport.AppendEntries(id, to, r, a)
 	if err == nil && a.Success && a.Term == r.Term {

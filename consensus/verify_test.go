@@ -50,7 +50,8 @@ func TestLoneServerIsVerifiedAtOnce(t *testing.T) {
 		c.form(1)
 		c.leader()
 		began := time.Now()
-		if _, _, err := c.nodes[0].raft.VerifyLeader(within(t, time.Second)); err != nil || time.Since(began) > 10*time.Millisecond {
+		if _, _, err := c.nodes[0].raft.VerifyLeader(within(t, time.Second)); err != nil ||
+			time.Since(began) > 10*time.Millisecond {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 	})
@@ -96,7 +97,8 @@ func TestDeposedLeaderIsNeverVerifiedByOldAnswers(t *testing.T) {
 							verified.Add(1)
 						}
 					})
-					if old.raft.raft.State() == raft.Leader && asked.Load()%20 == 0 { // more would fill its queue, and then its Shutdown hangs
+					// more would fill its queue, and then its Shutdown hangs
+					if old.raft.raft.State() == raft.Leader && asked.Load()%20 == 0 {
 						f := old.raft.raft.VerifyLeader()
 						all.Go(func() {
 							if old.raft.wait(f) == nil {
@@ -115,7 +117,8 @@ func TestDeposedLeaderIsNeverVerifiedByOldAnswers(t *testing.T) {
 				c.propose(c.leader(), token(1))
 			}
 		}
-		t.Logf("%d questions to leaders that were deposed; the library alone would have verified %d", asked.Load(), library.Load())
+		t.Logf("%d questions to leaders that were deposed; the library alone would have verified %d",
+			asked.Load(), library.Load())
 		if asked.Load() == 0 || library.Load() == 0 {
 			t.Error("no deposed leader was asked while an old answer was on its way: the test proves nothing")
 		}
@@ -168,7 +171,8 @@ func TestCallersShareTheNextRound(t *testing.T) {
 }
 
 func TestMajorityIsOfVotersInTheTermAndLater(t *testing.T) {
-	servers := []raft.Server{{ID: "a"}, {ID: "b"}, {ID: "c"}, {ID: "n", Suffrage: raft.Nonvoter}, {ID: "m", Suffrage: raft.Nonvoter}}
+	servers := []raft.Server{{ID: "a"}, {ID: "b"}, {ID: "c"}, {ID: "n", Suffrage: raft.Nonvoter},
+		{ID: "m", Suffrage: raft.Nonvoter}}
 	for name, c := range map[string]struct {
 		acks map[raft.ServerID]ack
 		want bool

@@ -52,7 +52,8 @@ func (v voteView) missing() string {
 	case !v.keepsUp:
 		return "it has not shown yet that it has the whole log"
 	}
-	return fmt.Sprintf("it has kept up with the log for %s, and votes after %s", v.upFor.Truncate(100*time.Millisecond), v.stability)
+	return fmt.Sprintf("it has kept up with the log for %s, and votes after %s",
+		v.upFor.Truncate(100*time.Millisecond), v.stability)
 }
 
 // keepsUp reports whether a server has the log, and since how long.

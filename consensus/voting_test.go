@@ -16,7 +16,8 @@ func TestWhyAServerDoesNotVote(t *testing.T) {
 		"it is not in Raft's configuration yet":                              {leads: true},
 		"it does not answer the leader's heartbeats":                         {leads: true, added: true, silent: true},
 		"it has not shown yet that it has the whole log":                     {leads: true, added: true},
-		"it has kept up with the log for 2.1s, and votes after 5s":           {leads: true, added: true, keepsUp: true, upFor: 2149 * time.Millisecond, stability: stability},
+		"it has kept up with the log for 2.1s, and votes after 5s": {leads: true, added: true, keepsUp: true,
+			upFor: 2149 * time.Millisecond, stability: stability},
 	} {
 		if got := v.missing(); got != want {
 			t.Errorf("%+v: %q, want %q", v, got, want)
@@ -68,7 +69,8 @@ func TestNewServerIsToldToWaitForItsVote(t *testing.T) {
 			return nil
 		})
 		if took := time.Since(back); took < leader.raft.cfg.Stability {
-			t.Errorf("it votes %s after the connection was mended, and %s after it joined: want %s without a break", took, time.Since(joined), leader.raft.cfg.Stability)
+			t.Errorf("it votes %s after the connection was mended, and %s after it joined: want %s without a break", took,
+				time.Since(joined), leader.raft.cfg.Stability)
 		}
 		if votes, why := second.raft.Vote(second.replica.State().Server(second.id)); !votes || why != "" {
 			t.Errorf("the new server itself, promoted: votes %t, %q", votes, why)

@@ -26,12 +26,13 @@ const (
 	ClientNarrowTable   = 117  // an egress's private destinations
 	ClientWideTable     = 118  // its other destinations
 	// Flows that began by another slot than new ones take go on by it:
-	ClientFlowNarrowRule  = 1899   // the slot's flow mark: its narrow table
-	ClientFlowWideRule    = 2099   // the slot's flow mark: its wide table
-	ClientFlowNarrowTable = 11700  // and the slot's number: ClientNarrowTable as that slot's flows have it
-	ClientFlowWideTable   = 11800  // and the slot's number: ClientWideTable as that slot's flows have it
-	ClientFlowSlots       = 63     // slots that there are such tables for
-	FlowMask              = 0x101f // bits of marks that Calico, Cilium, kube-proxy, portmap, Tailscale and the AWS CNI leave free
+	ClientFlowNarrowRule  = 1899  // the slot's flow mark: its narrow table
+	ClientFlowWideRule    = 2099  // the slot's flow mark: its wide table
+	ClientFlowNarrowTable = 11700 // and the slot's number: ClientNarrowTable as that slot's flows have it
+	ClientFlowWideTable   = 11800 // and the slot's number: ClientWideTable as that slot's flows have it
+	ClientFlowSlots       = 63    // slots that there are such tables for
+	// bits of marks that Calico, Cilium, kube-proxy, portmap, Tailscale and the AWS CNI leave free
+	FlowMask = 0x101f
 
 	// In a gateway's network namespace:
 	GatewayRule      = 2000 // iif eth0: GatewayTable
@@ -140,7 +141,8 @@ type ClientTunnel struct {
 
 // Equal compares tunnels.
 func (t ClientTunnel) Equal(o ClientTunnel) bool {
-	return t.Remote == o.Remote && t.SourcePortAuto == o.SourcePortAuto && t.Slot == o.Slot && slices.Equal(t.Spread, o.Spread)
+	return t.Remote == o.Remote && t.SourcePortAuto == o.SourcePortAuto && t.Slot == o.Slot &&
+		slices.Equal(t.Spread, o.Spread)
 }
 
 // ClientFlows are the routes of flows that began by a slot: all those of the client, to that slot where the egress has

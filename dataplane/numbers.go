@@ -177,7 +177,8 @@ func (n Numbers) OwnsRule(priority, table, main int) bool {
 	}
 	flows := table >= ClientFlowNarrowTable && table < ClientFlowNarrowTable+ClientFlowSlots ||
 		table >= ClientFlowWideTable && table < ClientFlowWideTable+ClientFlowSlots
-	return priority >= n.FirstRule && priority <= n.LastRule() && (table == main || flows || slices.Contains(n.Tables(), table))
+	return priority >= n.FirstRule && priority <= n.LastRule() && (table == main || flows ||
+		slices.Contains(n.Tables(), table))
 }
 
 // ErrNumbers says which number cannot be, and why. Field is its name in Numbers.
@@ -202,9 +203,11 @@ func problem(field, format string, args ...any) *ErrNumbers {
 
 func (n Numbers) checkNames() *ErrNumbers {
 	seen := map[string]string{}
-	for _, l := range []struct{ field, name string }{{"Link", n.Link}, {"HopLink", n.HopLink}, {"PlainLink", n.PlainLink}} {
+	for _, l := range []struct{ field, name string }{{"Link", n.Link}, {"HopLink", n.HopLink},
+		{"PlainLink", n.PlainLink}} {
 		if !ValidLink(l.name) {
-			return problem(l.field, "%q is no interface name; want 1 to 15 characters without / : or blanks, and neither . nor ..", l.name)
+			return problem(l.field, "%q is no interface name; want 1 to 15 characters without / : or blanks, and neither . "+
+				"nor ..", l.name)
 		}
 		if other, ok := seen[l.name]; ok {
 			return problem(l.field, "%q is the name of another link of this agent (%s)", l.name, other)
@@ -219,7 +222,8 @@ func (n Numbers) checkNames() *ErrNumbers {
 		}
 	}
 	if n.NftTable == "" || len(n.ClientNftTable) > longest {
-		return problem("NftTable", "%q: want 1 to %d characters, since _client and others are added", n.NftTable, longest-len("_client"))
+		return problem("NftTable", "%q: want 1 to %d characters, since _client and others are added", n.NftTable,
+			longest-len("_client"))
 	}
 	return nil
 }
@@ -234,7 +238,8 @@ func ValidLink(s string) bool {
 func (n Numbers) checkMarks() *ErrNumbers {
 	switch {
 	case bits.OnesCount32(n.MarkMask) < 2:
-		return problem("MarkMask", "%#x: want at least two bits, since a packet is ours, or shall enter the tunnel, or neither", n.MarkMask)
+		return problem("MarkMask", "%#x: want at least two bits, since a packet is ours, or shall enter the tunnel, or "+
+			"neither", n.MarkMask)
 	case n.MarkWG&^n.MarkMask != 0:
 		return problem("MarkWG", "%#x has bits outside of the mask %#x", n.MarkWG, n.MarkMask)
 	case n.MarkRoute&^n.MarkMask != 0:
@@ -255,9 +260,11 @@ func (n Numbers) checkTables() *ErrNumbers {
 	case n.RouteTable < 1 || n.RouteTable > last:
 		return problem("RouteTable", "%d is no table for us; want 1 to %d", n.RouteTable, last)
 	case n.FirstTable < 1 || n.FirstTable+TableCount-1 > last:
-		return problem("FirstTable", "%d: want 1 to %d, since %d tables begin there", n.FirstTable, last-TableCount+1, TableCount)
+		return problem("FirstTable", "%d: want 1 to %d, since %d tables begin there", n.FirstTable,
+			last-TableCount+1, TableCount)
 	case n.RouteTable >= n.FirstTable && n.RouteTable < n.FirstTable+TableCount:
-		return problem("RouteTable", "%d is one of the tables %d to %d of this agent", n.RouteTable, n.FirstTable, n.FirstTable+TableCount-1)
+		return problem("RouteTable", "%d is one of the tables %d to %d of this agent", n.RouteTable, n.FirstTable,
+			n.FirstTable+TableCount-1)
 	}
 	return nil
 }

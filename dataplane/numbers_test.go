@@ -36,15 +36,17 @@ func TestNumbers(t *testing.T) {
 		"client's table of private ones":   {dataplane.ClientNarrowTable, 117},
 		"client's table of the rest":       {dataplane.ClientWideTable, 118},
 		"gateway's rule":                   {dataplane.GatewayRule, 2000},
-		"client's rules for other slots":   {[2]int{dataplane.ClientFlowNarrowRule, dataplane.ClientFlowWideRule}, [2]int{1899, 2099}},
-		"client's tables for other slots":  {[2]int{dataplane.ClientFlowNarrowTable, dataplane.ClientFlowWideTable}, [2]int{11700, 11800}},
-		"bits of flows' marks":             {dataplane.FlowMask, 0x101f},
-		"gateway's rule of other slots":    {dataplane.GatewaySlotRule, 1999},
-		"gateway's tables of other slots":  {dataplane.GatewaySlotTable, 120},
-		"gateway's table":                  {dataplane.GatewayTable, 118},
-		"tunnel to 10.68.12.49":            {dataplane.FoULink(netip.MustParseAddr("10.68.12.49")), "fou4_0a440c31"},
-		"tunnel to 10.68.124.145":          {dataplane.FoULink(netip.MustParseAddr("10.68.124.145")), "fou4_0a447c91"},
-		"tunnel to 10.20.30.40":            {dataplane.FoULink(netip.MustParseAddr("10.20.30.40")), "fou4_0a141e28"},
+		"client's rules for other slots": {[2]int{dataplane.ClientFlowNarrowRule, dataplane.ClientFlowWideRule},
+			[2]int{1899, 2099}},
+		"client's tables for other slots": {[2]int{dataplane.ClientFlowNarrowTable, dataplane.ClientFlowWideTable},
+			[2]int{11700, 11800}},
+		"bits of flows' marks":            {dataplane.FlowMask, 0x101f},
+		"gateway's rule of other slots":   {dataplane.GatewaySlotRule, 1999},
+		"gateway's tables of other slots": {dataplane.GatewaySlotTable, 120},
+		"gateway's table":                 {dataplane.GatewayTable, 118},
+		"tunnel to 10.68.12.49":           {dataplane.FoULink(netip.MustParseAddr("10.68.12.49")), "fou4_0a440c31"},
+		"tunnel to 10.68.124.145":         {dataplane.FoULink(netip.MustParseAddr("10.68.124.145")), "fou4_0a447c91"},
+		"tunnel to 10.20.30.40":           {dataplane.FoULink(netip.MustParseAddr("10.20.30.40")), "fou4_0a141e28"},
 	} {
 		if c.have != c.want {
 			t.Errorf("%s: %v, want %v", name, c.have, c.want)
@@ -54,8 +56,9 @@ func TestNumbers(t *testing.T) {
 
 // The bits of the fwmark that others use stay theirs.
 func TestMarksOfOthers(t *testing.T) {
-	for name, bits := range map[string]uint32{"Calico": 0xffff0000, "Cilium": 0xf00, "Flannel": 0x4000, "kube-proxy": 0x4000 | 0x8000,
-		"portmap": 0x2000, "Amazon's CNI": 0x80, "Tailscale": 0xff0000} {
+	for name, bits := range map[string]uint32{"Calico": 0xffff0000, "Cilium": 0xf00, "Flannel": 0x4000,
+		"kube-proxy": 0x4000 | 0x8000,
+		"portmap":    0x2000, "Amazon's CNI": 0x80, "Tailscale": 0xff0000} {
 		for i := range dataplane.MaxInstance + 1 {
 			if common := bits & (dataplane.NumbersOf(i).MarkMask | dataplane.FlowMask); common != 0 {
 				t.Errorf("%s and skein's instance %d, or flows, share the bits %#x", name, i, common)
@@ -66,8 +69,9 @@ func TestMarksOfOthers(t *testing.T) {
 
 // kubeSpan is what Talos KubeSpan holds by its own documents.
 func kubeSpan() dataplane.Numbers {
-	return dataplane.Numbers{Link: "kubespan", NftTable: "talos_kubespan", MarkWG: 0x20, MarkRoute: 0x40, MarkMask: 0x60, RulePriority: 32500,
-		RouteTable: 180, FirstRule: 1 << 20, FirstTable: 1 << 20}
+	return dataplane.Numbers{Link: "kubespan", NftTable: "talos_kubespan", MarkWG: 0x20, MarkRoute: 0x40, MarkMask: 0x60,
+		RulePriority: 32500,
+		RouteTable:   180, FirstRule: 1 << 20, FirstTable: 1 << 20}
 }
 
 // Each instance is valid and shares nothing with the others; all but the first can stand beside KubeSpan.
@@ -94,15 +98,20 @@ func TestInstances(t *testing.T) {
 // Each of the kinds of numbers is missed when two agents have it in common.
 func TestOverlap(t *testing.T) {
 	for want, change := range map[string]func(n *dataplane.Numbers, o dataplane.Numbers){
-		"link skein0":                          func(n *dataplane.Numbers, o dataplane.Numbers) { n.PlainLink = o.Link },
-		"nft table skein":                      func(n *dataplane.Numbers, o dataplane.Numbers) { n.EgressNftTable = o.NftTable },
-		"fwmark bits 0x20":                     func(n *dataplane.Numbers, _ dataplane.Numbers) { n.MarkMask |= 0x20 },
-		"routing table 180":                    func(n *dataplane.Numbers, _ dataplane.Numbers) { n.FirstTable = 174 },
-		"routing table 121":                    func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RouteTable = 121 },
-		"rule priorities from 2100 on":         func(n *dataplane.Numbers, _ dataplane.Numbers) { n.FirstRule = 2100 },
-		"rule priorities 2000 and 32500":       func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RulePriority = 2000 },
-		"rule priorities 32500 and 32500":      func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RulePriority = 32500 },
-		"addresses of gateways' namespaces 16": func(n *dataplane.Numbers, o dataplane.Numbers) { n.EgressLocal4 = o.EgressLocal4 },
+		"link skein0": func(n *dataplane.Numbers, o dataplane.Numbers) { n.PlainLink = o.Link },
+		"nft table skein": func(n *dataplane.Numbers, o dataplane.Numbers) {
+			n.EgressNftTable = o.NftTable
+		},
+		"fwmark bits 0x20":                func(n *dataplane.Numbers, _ dataplane.Numbers) { n.MarkMask |= 0x20 },
+		"routing table 180":               func(n *dataplane.Numbers, _ dataplane.Numbers) { n.FirstTable = 174 },
+		"routing table 121":               func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RouteTable = 121 },
+		"rule priorities from 2100 on":    func(n *dataplane.Numbers, _ dataplane.Numbers) { n.FirstRule = 2100 },
+		"rule priorities 2000 and 32500":  func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RulePriority = 2000 },
+		"rule priorities 32500 and 32500": func(n *dataplane.Numbers, _ dataplane.Numbers) { n.RulePriority = 32500 },
+		"addresses of gateways' namespaces 16": func(n *dataplane.Numbers, o dataplane.Numbers) {
+			n.EgressLocal4 =
+				o.EgressLocal4
+		},
 	} {
 		n, o := dataplane.NumbersOf(1), dataplane.DefaultNumbers()
 		change(&n, o)
@@ -117,25 +126,29 @@ func TestOverlap(t *testing.T) {
 // A number that cannot be is refused, and named.
 func TestCheckNumbers(t *testing.T) {
 	for want, change := range map[string]func(n *dataplane.Numbers){
-		"Link: \"a b\" is no interface name":                    func(n *dataplane.Numbers) { n.Link = "a b" },
-		"HopLink: \"sixteen-letters-\" is no interface name":    func(n *dataplane.Numbers) { n.HopLink = "sixteen-letters-" },
-		"PlainLink: \"skein0\" is the name of another link":     func(n *dataplane.Numbers) { n.PlainLink = n.Link },
-		"NftTable: \"0a\" is no name of an nft table":           func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
-		"NftTable: \"\": want 1 to 24 characters":               func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
-		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) { *n = n.WithNftTable(strings.Repeat("a", 25)) },
-		"MarkMask: 0x40: want at least two bits":                func(n *dataplane.Numbers) { n.MarkMask = 0x40 },
-		"MarkWG: 0x80 has bits outside of the mask 0x60":        func(n *dataplane.Numbers) { n.MarkWG = 0x80 },
-		"MarkRoute: 0x80 has bits outside of the mask 0x60":     func(n *dataplane.Numbers) { n.MarkRoute = 0x80 },
-		"MarkWG: 0 is the mark of all other packets":            func(n *dataplane.Numbers) { n.MarkWG = 0 },
-		"MarkRoute: 0 is the mark of all other packets":         func(n *dataplane.Numbers) { n.MarkRoute = 0 },
-		"MarkRoute: 0x20 is the mark of what does not enter":    func(n *dataplane.Numbers) { n.MarkRoute = n.MarkWG },
-		"RouteTable: 254 is no table for us; want 1 to 252":     func(n *dataplane.Numbers) { n.RouteTable = 254 },
-		"RouteTable: 0 is no table for us; want 1 to 252":       func(n *dataplane.Numbers) { n.RouteTable = 0 },
-		"RouteTable: 121 is one of the tables 115 to 121":       func(n *dataplane.Numbers) { n.RouteTable = 121 },
-		"FirstTable: 247: want 1 to 246":                        func(n *dataplane.Numbers) { n.FirstTable = 247 },
-		"FirstRule: 0: want 1 or more":                          func(n *dataplane.Numbers) { n.FirstRule = 0 },
-		"RulePriority: 32766: want less than 32766":             func(n *dataplane.Numbers) { n.RulePriority = 32766 },
-		"FirstRule: 32195: 306 priorities begin there":          func(n *dataplane.Numbers) { n.FirstRule = 32195 },
+		"Link: \"a b\" is no interface name": func(n *dataplane.Numbers) { n.Link = "a b" },
+		"HopLink: \"sixteen-letters-\" is no interface name": func(n *dataplane.Numbers) {
+			n.HopLink = "sixteen-letters-"
+		},
+		"PlainLink: \"skein0\" is the name of another link": func(n *dataplane.Numbers) { n.PlainLink = n.Link },
+		"NftTable: \"0a\" is no name of an nft table":       func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
+		"NftTable: \"\": want 1 to 24 characters":           func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
+		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) {
+			*n = n.WithNftTable(strings.Repeat("a", 25))
+		},
+		"MarkMask: 0x40: want at least two bits":             func(n *dataplane.Numbers) { n.MarkMask = 0x40 },
+		"MarkWG: 0x80 has bits outside of the mask 0x60":     func(n *dataplane.Numbers) { n.MarkWG = 0x80 },
+		"MarkRoute: 0x80 has bits outside of the mask 0x60":  func(n *dataplane.Numbers) { n.MarkRoute = 0x80 },
+		"MarkWG: 0 is the mark of all other packets":         func(n *dataplane.Numbers) { n.MarkWG = 0 },
+		"MarkRoute: 0 is the mark of all other packets":      func(n *dataplane.Numbers) { n.MarkRoute = 0 },
+		"MarkRoute: 0x20 is the mark of what does not enter": func(n *dataplane.Numbers) { n.MarkRoute = n.MarkWG },
+		"RouteTable: 254 is no table for us; want 1 to 252":  func(n *dataplane.Numbers) { n.RouteTable = 254 },
+		"RouteTable: 0 is no table for us; want 1 to 252":    func(n *dataplane.Numbers) { n.RouteTable = 0 },
+		"RouteTable: 121 is one of the tables 115 to 121":    func(n *dataplane.Numbers) { n.RouteTable = 121 },
+		"FirstTable: 247: want 1 to 246":                     func(n *dataplane.Numbers) { n.FirstTable = 247 },
+		"FirstRule: 0: want 1 or more":                       func(n *dataplane.Numbers) { n.FirstRule = 0 },
+		"RulePriority: 32766: want less than 32766":          func(n *dataplane.Numbers) { n.RulePriority = 32766 },
+		"FirstRule: 32195: 306 priorities begin there":       func(n *dataplane.Numbers) { n.FirstRule = 32195 },
 	} {
 		n := dataplane.DefaultNumbers()
 		change(&n)
@@ -154,12 +167,16 @@ func TestOwnsRule(t *testing.T) {
 		priority, table int
 		first, second   bool
 	}{
-		{32500, 180, true, false}, {32500, 181, false, false}, {32501, 181, false, true}, {2000, 116, true, false}, {2000, main, true, false},
-		{2000, 115, false, false}, {1999, 115, true, false}, {1998, 120, true, false}, {1997, 121, true, false}, {1795, 116, true, false},
-		{2100, 118, true, false}, {2101, 118, false, false}, {1794, main, false, false}, {1850, 7, false, false}, {2400, 126, false, true}, {1899, 11762, true, false}, {2099, 11800, true, false}, {2099, 11863, false, false},
+		{32500, 180, true, false}, {32500, 181, false, false}, {32501, 181, false, true}, {2000, 116, true, false},
+		{2000, main, true, false},
+		{2000, 115, false, false}, {1999, 115, true, false}, {1998, 120, true, false}, {1997, 121, true, false},
+		{1795, 116, true, false},
+		{2100, 118, true, false}, {2101, 118, false, false}, {1794, main, false, false}, {1850, 7, false, false},
+		{2400, 126, false, true}, {1899, 11762, true, false}, {2099, 11800, true, false}, {2099, 11863, false, false},
 	} {
 		if n.OwnsRule(c.priority, c.table, main) != c.first || second.OwnsRule(c.priority, c.table, main) != c.second {
-			t.Errorf("rule %d to table %d: %t and %t, want %t and %t", c.priority, c.table, n.OwnsRule(c.priority, c.table, main),
+			t.Errorf("rule %d to table %d: %t and %t, want %t and %t", c.priority, c.table,
+				n.OwnsRule(c.priority, c.table, main),
 				second.OwnsRule(c.priority, c.table, main), c.first, c.second)
 		}
 	}
@@ -173,7 +190,8 @@ func TestFlowMarks(t *testing.T) {
 	seen := map[uint32]bool{0: true}
 	for slot := range dataplane.ClientFlowSlots {
 		m := dataplane.FlowMark(slot)
-		if got, ok := dataplane.FlowSlot(m | ^uint32(dataplane.FlowMask)); seen[m] || m&^dataplane.FlowMask != 0 || !ok || got != slot {
+		if got, ok := dataplane.FlowSlot(m | ^uint32(dataplane.FlowMask)); seen[m] || m&^dataplane.FlowMask != 0 ||
+			!ok || got != slot {
 			t.Errorf("slot %d has the mark %#x, which is read as slot %d", slot, m, got)
 		}
 		seen[m] = true

@@ -101,7 +101,8 @@ func TestManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(have) != want {
-			t.Errorf("deploy/%s is not what the chart makes: %s; run `make manifests`", path, firstDifference(string(have), want))
+			t.Errorf("deploy/%s is not what the chart makes: %s; run `make manifests`", path,
+				firstDifference(string(have), want))
 		}
 	}
 	files, err := filepath.Glob("kubernetes/*")

@@ -52,7 +52,8 @@ func TestColumns(t *testing.T) {
 	for _, c := range versions["MeshNode"].Columns {
 		shown[c.Name] = c.Path
 	}
-	for name, path := range map[string]string{"NAT": ".status.nat", "Mode": ".status.mode", "Site": ".status.site", "Endpoint": ".status.endpoint"} {
+	for name, path := range map[string]string{"NAT": ".status.nat", "Mode": ".status.mode", "Site": ".status.site",
+		"Endpoint": ".status.endpoint"} {
 		if shown[name] != path {
 			t.Errorf("MeshNode's column %s is %q, want %q", name, shown[name], path)
 		}

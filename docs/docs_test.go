@@ -3,6 +3,8 @@
 package docs_test
 
 import (
+	"go/scanner"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +29,8 @@ func documents(t *testing.T) []string {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (d.Name() == "bin" || d.Name() == "lab-failures" || path != root && strings.HasPrefix(d.Name(), ".")) {
+		if d.IsDir() && (d.Name() == "bin" || d.Name() == "lab-failures" || path != root &&
+			strings.HasPrefix(d.Name(), ".")) {
 			return filepath.SkipDir
 		}
 		if strings.HasSuffix(path, ".md") {
@@ -207,7 +210,8 @@ func checkCommand(t *testing.T, c *cli, file string, words []string) {
 	}
 	for _, w := range words {
 		w = strings.Trim(w, "[]")
-		if flag := flagRE.FindString(w); flag != "" && flag != "--help" && !regexp.MustCompile(regexp.QuoteMeta(flag)+`\b`).MatchString(help) {
+		if flag := flagRE.FindString(w); flag != "" && flag != "--help" && !regexp.MustCompile(regexp.QuoteMeta(flag)+
+			`\b`).MatchString(help) {
 			t.Errorf("%s: skein %s: there is no flag %s", file, strings.Join(words, " "), flag)
 		}
 	}
@@ -320,7 +324,8 @@ func same(t *testing.T, file string, documented, real []string) {
 }
 
 func TestConfigKeys(t *testing.T) {
-	same(t, "config.md", firstColumn(t, "config.md", `[A-Za-z0-9.]+`, "## The cluster's settings"), keys(reflect.TypeFor[config.Config](), ""))
+	same(t, "config.md", firstColumn(t, "config.md", `[A-Za-z0-9.]+`, "## The cluster's settings"),
+		keys(reflect.TypeFor[config.Config](), ""))
 }
 
 // TestConfigExample loads the examples as an agent would.
@@ -361,6 +366,59 @@ func TestMetrics(t *testing.T) {
 		for _, m := range used {
 			if !slices.Contains(real, strings.TrimSuffix(m, "_bucket")) { // a histogram's buckets
 				t.Errorf("%s: metric %s does not exist", file, m)
+			}
+		}
+	}
+}
+
+// TestGoLinesFit: lines of Go end at 120 columns. What stands between backquotes cannot be broken, nor is what a
+// program writes.
+func TestGoLinesFit(t *testing.T) {
+	const columns = 120
+	generated := regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+	files := 0
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, ".go"):
+			return nil
+		}
+		text := read(t, path)
+		if generated.MatchString(text) {
+			return nil
+		}
+		files++
+		quoted := quotedLines(text)
+		for i, line := range strings.Split(text, "\n") {
+			if n := utf8.RuneCountInString(line); n > columns && !quoted[i+1] {
+				t.Errorf("%s:%d has %d columns, more than %d", path, i+1, n, columns)
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 500 {
+		t.Fatalf("%d files, error %v", files, err)
+	}
+}
+
+// quotedLines are those with a part of what stands between backquotes.
+func quotedLines(text string) map[int]bool {
+	out, set := map[int]bool{}, token.NewFileSet()
+	file := set.AddFile("", -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, []byte(text), nil, 0)
+	for {
+		pos, kind, literal := s.Scan()
+		switch {
+		case kind == token.EOF:
+			return out
+		case kind == token.STRING && literal[0] == '`':
+			first := file.Line(pos)
+			for i := range strings.Count(literal, "\n") + 1 {
+				out[first+i] = true
 			}
 		}
 	}

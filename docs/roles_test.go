@@ -12,7 +12,8 @@ import (
 
 // TestRoles holds the table of roles in security.md to the one by which the leader decides. -update writes it anew.
 func TestRoles(t *testing.T) {
-	const file, begin, end = "security.md", "<!-- begin: written by `go test ./docs -run TestRoles -update` -->\n", "<!-- end -->"
+	const file, begin, end = "security.md", "<!-- begin: written by `go test ./docs -run TestRoles -update` -->\n",
+		"<!-- end -->"
 	var want strings.Builder
 	want.WriteString("| command | agent | admin | server | |\n|---|---|---|---|---|\n")
 	for _, r := range events.Rules {

@@ -149,7 +149,8 @@ func TestSeedsMissing(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"docs: TestSeed", "doc: TestSeeds", "path: TestStrategy", "TestSeeds", "chaos/kube: TestFleet/NoSuchPart", "examples/no-such.yaml",
+		"docs: TestSeed", "doc: TestSeeds", "path: TestStrategy", "TestSeeds", "chaos/kube: TestFleet/NoSuchPart",
+		"examples/no-such.yaml",
 		"../examples/sites.yaml", "docs: seedsRows",
 	} {
 		if seedsMissing(t, all, name) == "" {

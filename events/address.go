@@ -14,7 +14,8 @@ import (
 func (s *State) nextIPv4() (netip.Addr, error) {
 	pool, err := netip.ParsePrefix(s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > 30 {
-		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix", s.Cluster().GetOverlayIpv4())
+		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix",
+			s.Cluster().GetOverlayIpv4())
 	}
 	network := number(pool.Masked().Addr())
 	hosts := uint32(1)<<(32-pool.Bits()) - 2 // without the network's own and the broadcast address
@@ -45,7 +46,8 @@ func (s *State) nextIPv4() (netip.Addr, error) {
 func (s *State) overlayFull(pool netip.Prefix) error {
 	hosts := uint32(1)<<(32-pool.Bits()) - 2
 	return refuse(ResourceExhausted,
-		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are not given again and an overlay cannot grow, so make a cluster with a larger one (overlay.ipv4 in skein.yaml, then skein up --init)",
+		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are not given again and an "+
+			"overlay cannot grow, so make a cluster with a larger one (overlay.ipv4 in skein.yaml, then skein up --init)",
 		pool, hosts, s.users(), s.resting())
 }
 

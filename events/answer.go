@@ -39,7 +39,8 @@ func Reference(a *skeinv1.Answer) *skeinv1.Answer {
 		out.Egress = &skeinv1.Egress{Namespace: v.GetNamespace(), Name: v.GetName(), CreatedIndex: v.GetCreatedIndex()}
 	}
 	if v := a.GetSlot(); v != nil {
-		out.Slot = &skeinv1.EgressSlot{Namespace: v.GetNamespace(), Name: v.GetName(), Number: v.GetNumber(), Epoch: v.GetEpoch()}
+		out.Slot = &skeinv1.EgressSlot{Namespace: v.GetNamespace(), Name: v.GetName(), Number: v.GetNumber(),
+			Epoch: v.GetEpoch()}
 	}
 	if v := a.GetPlainPeer(); v != nil {
 		out.PlainPeer = &skeinv1.PlainPeer{Name: v.GetName(), CreatedIndex: v.GetCreatedIndex()}
@@ -47,7 +48,8 @@ func Reference(a *skeinv1.Answer) *skeinv1.Answer {
 	if plan := a.GetPlan(); len(plan) > 0 {
 		out.Plan = plan[:1]
 		if len(plan) > 1 {
-			out.Plan = []string{plan[0], fmt.Sprintf("the changes are the events up to %d: skein events shows them", a.GetIndex())}
+			out.Plan = []string{plan[0],
+				fmt.Sprintf("the changes are the events up to %d: skein events shows them", a.GetIndex())}
 		}
 	}
 	return out
@@ -73,8 +75,10 @@ func (s *State) Complete(a *skeinv1.Answer) *skeinv1.Answer {
 		return nil
 	}
 	out := &skeinv1.Answer{
-		RequestId: a.GetRequestId(), Index: a.GetIndex(), Node: a.GetNode(), Token: a.GetToken(), ErrorCode: a.GetErrorCode(), ErrorMessage: a.GetErrorMessage(),
-		Pool: a.GetPool(), Static: a.GetStatic(), Grant: a.GetGrant(), Plan: a.GetPlan(), Egress: a.GetEgress(), Slot: a.GetSlot(), PlainPeer: a.GetPlainPeer(),
+		RequestId: a.GetRequestId(), Index: a.GetIndex(), Node: a.GetNode(), Token: a.GetToken(), ErrorCode: a.GetErrorCode(),
+		ErrorMessage: a.GetErrorMessage(),
+		Pool:         a.GetPool(), Static: a.GetStatic(), Grant: a.GetGrant(), Plan: a.GetPlan(), Egress: a.GetEgress(),
+		Slot: a.GetSlot(), PlainPeer: a.GetPlainPeer(),
 	}
 	if n := a.GetNode(); n != nil && len(n.GetIdentityKey()) == 0 {
 		out.Node = cmp.Or(find(&s.nodes, n.GetId()), find(&s.revoked, n.GetId()).GetNode(), n)

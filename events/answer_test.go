@@ -36,9 +36,11 @@ func TestRememberedAnswersAreSmall(t *testing.T) {
 		labels[fmt.Sprint("label-", i)] = strings.Repeat("v", MaxLabelText)
 	}
 	for i, c := range []*skeinv1.Command{
-		createPool(p), setPool(long, &skeinv1.Pool{CooldownSeconds: 1}, "cooldown_seconds"), define(e), setEgress(e, "destinations"),
+		createPool(p), setPool(long, &skeinv1.Pool{CooldownSeconds: 1}, "cooldown_seconds"), define(e),
+		setEgress(e, "destinations"),
 		imports(false, nil, blocks...), changeNode("b", "", labels), allocate("a", long, MaxBlocksAtOnce),
-		reserve(long, "10.70.99.1/32", strings.Repeat("x", MaxText)), keep(long, "10.70.99.2", strings.Repeat("n", MaxNamespace), strings.Repeat("p", MaxNamespace)),
+		reserve(long, "10.70.99.1/32", strings.Repeat("x", MaxText)),
+		keep(long, "10.70.99.2", strings.Repeat("n", MaxNamespace), strings.Repeat("p", MaxNamespace)),
 		grant("a", long, "team-0000-"+strings.Repeat("x", 200), 7), addServer(id("b")), createToken("t", 1, false),
 	} {
 		c.RequestId = fmt.Sprintf("%0*d", MaxText, i)
@@ -72,7 +74,8 @@ func TestAnswersAboutWhatIsGone(t *testing.T) {
 
 	w.must(release("a", "p", 0))
 	w.must(revokeToken("t"))
-	if b := retry(gives, gave).GetBlocks(); len(b) != 2 || b[0].GetNodeId() != "" || b[0].GetIpv4() != "10.66.0.0/28" || !proto.Equal(b[1], gave.GetBlocks()[1]) {
+	if b := retry(gives, gave).GetBlocks(); len(b) != 2 || b[0].GetNodeId() != "" || b[0].GetIpv4() != "10.66.0.0/28" ||
+		!proto.Equal(b[1], gave.GetBlocks()[1]) {
 		t.Fatalf("the blocks are %v", b)
 	}
 	if v := retry(token, tokenMade).GetToken(); v.GetId() != tokenID("t") || v.GetUses() != 0 {
@@ -101,9 +104,11 @@ func TestAnswersAboutWhatIsGone(t *testing.T) {
 func TestWholeAnswersStay(t *testing.T) {
 	w := newPools(t)
 	w.must(createPool(pool("p", 4, "10.66.0.0/24")))
-	was := &skeinv1.Answer{RequestId: "old", Index: w.s.Index() + 1, Pool: proto.CloneOf(w.s.Pool("p")), Node: proto.CloneOf(w.s.NodeByName("a"))}
+	was := &skeinv1.Answer{RequestId: "old", Index: w.s.Index() + 1, Pool: proto.CloneOf(w.s.Pool("p")),
+		Node: proto.CloneOf(w.s.NodeByName("a"))}
 	was.Pool.CooldownSeconds, was.Node.Name = 77, "once"
-	e := &skeinv1.Event{Index: was.Index, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: was}}}
+	e := &skeinv1.Event{Index: was.Index, Time: w.s.Time(), Schema: 1,
+		Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: was}}}
 	if err := w.s.Fold(e); err != nil {
 		t.Fatal(err)
 	}

@@ -26,9 +26,11 @@ func traffic(t testing.TB, nodes, changes int) []*skeinv1.Event {
 		id := idOf(fmt.Sprintf("n%d", i%nodes)).String()
 		var c *skeinv1.Command
 		if i%4 == 0 {
-			c = &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id, WireguardKey: key("fresh", fmt.Sprint(i))}}}
+			c = &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id,
+				WireguardKey: key("fresh", fmt.Sprint(i))}}}
 		} else {
-			c = &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id, SetLabels: true, Labels: map[string]string{"site": "dc", "turn": fmt.Sprint(i)}}}}
+			c = &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id, SetLabels: true,
+				Labels: map[string]string{"site": "dc", "turn": fmt.Sprint(i)}}}}
 		}
 		c.Time, c.RequestId = w.now.UnixNano(), fmt.Sprintf("change-%d", i)
 		w.decide(c)

@@ -34,7 +34,8 @@ func TestBlocksComeInOrder(t *testing.T) {
 		if have := numbersOf(w.s, "a") + " | " + numbersOf(w.s, "c"); have != "p/2 | p/0 p/1 p/3" {
 			t.Fatalf("%s: they have %s", size.subnet, have)
 		}
-		w.refused(allocate("b", "p", 1), ResourceExhausted, "pool p is exhausted: its 4 blocks belong to c (3), a (1); add a subnet with skein pool extend p")
+		w.refused(allocate("b", "p", 1), ResourceExhausted, "pool p is exhausted: its 4 blocks belong to c (3), a (1); add "+
+			"a subnet with skein pool extend p")
 	}
 }
 
@@ -73,7 +74,8 @@ func TestCooldown(t *testing.T) {
 	returned := w.now
 	w.later(time.Minute)
 	w.must(release("a", "p", 0))
-	w.refused(allocate("b", "p", 1), ResourceExhausted, "of its 2 blocks 2 rest after use (5m0s), the first until "+returned.Add(5*time.Minute).UTC().Format(time.RFC3339), "0 belong to nobody")
+	w.refused(allocate("b", "p", 1), ResourceExhausted, "of its 2 blocks 2 rest after use (5m0s), the first until "+
+		returned.Add(5*time.Minute).UTC().Format(time.RFC3339), "0 belong to nobody")
 	if u := w.s.PoolUse("p"); u.Resting(w.now) != 2 || u.Freed != 2 || u.Never != 0 || u.Free() != 2 || u.Owned != 0 {
 		t.Fatalf("the use is %+v", u)
 	}
@@ -90,7 +92,8 @@ func TestBlockAt(t *testing.T) {
 	w := newPools(t)
 	w.must(createPool(pool("p", 2, "10.64.0.0/28,fd02::/124", "10.65.0.0/29,fd03::/125")))
 	w.must(allocate("a", "p", 5))
-	for addr, want := range map[string]uint64{"10.64.0.0": 0, "10.64.0.15": 3, "fd02::9": 2, "10.65.0.3": 4, "fd03::2": 4, "::ffff:10.64.0.5": 1} {
+	for addr, want := range map[string]uint64{"10.64.0.0": 0, "10.64.0.15": 3, "fd02::9": 2, "10.65.0.3": 4, "fd03::2": 4,
+		"::ffff:10.64.0.5": 1} {
 		p, n, b := w.s.BlockAt(netip.MustParseAddr(addr))
 		if p.GetName() != "p" || n != want || b.GetNumber() != want || b.GetNodeId() != id("a") {
 			t.Fatalf("%s lies in %v %d %v", addr, p, n, b)
@@ -127,5 +130,6 @@ func TestHugePool(t *testing.T) {
 	}
 	checkSame(t, "snapshot", w.s, mustFromProto(t, w.s))
 	w.refused(createPool(pool("q", 0, "fd03::/64")), InvalidArgument, "2^64 blocks", "2^60", "/68")
-	w.refused(createPool(&skeinv1.Pool{Name: "q", BlockSizeBits: 17, Subnets: subnetsOf("10.0.0.0/8")}), InvalidArgument, "2^17", "0 to 16 bits")
+	w.refused(createPool(&skeinv1.Pool{Name: "q", BlockSizeBits: 17, Subnets: subnetsOf("10.0.0.0/8")}), InvalidArgument,
+		"2^17", "0 to 16 bits")
 }

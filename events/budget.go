@@ -59,7 +59,9 @@ func (b budget) check(s *State, c *skeinv1.Command, events []*skeinv1.Event) err
 		return nil
 	}
 	if c.GetImportPools() != nil && total > maxImportBytes {
-		return refuse(InvalidArgument, "the import makes %d changes of %s, and an entry of the log holds %s: split it by pool", len(events), mebibytes(total), mebibytes(maxImportBytes))
+		return refuse(InvalidArgument,
+			"the import makes %d changes of %s, and an entry of the log holds %s: split it by pool", len(events),
+			mebibytes(total), mebibytes(maxImportBytes))
 	}
 	fits := b.pods == 0 || s.sizes.pods()+grown.pods() <= b.pods
 	for i, limit := range b.sections {
@@ -108,7 +110,8 @@ func grows(c *skeinv1.Command, e *skeinv1.Event) (in section, bytes int, limited
 		return sectionNodes, entrySize(sectionNodes, sizeOf(b.NodeAdmitted.GetNode())), true
 	case *skeinv1.Event_NodeChanged:
 		change := c.GetChangeNode()
-		return sectionNodes, entrySize(sectionNodes, sizeOf(b.NodeChanged.GetNode())), change.GetSetLabels() || change.GetName() != ""
+		return sectionNodes, entrySize(sectionNodes, sizeOf(b.NodeChanged.GetNode())), change.GetSetLabels() ||
+			change.GetName() != ""
 	case *skeinv1.Event_NodeSettingsSet:
 		const longer = 4 // bytes: the field's tag, and the lengths around it
 		v := b.NodeSettingsSet.GetSettings()
@@ -128,7 +131,8 @@ func grows(c *skeinv1.Command, e *skeinv1.Event) (in section, bytes int, limited
 	case *skeinv1.Event_AddressClaimed:
 		return sectionStatics, reference, false
 	case *skeinv1.Event_GrantSet:
-		return sectionGrants, entrySize(sectionGrants, sizeOf(b.GrantSet.GetGrant())), b.GrantSet.GetGrant().GetAddresses() > 0
+		return sectionGrants, entrySize(sectionGrants, sizeOf(b.GrantSet.GetGrant())),
+			b.GrantSet.GetGrant().GetAddresses() > 0
 	case *skeinv1.Event_EgressDefined:
 		return sectionEgresses, egressSize(b.EgressDefined.GetEgress()), true
 	case *skeinv1.Event_EgressChanged:
@@ -154,13 +158,16 @@ func mebibytes(n int) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)
 // refuseSize says what is large and what to remove.
 func (s *State) refuseSize(in section, limit int) error {
 	what, next := s.content.describe(in)
-	return refuse(ResourceExhausted, "%s take %s of the agreed state, and may take no more than %s: %s", what, mebibytes(s.sizes[in]), mebibytes(limit), next)
+	return refuse(ResourceExhausted, "%s take %s of the agreed state, and may take no more than %s: %s", what,
+		mebibytes(s.sizes[in]), mebibytes(limit), next)
 }
 
 func (s *State) refusePods(limit int) error {
 	v := &s.sizes
-	return refuse(ResourceExhausted, "pools, blocks, static addresses, grants and egresses take %s of the agreed state (%s, %s, %s, %s and %s), and may take no more than %s together: remove what is not used, the largest first",
-		mebibytes(v.pods()), mebibytes(v[sectionPools]), mebibytes(v[sectionBlocks]), mebibytes(v[sectionStatics]), mebibytes(v[sectionGrants]), mebibytes(v[sectionEgresses]), mebibytes(limit))
+	return refuse(ResourceExhausted, "pools, blocks, static addresses, grants and egresses take %s of the agreed state "+
+		"(%s, %s, %s, %s and %s), and may take no more than %s together: remove what is not used, the largest first",
+		mebibytes(v.pods()), mebibytes(v[sectionPools]), mebibytes(v[sectionBlocks]), mebibytes(v[sectionStatics]),
+		mebibytes(v[sectionGrants]), mebibytes(v[sectionEgresses]), mebibytes(limit))
 }
 
 // describe says what a section holds, and how it becomes smaller.
@@ -168,21 +175,26 @@ func (c *content) describe(in section) (what, next string) {
 	switch in {
 	case sectionNodes:
 		return fmt.Sprintf("%d nodes and %d revoked ones", c.nodes.n, c.revoked.n),
-			"revoke those that are not used with skein node revoke, which also ends their long labels; revoked nodes are kept, so that their keys and addresses never come back"
+			"revoke those that are not used with skein node revoke, which also ends their long labels; revoked nodes are " +
+				"kept, so that their keys and addresses never come back"
 	case sectionPools:
-		return fmt.Sprintf("%d pools", c.rooms.n), "remove pools that are not used with skein pool remove, or shorten their lists of namespaces and quotas with skein pool set"
+		return fmt.Sprintf("%d pools", c.rooms.n), "remove pools that are not used with skein pool remove, or shorten " +
+			"their lists of namespaces and quotas with skein pool set"
 	case sectionBlocks:
-		return "the blocks of all pools", "release reserved ones (skein block list --reserved), and remove pools that are not used; long reasons and names of pools count for each block"
+		return "the blocks of all pools", "release reserved ones (skein block list --reserved), and remove pools that are " +
+			"not used; long reasons and names of pools count for each block"
 	case sectionStatics:
 		return fmt.Sprintf("%d static addresses", c.staticCount), "release those that are not used with skein ip release"
 	case sectionGrants:
 		return fmt.Sprintf("%d grants", c.grantCount), "give fewer namespaces a quota with skein pool set"
 	case sectionEgresses:
-		return fmt.Sprintf("%d egresses with %d slots", c.outlets.n, c.slotCount), "remove some that are not used with skein egress remove, or give them fewer destinations"
+		return fmt.Sprintf("%d egresses with %d slots", c.outlets.n, c.slotCount),
+			"remove some that are not used with skein egress remove, or give them fewer destinations"
 	case sectionPlain:
 		return fmt.Sprintf("%d plain peers", c.plain.n), "remove those that are not used with skein peer remove"
 	case sectionTranslations:
-		return fmt.Sprintf("%d translations of sites' networks", c.translations.n), "remove those that are not used with skein site translate --remove"
+		return fmt.Sprintf("%d translations of sites' networks", c.translations.n),
+			"remove those that are not used with skein site translate --remove"
 	}
 	return "the settings", ""
 }
@@ -206,7 +218,8 @@ func (s *State) crowded(b budget) (out []Crowded) {
 		}
 	}
 	if have := s.sizes.pods(); near(have, b.pods) {
-		out = append(out, Crowded{What: "pools, blocks, static addresses, grants and egresses together", Bytes: have, Limit: b.pods, Next: "remove what is not used, the largest first"})
+		out = append(out, Crowded{What: "pools, blocks, static addresses, grants and egresses together", Bytes: have,
+			Limit: b.pods, Next: "remove what is not used, the largest first"})
 	}
 	return out
 }

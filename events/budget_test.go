@@ -51,8 +51,11 @@ func TestReservedBlocksAreBounded(t *testing.T) {
 	long := strings.Repeat("p", MaxName)
 	w.must(createPool(pool(long, 0, "10.64.0.0/14,fd02:1111:2222:3333:4444:5555:6664:0/110")))
 	at := func(i int) string { return fmt.Sprintf("10.%d.%d.%d/32", 64+i>>16, i>>8&255, i&255) }
-	n, err := w.until(MaxNumbers, func(i int) *skeinv1.Command { return reserve(long, at(i), strings.Repeat("x", MaxText)) })
-	demand(t, err, "the blocks of all pools take 24.0 MiB of the agreed state, and may take no more than 24.0 MiB: release reserved ones (skein block list --reserved)")
+	n, err := w.until(MaxNumbers, func(i int) *skeinv1.Command {
+		return reserve(long, at(i), strings.Repeat("x", MaxText))
+	})
+	demand(t, err, "the blocks of all pools take 24.0 MiB of the agreed state, and may take no more than 24.0 MiB: "+
+		"release reserved ones (skein block list --reserved)")
 	if have := w.s.Size(); have > MaxBlockBytes+1<<20 || have < MaxBlockBytes-1<<10 {
 		t.Fatalf("%d reserved blocks make a state of %d bytes", n, have)
 	}
@@ -84,7 +87,8 @@ func TestNodesAreBounded(t *testing.T) {
 	n, err := w.until(MaxNodeBytes/1000, func(i int) *skeinv1.Command {
 		return today(admit(fmt.Sprint("n", i), "many", func(a *skeinv1.AdmitNode) { a.Node.Labels = labels }))
 	})
-	demand(t, err, fmt.Sprintf("%d nodes and 0 revoked ones take", n+3), "revoke those that are not used with skein node revoke, which also ends their long labels")
+	demand(t, err, fmt.Sprintf("%d nodes and 0 revoked ones take", n+3), "revoke those that are not used with skein "+
+		"node revoke, which also ends their long labels")
 	w.must(createPool(pool("p", 4, "10.64.0.0/20")))
 	w.must(allocate("a", "p", 1))
 	w.must(rotateKey("n0", "other"))
@@ -141,7 +145,8 @@ func TestImportsFitIntoAnEntry(t *testing.T) {
 		}
 		many = append(many, p)
 	}
-	w.refused(imports(false, many), InvalidArgument, "the import makes 64 changes of", "an entry of the log holds 24.0 MiB: split it by pool")
+	w.refused(imports(false, many), InvalidArgument, "the import makes 64 changes of", "an entry of the log holds 24.0 "+
+		"MiB: split it by pool")
 	w.must(imports(false, many[:8]))
 }
 
@@ -160,7 +165,8 @@ func TestAgentsCannotFillTheState(t *testing.T) {
 	w.must(createPool(pool("tiny", 0, "10.66.0.0/28")))
 
 	_, err := w.until(1<<14, func(int) *skeinv1.Command { return allocate("b", "p", 1<<20) })
-	demand(t, err, "node b has 8192 of the 16384 blocks of pool p, and a node may have 8192 where the pool says nothing else", "skein pool set p --max-blocks-per-node N")
+	demand(t, err, "node b has 8192 of the 16384 blocks of pool p, and a node may have 8192 where the pool says nothing "+
+		"else", "skein pool set p --max-blocks-per-node N")
 	w.must(allocate("c", "p", 16))
 	w.must(setPool("p", &skeinv1.Pool{MaxBlocksPerNode: 8193}, "max_blocks_per_node"))
 	w.must(allocate("b", "p", 1<<20))
@@ -181,7 +187,8 @@ func TestAgentsCannotFillTheState(t *testing.T) {
 		return claim("b", "q", fmt.Sprintf("10.65.%d.%d", 1+i>>8, i&255), "ns", fmt.Sprint("pod", i))
 	})
 	demand(t, err, "node b holds 1024 static addresses")
-	w.must(claim("c", "q", fmt.Sprintf("10.65.%d.%d", 1+MaxNodeStatics>>8, MaxNodeStatics&255), "ns", fmt.Sprint("pod", MaxNodeStatics)))
+	w.must(claim("c", "q", fmt.Sprintf("10.65.%d.%d", 1+MaxNodeStatics>>8, MaxNodeStatics&255), "ns",
+		fmt.Sprint("pod", MaxNodeStatics)))
 }
 
 // A lone node may have all blocks of a pool: there is nobody to leave some to.
@@ -203,7 +210,8 @@ func TestALoneNodeMayHaveAPool(t *testing.T) {
 func TestBudgetNeverExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := budget{pods: rapid.IntRange(200, 2000).Draw(t, "pods")}
-		for _, in := range []section{sectionNodes, sectionPools, sectionBlocks, sectionStatics, sectionGrants, sectionEgresses} {
+		for _, in := range []section{sectionNodes, sectionPools, sectionBlocks, sectionStatics, sectionGrants,
+			sectionEgresses} {
 			b.sections[in] = rapid.IntRange(100, 1500).Draw(t, "limit")
 		}
 		s := NewState()
@@ -239,7 +247,8 @@ func TestBudgetNeverExceeded(t *testing.T) {
 			}
 			for in, limit := range b.sections {
 				if counted && limit > 0 && next.sizes[in] > max(limit, s.sizes[in]) {
-					t.Fatalf("%v makes section %d %d bytes large, %d before, and %d are allowed", c, in, next.sizes[in], s.sizes[in], limit)
+					t.Fatalf("%v makes section %d %d bytes large, %d before, and %d are allowed", c, in, next.sizes[in],
+						s.sizes[in], limit)
 				}
 			}
 			if have := next.sizes.pods(); counted && have > max(b.pods, s.sizes.pods()) {
@@ -257,7 +266,8 @@ func TestBudgetAddsUp(t *testing.T) {
 	const late = int64(1) << 62 // a time of the most bytes
 	name := strings.Repeat("n", MaxName)
 	small := &skeinv1.Node{
-		Id: id("a"), Name: "a", IdentityKey: key("identity", "a"), WireguardKey: key("wireguard", "a"), Ipv4: "10.0.0.1", Ipv6: "fd00::1234:1234:1234:1234",
+		Id: id("a"), Name: "a", IdentityKey: key("identity", "a"), WireguardKey: key("wireguard", "a"), Ipv4: "10.0.0.1",
+		Ipv6:       "fd00::1234:1234:1234:1234",
 		AdmittedAt: start.UnixNano(), AdmittedIndex: 1, MinSchema: 1, MaxSchema: 1,
 	}
 	// A node that was revoked with a role, a drain and schemas of the most bytes. While it lives it is a server instead.
@@ -265,13 +275,15 @@ func TestBudgetAddsUp(t *testing.T) {
 	grown.AgentsOnly, grown.Draining, grown.Admin, grown.MinSchema, grown.MaxSchema = true, true, true, 1<<31, 1<<31
 	node := entrySize(sectionNodes, sizeOf(small))
 	more := max(sizeOf(&skeinv1.RevokedNode{Node: grown, RevokedAt: late}),
-		sizeOf(grown)+entrySize(sectionServers, sizeOf(&skeinv1.Server{NodeId: small.Id, Voter: true, Since: late}))) - sizeOf(small)
+		sizeOf(grown)+entrySize(sectionServers,
+			sizeOf(&skeinv1.Server{NodeId: small.Id, Voter: true, Since: late}))) - sizeOf(small)
 	slot := &skeinv1.EgressSlot{Namespace: name, Name: name, Number: MaxReplicas - 1}
 	owned := proto.CloneOf(slot)
 	owned.NodeId, owned.FromNodeId, owned.Reason, owned.Planned = small.Id, small.Id, strings.Repeat("r", MaxText), true
 	owned.Epoch, owned.Since, owned.LeaseMillis, owned.FormerLeaseMillis = 1<<62, late, MaxEgressLease, MaxEgressLease
 	token := &skeinv1.Token{
-		Id: tokenID("1"), SecretHash: key("secret", "1"), CreatedAt: late, ExpiresAt: late, UsesLeft: MaxTokenUses, Uses: MaxTokenUses,
+		Id: tokenID("1"), SecretHash: key("secret", "1"), CreatedAt: late, ExpiresAt: late, UsesLeft: MaxTokenUses,
+		Uses:  MaxTokenUses,
 		Label: strings.Repeat("l", MaxText), AgentsOnly: true, Role: string(RoleServer), Signed: true,
 	}
 	claim := len(small.Id) + 2 + 2*10

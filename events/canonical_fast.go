@@ -28,7 +28,8 @@ func appendMessage(b []byte, m proto.Message) []byte {
 		case *skeinv1.EgressSlot:
 			return appendSlot(b, m)
 		case *skeinv1.Answer:
-			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 && m.Egress == nil && m.Slot == nil && m.PlainPeer == nil {
+			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 && m.Egress == nil &&
+				m.Slot == nil && m.PlainPeer == nil {
 				return appendAnswer(b, m)
 			}
 		}

@@ -92,7 +92,8 @@ func scalar(t *rapid.T, f protoreflect.FieldDescriptor) protoreflect.Value {
 // samples are messages of every shape that the log or a snapshot can hold, and of shapes it cannot yet.
 func samples() []proto.Message {
 	return []proto.Message{
-		&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.State{}, &skeinv1.Event{}, &skeinv1.Batch{}, &skeinv1.Command{},
+		&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.State{}, &skeinv1.Event{}, &skeinv1.Batch{},
+		&skeinv1.Command{},
 		&skeinv1.Record{}, &structpb.Struct{},
 	}
 }
@@ -123,7 +124,8 @@ func TestCanonicalIsProtobuf(t *testing.T) {
 
 // TestCanonicalShortWay holds the hand-written encoders against the general one.
 func TestCanonicalShortWay(t *testing.T) {
-	for _, m := range []proto.Message{&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.Block{}, &skeinv1.FreedBlock{}, &skeinv1.EgressSlot{}} {
+	for _, m := range []proto.Message{&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.Block{},
+		&skeinv1.FreedBlock{}, &skeinv1.EgressSlot{}} {
 		t.Run(string(m.ProtoReflect().Descriptor().Name()), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				a := m.ProtoReflect().New()
@@ -235,7 +237,8 @@ func golden(t *testing.T, name, have string) {
 		t.Fatal(err)
 	}
 	if have != string(want) {
-		t.Errorf("%s differs; have:\n%s\nA cluster with mixed versions would take this for divergence: if the change is meant, raise hashVersion and run go test -update", path, have)
+		t.Errorf("%s differs; have:\n%s\nA cluster with mixed versions would take this for divergence: if the change is "+
+			"meant, raise hashVersion and run go test -update", path, have)
 	}
 }
 
@@ -296,7 +299,8 @@ func history(t *testing.T) *world {
 // TestHistoryMakesEveryEvent keeps the golden file complete when an event is added.
 func TestHistoryMakesEveryEvent(t *testing.T) {
 	seen := map[protoreflect.FieldNumber]bool{}
-	for _, e := range slices.Concat(history(t).log, poolHistory(t).log, egressHistory(t).log, clockHistory(t).log, podCIDRHistory(t).log, siteHistory(t).log, plainPeerHistory(t).log,
+	for _, e := range slices.Concat(history(t).log, poolHistory(t).log, egressHistory(t).log, clockHistory(t).log,
+		podCIDRHistory(t).log, siteHistory(t).log, plainPeerHistory(t).log,
 		rangeHistory(t).log, translationHistory(t).log) {
 		r := e.ProtoReflect()
 		body := r.Descriptor().Oneofs().ByName("body")

@@ -76,7 +76,8 @@ func TestRepairedClock(t *testing.T) {
 	w.now = w.now.Add(-1500 * time.Millisecond)
 	evs, _, err = w.propose(withID("half a second behind", repairClock()))
 	if err != nil || len(evs) != 1 || evs[0].GetTime() < before {
-		t.Errorf("a repair by a clock that is behind by less than needs one gives %v, %v: the log's time went back by %s", briefs(evs), err, time.Duration(before-w.s.Time()))
+		t.Errorf("a repair by a clock that is behind by less than needs one gives %v, %v: the log's time went back by %s",
+			briefs(evs), err, time.Duration(before-w.s.Time()))
 	}
 }
 
@@ -85,7 +86,8 @@ func TestRepairKeepsEverythingElse(t *testing.T) {
 	for name, w := range map[string]*world{"": history(t), "pools": poolHistory(t), "egresses": egressHistory(t)} {
 		s := w.s.Clone()
 		now := start.UnixNano()
-		e := &skeinv1.Event{Index: s.Index() + 1, Time: now, Schema: 4, Body: &skeinv1.Event_ClockRepaired{ClockRepaired: &skeinv1.ClockRepaired{Before: s.Time()}}}
+		e := &skeinv1.Event{Index: s.Index() + 1, Time: now, Schema: 4,
+			Body: &skeinv1.Event_ClockRepaired{ClockRepaired: &skeinv1.ClockRepaired{Before: s.Time()}}}
 		if err := s.Fold(e); err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +115,8 @@ func TestEveryInt64OfAStateIsATime(t *testing.T) {
 		for i := range m.Fields().Len() {
 			f := m.Fields().Get(i)
 			name := string(f.Name())
-			if f.Kind() == protoreflect.Int64Kind && name != "time" && name != "since" && name != "at" && !strings.HasSuffix(name, "_at") && !strings.HasSuffix(name, "_since") {
+			if f.Kind() == protoreflect.Int64Kind && name != "time" && name != "since" && name != "at" &&
+				!strings.HasSuffix(name, "_at") && !strings.HasSuffix(name, "_since") {
 				t.Errorf("%s is no time by its name", f.FullName())
 			}
 			if f.Message() != nil && !f.IsMap() {

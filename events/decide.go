@@ -29,7 +29,8 @@ type decision struct {
 	silent   bool // the answer is not remembered: nothing was done, and the same may be asked in earnest
 }
 
-func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([]*skeinv1.Event, *skeinv1.Answer, error) {
+func decide(s *State, c *skeinv1.Command,
+	schema func(*skeinv1.Event) uint32) ([]*skeinv1.Event, *skeinv1.Answer, error) {
 	if err := checkText("request ID", c.GetRequestId(), MaxText); err != nil {
 		return nil, nil, err
 	}
@@ -150,7 +151,8 @@ func (d *decision) checkServers() error {
 	for v := range d.s.servers.all() {
 		n := find(&d.s.nodes, v.GetNodeId())
 		if n.GetMaxSchema() < need {
-			return refuse(FailedPrecondition, "server %s folds event schemas up to %d and this command needs %d: upgrade skein on %s first",
+			return refuse(FailedPrecondition, "server %s folds event schemas up to %d and this command needs %d: upgrade "+
+				"skein on %s first",
 				n.GetName(), n.GetMaxSchema(), need, n.GetName())
 		}
 	}
@@ -160,7 +162,8 @@ func (d *decision) checkServers() error {
 // secret derives 32 secret bytes for one purpose from the command's entropy.
 func (d *decision) secret(purpose string) ([]byte, error) {
 	if len(d.c.GetEntropy()) < minEntropy {
-		return nil, refuse(InvalidArgument, "the command carries %d bytes of entropy: the leader must add at least %d", len(d.c.GetEntropy()), minEntropy)
+		return nil, refuse(InvalidArgument, "the command carries %d bytes of entropy: the leader must add at least %d",
+			len(d.c.GetEntropy()), minEntropy)
 	}
 	h := sha256.New()
 	h.Write([]byte("skein " + purpose + " v1\x00"))

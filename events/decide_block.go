@@ -39,7 +39,8 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 	}
 	if all := d.s.blockCount(n.GetId()); all+int(total-uint64(held.n)) > MaxNodeBlocks {
 		if all >= MaxNodeBlocks {
-			return refuse(ResourceExhausted, "node %s has %d blocks, and a node may have %d in all pools; use pools with larger blocks", n.GetName(), all, MaxNodeBlocks)
+			return refuse(ResourceExhausted, "node %s has %d blocks, and a node may have %d in all pools; use pools with "+
+				"larger blocks", n.GetName(), all, MaxNodeBlocks)
 		}
 		total = uint64(held.n + MaxNodeBlocks - all)
 	}
@@ -75,10 +76,13 @@ func (s *State) blockLimit(r *room) uint64 {
 func refuseMoreBlocks(r *room, n *skeinv1.Node, have int, limit uint64) error {
 	name := r.pool.GetName()
 	if r.pool.GetMaxBlocksPerNode() == 0 {
-		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d where the pool says nothing else; remove pods from it, add a subnet with skein pool extend %s, or allow more with skein pool set %s --max-blocks-per-node N",
+		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d where the "+
+			"pool says nothing else; remove pods from it, add a subnet with skein pool extend %s, or allow more with skein "+
+			"pool set %s --max-blocks-per-node N",
 			n.GetName(), have, r.layout.blocks, name, limit, name, name)
 	}
-	return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there (--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
+	return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there "+
+		"(--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
 		n.GetName(), have, name, limit)
 }
 
@@ -93,7 +97,8 @@ func (s *State) blockCount(nodeID string) (n int) {
 }
 
 func refuseDraining(p *skeinv1.Pool) error {
-	return refuse(FailedPrecondition, "pool %s is being drained, and nothing new is taken from it; use another pool, or end it with skein pool drain %s --undo", p.GetName(), p.GetName())
+	return refuse(FailedPrecondition, "pool %s is being drained, and nothing new is taken from it; use another pool, or "+
+		"end it with skein pool drain %s --undo", p.GetName(), p.GetName())
 }
 
 // nextBlocks is up to want blocks that may be given now, in the order in which they are to be given: first those that
@@ -176,12 +181,15 @@ func (d *decision) refuseExhausted(r *room) error {
 	switch {
 	case rests > 0:
 		until := time.Unix(0, first).Add(cooldown(r.pool)).UTC()
-		return refuse(ResourceExhausted, "pool %s has no block to give now: of its %d blocks %d rest after use (%s), the first until %s, and %d belong to %s; try again then, or add a subnet with skein pool extend %s",
+		return refuse(ResourceExhausted, "pool %s has no block to give now: of its %d blocks %d rest after use (%s), the "+
+			"first until %s, and %d belong to %s; try again then, or add a subnet with skein pool extend %s",
 			name, r.layout.blocks, rests, cooldown(r.pool), until.Format(time.RFC3339), r.blocks.n, d.s.holdersOf(r), name)
 	case uint64(r.blocks.n) < r.layout.blocks:
-		return refuse(ResourceExhausted, "there are %d blocks in all pools, and no more are kept; use larger blocks, or remove pools that are not used", d.s.numbers)
+		return refuse(ResourceExhausted, "there are %d blocks in all pools, and no more are kept; use larger blocks, or "+
+			"remove pools that are not used", d.s.numbers)
 	}
-	return refuse(ResourceExhausted, "pool %s is exhausted: its %d blocks belong to %s; add a subnet with skein pool extend %s, or remove pods where the most blocks are",
+	return refuse(ResourceExhausted, "pool %s is exhausted: its %d blocks belong to %s; add a subnet with skein pool "+
+		"extend %s, or remove pods where the most blocks are",
 		name, r.layout.blocks, d.s.holdersOf(r), name)
 }
 
@@ -236,7 +244,8 @@ func (s *State) ownerOf(b *skeinv1.Block) string {
 func (d *decision) blockAt(pool, prefix string) (*room, uint64, error) {
 	a, bits, err := parseEither(prefix)
 	if err != nil {
-		return nil, 0, refuse(InvalidArgument, "%.80q is neither an address nor a block's prefix; write one like 10.64.0.32/27", prefix)
+		return nil, 0, refuse(InvalidArgument, "%.80q is neither an address nor a block's prefix; write one like "+
+			"10.64.0.32/27", prefix)
 	}
 	r, err := d.roomAt(pool, a)
 	if err != nil {
@@ -249,7 +258,8 @@ func (d *decision) blockAt(pool, prefix string) (*room, uint64, error) {
 		block = ipv6
 	}
 	if bits != block.Bits() && bits != a.BitLen() || bits == block.Bits() && a != block.Addr() {
-		return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s: the block there is %s", prefix, r.pool.GetName(), block)
+		return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s: the block there is %s", prefix,
+			r.pool.GetName(), block)
 	}
 	return r, n, nil
 }
@@ -263,7 +273,8 @@ func (d *decision) roomAt(pool string, a netip.Addr) (*room, error) {
 			return nil, err
 		}
 		if r != named {
-			return nil, refuse(InvalidArgument, "%s does not lie in pool %s: skein pool show %s shows its subnets", a, pool, pool)
+			return nil, refuse(InvalidArgument, "%s does not lie in pool %s: skein pool show %s shows its subnets", a, pool,
+				pool)
 		}
 	}
 	if r == nil {
@@ -302,7 +313,8 @@ func (d *decision) reserveBlock(c *skeinv1.ReserveBlock) error {
 func (d *decision) reserve(r *room, n uint64, reason string) (*skeinv1.Block, error) {
 	b := r.block(n)
 	if b.GetNodeId() != "" {
-		return nil, refuse(FailedPrecondition, "block %s of pool %s belongs to %s since %s; it can be reserved when it is given back",
+		return nil, refuse(FailedPrecondition, "block %s of pool %s belongs to %s since %s; it can be reserved when it is "+
+			"given back",
 			blockName(b), b.GetPool(), d.s.ownerOf(b), when(b.GetSince()))
 	}
 	if b != nil {
@@ -312,7 +324,8 @@ func (d *decision) reserve(r *room, n uint64, reason string) (*skeinv1.Block, er
 		return nil, refuseDraining(r.pool)
 	}
 	if f, _ := r.freed.get(n, ""); f != nil && resting(f.GetAt(), cooldown(r.pool), d.c.GetTime()) {
-		return nil, refuse(FailedPrecondition, "block %d of pool %s was given back at %s and rests until %s; try again then, or take another",
+		return nil, refuse(FailedPrecondition, "block %d of pool %s was given back at %s and rests until %s; try again "+
+			"then, or take another",
 			n, r.pool.GetName(), when(f.GetAt()), when(f.GetAt()+int64(cooldown(r.pool))))
 	}
 	if d.s.numbers >= MaxNumbers && !r.given(n) {
@@ -367,10 +380,12 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 			return d.refuseNotYours(b, c.GetNodeId())
 		}
 		if v := r.staticIn(n); v != nil {
-			return refuse(FailedPrecondition, "block %s of pool %s holds the static address %s of %s/%s; release that first", blockName(b), b.GetPool(), staticAddr(v), v.GetNamespace(), v.GetPod())
+			return refuse(FailedPrecondition, "block %s of pool %s holds the static address %s of %s/%s; release that first",
+				blockName(b), b.GetPool(), staticAddr(v), v.GetNamespace(), v.GetPod())
 		}
 		if d.s.egressesIn(b.GetPool(), n) > 0 {
-			return refuse(FailedPrecondition, "block %s of pool %s holds addresses of egress %s; remove that, or change its addresses, first",
+			return refuse(FailedPrecondition, "block %s of pool %s holds addresses of egress %s; remove that, or change its "+
+				"addresses, first",
 				blockName(b), b.GetPool(), d.s.egressesOf(r, func(number uint64) bool { return number == n }))
 		}
 		d.emitReleased(b, c.GetReason())
@@ -384,7 +399,8 @@ func givenAt(c *skeinv1.ReleaseBlocks) (map[uint64]uint64, error) {
 		return nil, nil
 	}
 	if len(c.GetIndexes()) != len(c.GetNumbers()) {
-		return nil, refuse(InvalidArgument, "%d blocks are named with %d indexes: name one for each", len(c.GetNumbers()), len(c.GetIndexes()))
+		return nil, refuse(InvalidArgument, "%d blocks are named with %d indexes: name one for each", len(c.GetNumbers()),
+			len(c.GetIndexes()))
 	}
 	out := make(map[uint64]uint64, len(c.GetNumbers()))
 	for i, n := range c.GetNumbers() {
@@ -406,9 +422,11 @@ func (d *decision) named(c *skeinv1.ReleaseBlocks) (*room, []uint64, error) {
 func (d *decision) refuseNotYours(b *skeinv1.Block, nodeID string) error {
 	switch {
 	case nodeID != "":
-		return refuse(FailedPrecondition, "block %s of pool %s does not belong to node %s but to %s: only who has it gives it back", blockName(b), b.GetPool(), d.s.nameOf(nodeID), d.s.ownerOf(b))
+		return refuse(FailedPrecondition, "block %s of pool %s does not belong to node %s but to %s: only who has it gives "+
+			"it back", blockName(b), b.GetPool(), d.s.nameOf(nodeID), d.s.ownerOf(b))
 	default:
-		return refuse(FailedPrecondition, "block %s of pool %s is not reserved: it belongs to %s, which gives it back when no pod uses it, or when the node is revoked (skein node revoke)",
+		return refuse(FailedPrecondition, "block %s of pool %s is not reserved: it belongs to %s, which gives it back when "+
+			"no pod uses it, or when the node is revoked (skein node revoke)",
 			blockName(b), b.GetPool(), d.s.ownerOf(b))
 	}
 }

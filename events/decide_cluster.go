@@ -26,7 +26,8 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 			d.answer.Node = n
 			return nil
 		}
-		return refuse(AlreadyExists, "this log already belongs to cluster %s: use another state directory for a new cluster", have.GetId())
+		return refuse(AlreadyExists, "this log already belongs to cluster %s: use another state directory for a new cluster",
+			have.GetId())
 	}
 	overlay, err := checkOverlay(cmp.Or(c.GetOverlayIpv4(), DefaultOverlayIPv4))
 	if err != nil {
@@ -49,7 +50,8 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 		Id: c.GetClusterId(), CreatedAt: d.c.GetTime(), PskSeed: seed,
 		OverlayIpv4: overlay.String(), OverlayIpv6: identity.OverlayPrefix(cluster).String(),
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: created, Settings: settings}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: created,
+		Settings: settings}}})
 	n := d.newNode(c.GetFirstNode(), overlay.Addr().Next(), d.firstRange(c.GetFirstNode(), settings, cluster, overlay))
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}})
 	d.answer.Node = n
@@ -127,7 +129,8 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 		return err
 	}
 	if l := c.GetLifetimeNanos(); l <= 0 || l > int64(MaxTokenLifetime) {
-		return refuse(InvalidArgument, "a token's lifetime of %s is out of range: use up to %s", time.Duration(l), MaxTokenLifetime)
+		return refuse(InvalidArgument, "a token's lifetime of %s is out of range: use up to %s", time.Duration(l),
+			MaxTokenLifetime)
 	}
 	if u := c.GetUses(); u == 0 || u > MaxTokenUses {
 		return refuse(InvalidArgument, "a token for %d uses: use 1 to %d", u, MaxTokenUses)
@@ -153,7 +156,8 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 		return refuse(ResourceExhausted, "there are %d tokens already: revoke some with skein token revoke ID", d.s.tokens.n)
 	}
 	t := &skeinv1.Token{
-		Id: c.GetId(), SecretHash: c.GetSecretHash(), CreatedAt: d.c.GetTime(), ExpiresAt: d.c.GetTime() + c.GetLifetimeNanos(),
+		Id: c.GetId(), SecretHash: c.GetSecretHash(), CreatedAt: d.c.GetTime(), ExpiresAt: d.c.GetTime() +
+			c.GetLifetimeNanos(),
 		UsesLeft: c.GetUses(), Uses: c.GetUses(), Label: c.GetLabel(), AgentsOnly: role != RoleServer, Signed: c.GetSigned(),
 	}
 	if role != RoleAgent {
@@ -186,7 +190,8 @@ func (d *decision) revokeToken(c *skeinv1.RevokeToken) error {
 }
 
 func (d *decision) emitTokenRevoked(id, reason string) {
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: id, Reason: reason}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenRevoked{TokenRevoked: &skeinv1.TokenRevoked{TokenId: id,
+		Reason: reason}}})
 }
 
 // token is the token that a joiner shows, or the reason why it does not let it in.
@@ -199,7 +204,9 @@ func (d *decision) token(c *skeinv1.AdmitNode) (*skeinv1.Token, error) {
 		return nil, err
 	}
 	if d.c.GetTime() >= t.GetExpiresAt() {
-		return nil, refuse(PermissionDenied, "join token %s expired at %s: make a new one on a member with skein token create", t.GetId(), time.Unix(0, t.GetExpiresAt()).UTC().Format(time.RFC3339))
+		return nil, refuse(PermissionDenied,
+			"join token %s expired at %s: make a new one on a member with skein token create", t.GetId(),
+			time.Unix(0, t.GetExpiresAt()).UTC().Format(time.RFC3339))
 	}
 	return t, nil
 }

@@ -43,7 +43,8 @@ func (d *decision) outlet(namespace, name string) (*outlet, error) {
 	if len(shown) == 0 {
 		return nil, refuse(NotFound, "egress %.80s/%.80s does not exist, and no other does", namespace, name)
 	}
-	return nil, refuse(NotFound, "egress %.80s/%.80s does not exist: there are %s%s", namespace, name, strings.Join(shown, ", "), more(len(d.s.egressNames)-len(shown)))
+	return nil, refuse(NotFound, "egress %.80s/%.80s does not exist: there are %s%s", namespace, name,
+		strings.Join(shown, ", "), more(len(d.s.egressNames)-len(shown)))
 }
 
 // stepper decides in steps, each on the state that the ones before it made. What it emits becomes the decision's with
@@ -126,10 +127,12 @@ func (d *decision) checkEgress(old *outlet, e *skeinv1.Egress, destinations []ne
 		slots, count = slots-len(old.slots), count-len(old.destinations)
 	}
 	if slots+int(e.GetReplicas()) > MaxSlots {
-		return refuse(ResourceExhausted, "egress %s: with %d replicas all egresses would have %d, and %d are allowed; use fewer", ref, e.GetReplicas(), slots+int(e.GetReplicas()), MaxSlots)
+		return refuse(ResourceExhausted, "egress %s: with %d replicas all egresses would have %d, and %d are allowed; use "+
+			"fewer", ref, e.GetReplicas(), slots+int(e.GetReplicas()), MaxSlots)
 	}
 	if count+len(destinations) > MaxAllDestinations {
-		return refuse(ResourceExhausted, "egress %s: with its %d destinations all egresses would have %d, and %d are allowed; use larger prefixes", ref, len(destinations), count+len(destinations), MaxAllDestinations)
+		return refuse(ResourceExhausted, "egress %s: with its %d destinations all egresses would have %d, and %d are "+
+			"allowed; use larger prefixes", ref, len(destinations), count+len(destinations), MaxAllDestinations)
 	}
 	if err := d.s.checkOutside(e, destinations); err != nil {
 		return err
@@ -142,7 +145,8 @@ func (d *decision) checkEgress(old *outlet, e *skeinv1.Egress, destinations []ne
 	four, six := families(destinations)
 	if four && !run.ipv4.IsValid() || six && !run.ipv6.IsValid() {
 		family := map[bool]string{true: "IPv4", false: "IPv6"}[four && !run.ipv4.IsValid()]
-		return refuse(FailedPrecondition, "egress %s has %s destinations, and its tunnels' ends are taken from pool %s, which is %s; name a pool with %s, or leave those destinations out",
+		return refuse(FailedPrecondition, "egress %s has %s destinations, and its tunnels' ends are taken from pool %s, "+
+			"which is %s; name a pool with %s, or leave those destinations out",
 			ref, family, r.pool.GetName(), run.kind(), family)
 	}
 	return nil
@@ -175,10 +179,12 @@ func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
 	}
 	r := w.s.roomAt(a)
 	if r == nil {
-		return refuse(FailedPrecondition, "egress %s: address %s lies in no pool; make a pool with the addresses that gateways may use, and no block of it is given to pods while an egress has addresses there", ref, a)
+		return refuse(FailedPrecondition, "egress %s: address %s lies in no pool; make a pool with the addresses that "+
+			"gateways may use, and no block of it is given to pods while an egress has addresses there", ref, a)
 	}
 	if v := r.static(a); v != nil {
-		return refuse(AlreadyExists, "egress %s: address %s is kept for pod %s/%s; take another, or release it first", ref, a, v.GetNamespace(), v.GetPod())
+		return refuse(AlreadyExists, "egress %s: address %s is kept for pod %s/%s; take another, or release it first", ref, a,
+			v.GetNamespace(), v.GetPod())
 	}
 	if r.pool.GetDraining() {
 		return refuse(FailedPrecondition, "egress %s: address %s: %s", ref, a, refuseDraining(r.pool))
@@ -189,7 +195,8 @@ func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
 		return refuse(CodeOf(err), "egress %s: address %s: %s", ref, a, err)
 	}
 	if node, ok := importedFor(b); ok {
-		return refuse(FailedPrecondition, "egress %s: address %s: block %s of pool %s is kept for node %s, whose pods may have its addresses; take an address of another block",
+		return refuse(FailedPrecondition, "egress %s: address %s: block %s of pool %s is kept for node %s, whose pods may "+
+			"have its addresses; take an address of another block",
 			ref, a, blockName(b), b.GetPool(), node)
 	}
 	return nil
@@ -242,7 +249,8 @@ func (w *stepper) takeEndpoints(e *skeinv1.Egress) error {
 	case len(numbers) == 0:
 		return w.refuseExhausted(r)
 	case len(numbers) < want:
-		return refuse(ResourceExhausted, "egress %s needs %d blocks of pool %s for its tunnels' ends, and there are %d to give now; ask for fewer replicas, or add a subnet with skein pool extend %s",
+		return refuse(ResourceExhausted, "egress %s needs %d blocks of pool %s for its tunnels' ends, and there are %d to "+
+			"give now; ask for fewer replicas, or add a subnet with skein pool extend %s",
 			refOf(e), want, r.pool.GetName(), len(numbers), r.pool.GetName())
 	}
 	for _, number := range numbers {
@@ -280,7 +288,8 @@ func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *room, number uint64, claim
 }
 
 // changeableEgress are the fields of an egress that ChangeEgress sets.
-var changeableEgress = []string{"addresses", "destinations", "drain_millis", "fou_source_port_auto", "gateways", "lease_millis", "probes", "replicas", "spread"}
+var changeableEgress = []string{"addresses", "destinations", "drain_millis", "fou_source_port_auto", "gateways",
+	"lease_millis", "probes", "replicas", "spread"}
 
 // changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end, or
 // get other source addresses, are released first: a gateway that has not heard of the change must not go on with the
@@ -292,11 +301,13 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	old := o.egress.get()
 	if at := c.GetAtChangedIndex(); at != 0 && at != old.GetChangedIndex() {
-		return refuse(FailedPrecondition, "egress %s was changed at event %d, and this was decided as of event %d; decide anew on the present state",
+		return refuse(FailedPrecondition, "egress %s was changed at event %d, and this was decided as of event %d; decide "+
+			"anew on the present state",
 			refOf(old), old.GetChangedIndex(), at)
 	}
 	if n := c.GetEndDraining(); n > old.GetDraining() {
-		return refuse(FailedPrecondition, "egress %s: %d slots shall end that drain, and %d do", refOf(old), n, old.GetDraining())
+		return refuse(FailedPrecondition, "egress %s: %d slots shall end that drain, and %d do", refOf(old), n,
+			old.GetDraining())
 	}
 	asked := Lasting(old)
 	set := &skeinv1.Egress{}
@@ -305,7 +316,8 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	for _, name := range c.GetFields() {
 		if !slices.Contains(changeableEgress, name) {
-			return refuse(InvalidArgument, "egress %s: field %.80q cannot be set; those that can are %s, and for others make another egress", refOf(old), name, strings.Join(changeableEgress, ", "))
+			return refuse(InvalidArgument, "egress %s: field %.80q cannot be set; those that can are %s, and for others make "+
+				"another egress", refOf(old), name, strings.Join(changeableEgress, ", "))
 		}
 		f := asked.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		asked.ProtoReflect().Clear(f)
@@ -343,7 +355,8 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 		return err
 	}
 	next.ChangedIndex = w.nextIndex()
-	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressChanged{EgressChanged: &skeinv1.EgressChanged{Egress: next, Change: changeOfEgress(old, next)}}})
+	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressChanged{EgressChanged: &skeinv1.EgressChanged{Egress: next,
+		Change: changeOfEgress(old, next)}}})
 	if err := w.releaseUnused(old); err != nil {
 		return err
 	}
@@ -385,13 +398,15 @@ func (d *decision) removeEgress(c *skeinv1.RemoveEgress) error {
 	for _, v := range o.slots {
 		w.emitSlotReleased(v, "its egress was removed")
 	}
-	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: c.GetNamespace(), Name: c.GetName()}}})
+	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{
+		Namespace: c.GetNamespace(), Name: c.GetName()}}})
 	if err := w.releaseUnused(o.egress.get()); err != nil {
 		return err
 	}
 	w.keep()
 	gone := o.egress.get()
-	d.answer.Egress = &skeinv1.Egress{Namespace: gone.GetNamespace(), Name: gone.GetName(), CreatedIndex: gone.GetCreatedIndex()}
+	d.answer.Egress = &skeinv1.Egress{Namespace: gone.GetNamespace(), Name: gone.GetName(),
+		CreatedIndex: gone.GetCreatedIndex()}
 	return nil
 }
 

@@ -31,7 +31,8 @@ type importer struct {
 // importPools takes all of it or nothing.
 func (d *decision) importPools(c *skeinv1.ImportPools) error {
 	if p, b := len(c.GetPools()), len(c.GetBlocks()); p > MaxImportPools || b > MaxImportBlocks {
-		return refuse(InvalidArgument, "an import of %d pools and %d blocks is too large: at most %d and %d are allowed at once; split it by pool", p, b, MaxImportPools, MaxImportBlocks)
+		return refuse(InvalidArgument, "an import of %d pools and %d blocks is too large: at most %d and %d are allowed at "+
+			"once; split it by pool", p, b, MaxImportPools, MaxImportBlocks)
 	}
 	scratch := *d
 	scratch.s, scratch.events, scratch.answer = d.s.Clone(), nil, &skeinv1.Answer{}
@@ -64,7 +65,8 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 
 func (im *importer) refuse() error {
 	shown := im.conflicts[:min(len(im.conflicts), maxConflicts)]
-	return refuse(FailedPrecondition, "nothing was imported, because of %d conflicts:\n- %s%s\nmend them in the file or here, then import it again",
+	return refuse(FailedPrecondition, "nothing was imported, because of %d conflicts:\n- %s%s\nmend them in the file or "+
+		"here, then import it again",
 		len(im.conflicts), strings.Join(shown, "\n- "), strings.Replace(more(len(im.conflicts)-len(shown)), " and", "\n-", 1))
 }
 
@@ -114,12 +116,14 @@ func (im *importer) pool(want *skeinv1.Pool) {
 		return
 	}
 	if old.layout.bits != l.bits {
-		im.conflict(refuse(FailedPrecondition, "pool %s: it has blocks of 2^%d addresses here and of 2^%d there", p.GetName(), old.layout.bits, l.bits))
+		im.conflict(refuse(FailedPrecondition, "pool %s: it has blocks of 2^%d addresses here and of 2^%d there", p.GetName(),
+			old.layout.bits, l.bits))
 		return
 	}
 	for i := range min(len(l.runs), len(old.layout.runs)) {
 		if l.runs[i] != old.layout.runs[i] {
-			im.conflict(refuse(FailedPrecondition, "pool %s: its subnet %d is %s here and %s there", p.GetName(), i+1, old.layout.runs[i], l.runs[i]))
+			im.conflict(refuse(FailedPrecondition, "pool %s: its subnet %d is %s here and %s there", p.GetName(), i+1,
+				old.layout.runs[i], l.runs[i]))
 			return
 		}
 	}
@@ -166,7 +170,8 @@ func (im *importer) block(want *skeinv1.ImportBlock) {
 		who = "give it to node " + node.GetName()
 	}
 	if waits, ok := importedFor(have); have != nil && (!ok || node == nil || waits != want.GetNode()) {
-		im.conflict(refuse(FailedPrecondition, "block %s of pool %s: it belongs to %s here, and the import would %s", name, want.GetPool(), im.d.s.ownerOf(have), who))
+		im.conflict(refuse(FailedPrecondition, "block %s of pool %s: it belongs to %s here, and the import would %s", name,
+			want.GetPool(), im.d.s.ownerOf(have), who))
 		return
 	}
 	if have == nil && r.pool.GetDraining() {
@@ -178,7 +183,8 @@ func (im *importer) block(want *skeinv1.ImportBlock) {
 		return
 	}
 	if node != nil && im.d.s.blockCount(node.GetId()) >= MaxNodeBlocks {
-		im.conflict(refuse(ResourceExhausted, "block %s of pool %s: node %s would have more than %d blocks", name, want.GetPool(), node.GetName(), MaxNodeBlocks))
+		im.conflict(refuse(ResourceExhausted, "block %s of pool %s: node %s would have more than %d blocks", name,
+			want.GetPool(), node.GetName(), MaxNodeBlocks))
 		return
 	}
 	im.d.emitBlock(r, n, node.GetId(), reason)
@@ -234,10 +240,12 @@ func (im *importer) find(want *skeinv1.ImportBlock) (*room, uint64, error) {
 		at, _, ok := r.layout.find(p.Addr())
 		ipv4, ipv6, _ := r.layout.block(at)
 		if !ok || p != ipv4 && p != ipv6 {
-			return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s, whose blocks have 2^%d addresses of %s", s, want.GetPool(), r.layout.bits, r.layout)
+			return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s, whose blocks have 2^%d addresses of %s", s,
+				want.GetPool(), r.layout.bits, r.layout)
 		}
 		if found && n != at {
-			return nil, 0, refuse(InvalidArgument, "%s and %s are not one block of pool %s", want.GetIpv4(), want.GetIpv6(), want.GetPool())
+			return nil, 0, refuse(InvalidArgument, "%s and %s are not one block of pool %s", want.GetIpv4(),
+				want.GetIpv6(), want.GetPool())
 		}
 		n, found = at, true
 	}

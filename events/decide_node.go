@@ -21,7 +21,8 @@ func (d *decision) admission(c *skeinv1.AdmitNode) (*skeinv1.Token, error) {
 		return nil, err
 	}
 	if have := d.s.Cluster().GetId(); c.GetClusterId() != have {
-		return nil, refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on a member of this one with skein token create", c.GetClusterId(), have)
+		return nil, refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on "+
+			"a member of this one with skein token create", c.GetClusterId(), have)
 	}
 	t, err := d.token(c)
 	if err != nil {
@@ -29,7 +30,8 @@ func (d *decision) admission(c *skeinv1.AdmitNode) (*skeinv1.Token, error) {
 	}
 	id := identity.IDOf(ed25519.PublicKey(want.GetIdentityKey()))
 	if d.s.Revoked(id) != nil {
-		return nil, refuse(PermissionDenied, "node %s (%s) was revoked and cannot come back: move identity.pem out of its state directory to join as a new node", id, want.GetName())
+		return nil, refuse(PermissionDenied, "node %s (%s) was revoked and cannot come back: move identity.pem out of its "+
+			"state directory to join as a new node", id, want.GetName())
 	}
 	return t, nil
 }
@@ -45,10 +47,12 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 		return d.readmit(old, want)
 	}
 	if t.GetUsesLeft() == 0 {
-		return refuse(PermissionDenied, "join token %s is used up (%d uses): make a new one on a member with skein token create", t.GetId(), t.GetUses())
+		return refuse(PermissionDenied, "join token %s is used up (%d uses): make a new one on a member with skein token "+
+			"create", t.GetId(), t.GetUses())
 	}
 	if want.GetServer() && Role(t.GetRole()) != RoleServer {
-		return refuse(PermissionDenied, "join token %s gives the role %s and %s wants to be a server: ask for a token made with skein token create --role server, or remove server: true from skein.yaml and have the role granted later",
+		return refuse(PermissionDenied, "join token %s gives the role %s and %s wants to be a server: ask for a token made "+
+			"with skein token create --role server, or remove server: true from skein.yaml and have the role granted later",
 			t.GetId(), cmp.Or(t.GetRole(), string(RoleAgent)), want.GetName())
 	}
 	if want.GetServer() {
@@ -68,13 +72,16 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 		return err
 	}
 	if d.s.taken(&d.s.addresses, ipv6.String(), "") {
-		return refuse(AlreadyExists, "the overlay address %s of node %s is taken: move identity.pem out of its state directory to get a new identity", ipv6, want.GetName())
+		return refuse(AlreadyExists, "the overlay address %s of node %s is taken: move identity.pem out of its state "+
+			"directory to get a new identity", ipv6, want.GetName())
 	}
 	n := d.newNode(want, ipv4, ipv6)
 	n.AgentsOnly = t.GetAgentsOnly()
 	n.Admin = Role(t.GetRole()) == RoleAdmin
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n, TokenId: t.GetId()}}})
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenUsed{TokenUsed: &skeinv1.TokenUsed{TokenId: t.GetId(), NodeId: n.GetId()}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n,
+		TokenId: t.GetId()}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenUsed{TokenUsed: &skeinv1.TokenUsed{TokenId: t.GetId(),
+		NodeId: n.GetId()}}})
 	if want.GetServer() {
 		d.emitServerAdded(n.GetId())
 	}
@@ -88,7 +95,8 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 // is in again. The name and labels that were agreed stay.
 func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 	if string(old.GetIdentityKey()) != string(want.GetIdentityKey()) {
-		return refuse(AlreadyExists, "the identity key of %s has the node ID %s of %s: move identity.pem out of its state directory to get a new one", want.GetName(), old.GetId(), old.GetName())
+		return refuse(AlreadyExists, "the identity key of %s has the node ID %s of %s: move identity.pem out of its state "+
+			"directory to get a new one", want.GetName(), old.GetId(), old.GetName())
 	}
 	d.answer.Node = old
 	next := proto.CloneOf(old)
@@ -100,7 +108,8 @@ func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 		if string(old.GetWireguardKey()) == string(want.GetWireguardKey()) {
 			return nil
 		}
-		return refuse(PermissionDenied, "node %s (%s) is a member with another WireGuard key, and %s, which hands the join on, "+
+		return refuse(PermissionDenied, "node %s (%s) is a member with another WireGuard key, and %s, which hands the join "+
+			"on, "+
 			"is no server: join at a server, put the former wireguard.pem back, "+
 			"or move identity.pem out of its state directory to join as a new node",
 			old.GetId(), old.GetName(), d.s.called(d.c.GetIssuer()))
@@ -123,10 +132,12 @@ func (d *decision) checkFree(want *skeinv1.NewNode) error {
 
 func (d *decision) checkNameFree(name string) error {
 	if other := d.s.NodeByName(name); other != nil {
-		return refuse(AlreadyExists, "the name %s is taken by node %s (%s): choose another, or revoke that node first with skein node revoke %s", name, other.GetId(), other.GetIpv4(), name)
+		return refuse(AlreadyExists, "the name %s is taken by node %s (%s): choose another, or revoke that node first with "+
+			"skein node revoke %s", name, other.GetId(), other.GetIpv4(), name)
 	}
 	if p := d.s.PlainPeer(name); p != nil {
-		return refuse(AlreadyExists, "the name %s is taken by a plain peer (%s): choose another, or remove that peer first with skein peer remove %[1]s", name, p.GetIpv4())
+		return refuse(AlreadyExists, "the name %s is taken by a plain peer (%s): choose another, or remove that peer first "+
+			"with skein peer remove %[1]s", name, p.GetIpv4())
 	}
 	return nil
 }
@@ -137,12 +148,15 @@ func (d *decision) checkKeyFree(name string, key []byte) error {
 		return nil
 	}
 	if n := find(&d.s.nodes, holder); n != nil {
-		return refuse(AlreadyExists, "the WireGuard key of %s is used by node %s: move wireguard.pem out of its state directory to get a new one", name, n.GetName())
+		return refuse(AlreadyExists, "the WireGuard key of %s is used by node %s: move wireguard.pem out of its state "+
+			"directory to get a new one", name, n.GetName())
 	}
 	if strings.HasPrefix(holder, plainOwner) {
-		return refuse(AlreadyExists, "the WireGuard key of %s is used by %s: move wireguard.pem out of its state directory to get a new one", name, holder)
+		return refuse(AlreadyExists, "the WireGuard key of %s is used by %s: move wireguard.pem out of its state directory "+
+			"to get a new one", name, holder)
 	}
-	return refuse(PermissionDenied, "the WireGuard key of %s belonged to the revoked node %s: move wireguard.pem out of its state directory to get a new one", name, holder)
+	return refuse(PermissionDenied, "the WireGuard key of %s belonged to the revoked node %s: move wireguard.pem out of "+
+		"its state directory to get a new one", name, holder)
 }
 
 // newNode is the node that the next event admits.
@@ -162,7 +176,8 @@ func (d *decision) node(id string) (*skeinv1.Node, error) {
 		return n, nil
 	}
 	if r := find(&d.s.revoked, id); r != nil {
-		return nil, refuse(FailedPrecondition, "node %s (%s) was revoked at %s", id, r.GetNode().GetName(), time.Unix(0, r.GetRevokedAt()).UTC().Format(time.RFC3339))
+		return nil, refuse(FailedPrecondition, "node %s (%s) was revoked at %s", id, r.GetNode().GetName(),
+			time.Unix(0, r.GetRevokedAt()).UTC().Format(time.RFC3339))
 	}
 	return nil, refuse(NotFound, "node %.40q is not a member: skein nodes shows those that are", id)
 }
@@ -237,7 +252,8 @@ func (d *decision) emitKey(key []byte) error {
 	if err := d.checkKeyFree(n.GetName(), key); err != nil {
 		return err
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeKeyRotated{NodeKeyRotated: &skeinv1.NodeKeyRotated{NodeId: n.GetId(), WireguardKey: key}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeKeyRotated{NodeKeyRotated: &skeinv1.NodeKeyRotated{NodeId: n.GetId(),
+		WireguardKey: key}}})
 	d.answer.Node = proto.CloneOf(n)
 	d.answer.Node.WireguardKey = key
 	return nil
@@ -268,7 +284,8 @@ func (d *decision) revokeNode(c *skeinv1.RevokeNode) error {
 	}
 	d.giveAllBack(n.GetId(), "revoked")
 	n = d.withoutLabels(n)
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(), Reason: d.revokedReason(c.GetReason())}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(),
+		Reason: d.revokedReason(c.GetReason())}}})
 	d.answer.Node = withoutSettings(n) // as it is answered when the command is repeated
 	return d.rotateGossipKey()
 }

@@ -50,13 +50,15 @@ func (d *decision) createPool(c *skeinv1.CreatePool) error {
 		same := proto.CloneOf(old)
 		same.CreatedAt, same.CreatedIndex = 0, 0
 		if !proto.Equal(same, p) {
-			return refuse(AlreadyExists, "pool %s exists and is another: skein pool show %s shows it, skein pool extend %s adds subnets", p.GetName(), p.GetName(), p.GetName())
+			return refuse(AlreadyExists, "pool %s exists and is another: skein pool show %s shows it, skein pool extend %s "+
+				"adds subnets", p.GetName(), p.GetName(), p.GetName())
 		}
 		d.answer.Pool = old
 		return nil
 	}
 	if len(d.s.poolNames) >= MaxPools {
-		return refuse(ResourceExhausted, "there are %d pools already: remove some with skein pool remove NAME", len(d.s.poolNames))
+		return refuse(ResourceExhausted, "there are %d pools already: remove some with skein pool remove NAME",
+			len(d.s.poolNames))
 	}
 	if err := d.s.checkPoolFree(p, l.prefixes()); err != nil {
 		return err
@@ -77,10 +79,12 @@ func (d *decision) pool(name string) (*room, error) {
 		return r, nil
 	}
 	if len(d.s.poolNames) == 0 {
-		return nil, refuse(NotFound, "pool %.80q does not exist, and no other does: make one with skein pool create NAME --subnet PREFIX", name)
+		return nil, refuse(NotFound, "pool %.80q does not exist, and no other does: make one with skein pool create NAME "+
+			"--subnet PREFIX", name)
 	}
 	shown := d.s.poolNames[:min(len(d.s.poolNames), 10)]
-	return nil, refuse(NotFound, "pool %.80q does not exist: skein pool list shows those that do (%s%s)", name, strings.Join(shown, ", "), more(len(d.s.poolNames)-len(shown)))
+	return nil, refuse(NotFound, "pool %.80q does not exist: skein pool list shows those that do (%s%s)", name,
+		strings.Join(shown, ", "), more(len(d.s.poolNames)-len(shown)))
 }
 
 // more says that a list goes on.
@@ -92,7 +96,8 @@ func more(n int) string {
 }
 
 // changeable are the fields of a pool that ChangePool sets.
-var changeable = []string{"allowed", "cooldown_seconds", "draining", "max_blocks_per_node", "namespaces", "quotas", "sticky_seconds"}
+var changeable = []string{"allowed", "cooldown_seconds", "draining", "max_blocks_per_node", "namespaces", "quotas",
+	"sticky_seconds"}
 
 func (d *decision) changePool(c *skeinv1.ChangePool) error {
 	old, err := d.pool(c.GetName())
@@ -102,7 +107,8 @@ func (d *decision) changePool(c *skeinv1.ChangePool) error {
 	next := proto.CloneOf(old.pool)
 	for _, name := range c.GetFields() {
 		if !slices.Contains(changeable, name) {
-			return refuse(InvalidArgument, "pool %s: field %.80q cannot be set; those that can are %s, and for another block size make another pool", c.GetName(), name, strings.Join(changeable, ", "))
+			return refuse(InvalidArgument, "pool %s: field %.80q cannot be set; those that can are %s, and for another block "+
+				"size make another pool", c.GetName(), name, strings.Join(changeable, ", "))
 		}
 		f := next.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		next.ProtoReflect().Clear(f)
@@ -142,7 +148,8 @@ func (d *decision) emitPoolChanged(old *room, next *skeinv1.Pool) error {
 	if err := d.checkQuotas(old, next); err != nil {
 		return err
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PoolChanged{PoolChanged: &skeinv1.PoolChanged{Pool: next, Change: changeOf(old.pool, next)}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PoolChanged{PoolChanged: &skeinv1.PoolChanged{Pool: next,
+		Change: changeOf(old.pool, next)}}})
 	d.answer.Pool = next
 	return nil
 }
@@ -173,7 +180,8 @@ func (d *decision) checkQuotas(old *room, next *skeinv1.Pool) error {
 		case !limited && sum > 0:
 			d.endGrants(old, func(g *skeinv1.Grant) bool { return g.GetNamespace() == ns })
 		case limited && sum > uint64(quota):
-			return refuse(FailedPrecondition, "pool %s: a quota of %d for namespace %s is below the %d addresses that nodes hold for it (%s); stop pods first",
+			return refuse(FailedPrecondition, "pool %s: a quota of %d for namespace %s is below the %d addresses that nodes "+
+				"hold for it (%s); stop pods first",
 				next.GetName(), quota, ns, sum, d.s.grantees(old, ns))
 		}
 	}
@@ -197,10 +205,12 @@ func (d *decision) removePool(c *skeinv1.RemovePool) error {
 		return err
 	}
 	if names := d.s.egressesOf(r, func(uint64) bool { return true }); names != "" {
-		return refuse(FailedPrecondition, "pool %s is used: egresses have addresses in it (%s); remove those, or change their addresses, first", c.GetName(), names)
+		return refuse(FailedPrecondition, "pool %s is used: egresses have addresses in it (%s); remove those, or change "+
+			"their addresses, first", c.GetName(), names)
 	}
 	if n := r.blocks.n; n > 0 {
-		return refuse(FailedPrecondition, "pool %s is used: %d of its blocks belong to %s; stop new use with skein pool drain %s, remove the pods, and release what is reserved with skein block release",
+		return refuse(FailedPrecondition, "pool %s is used: %d of its blocks belong to %s; stop new use with skein pool "+
+			"drain %s, remove the pods, and release what is reserved with skein block release",
 			c.GetName(), n, d.s.holdersOf(r), c.GetName())
 	}
 	d.endGrants(r, func(*skeinv1.Grant) bool { return true })

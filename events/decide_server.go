@@ -32,7 +32,8 @@ func (d *decision) checkServerSchema(name string, high uint32) error {
 	if high >= need {
 		return nil
 	}
-	return refuse(FailedPrecondition, "%s folds event schemas up to %d, and the cluster has %s, which need %d: upgrade skein on %s before it becomes a server", name, high, what, need, name)
+	return refuse(FailedPrecondition, "%s folds event schemas up to %d, and the cluster has %s, which need %d: upgrade "+
+		"skein on %s before it becomes a server", name, high, what, need, name)
 }
 
 func (d *decision) promoteServer(c *skeinv1.PromoteServer) error {
@@ -48,7 +49,8 @@ func (d *decision) promoteServer(c *skeinv1.PromoteServer) error {
 	case v.GetVoter():
 		return nil
 	case d.voters() >= MaxVoters:
-		return refuse(FailedPrecondition, "there are %d voters already, and more make the cluster slower and no safer: %s stays a non-voter", MaxVoters, n.GetName())
+		return refuse(FailedPrecondition, "there are %d voters already, and more make the cluster slower and no safer: %s "+
+			"stays a non-voter", MaxVoters, n.GetName())
 	}
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: n.GetId()}}})
 	return nil
@@ -94,9 +96,11 @@ func (d *decision) checkQuorumWithout(n *skeinv1.Node, force bool) error {
 	voters := d.voters()
 	switch {
 	case voters == 1:
-		return refuse(FailedPrecondition, "%s is the cluster's only voter, and without it nothing can be agreed any more: set server: true on another node and wait until it votes", n.GetName())
+		return refuse(FailedPrecondition, "%s is the cluster's only voter, and without it nothing can be agreed any more: "+
+			"set server: true on another node and wait until it votes", n.GetName())
 	case voters == 3 && d.s.servers.n == 3 && !force:
-		return refuse(FailedPrecondition, "without %s two voters would be left, and the cluster would stand still when either fails: add another server first, or repeat it with --force", n.GetName())
+		return refuse(FailedPrecondition, "without %s two voters would be left, and the cluster would stand still when "+
+			"either fails: add another server first, or repeat it with --force", n.GetName())
 	}
 	return nil
 }
@@ -106,5 +110,6 @@ func (d *decision) emitServerAdded(id string) {
 }
 
 func (d *decision) emitServerRemoved(id, reason string) {
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ServerRemoved{ServerRemoved: &skeinv1.ServerRemoved{NodeId: id, Reason: reason}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ServerRemoved{ServerRemoved: &skeinv1.ServerRemoved{NodeId: id,
+		Reason: reason}}})
 }

@@ -17,11 +17,13 @@ func (d *decision) slotAt(namespace, name string, number uint32, epoch uint64) (
 	}
 	ref := slotRef{egressRef{namespace, name}, number}
 	if uint64(number) >= uint64(len(o.slots)) {
-		return nil, nil, refuse(NotFound, "egress %s has no slot %d: it has %d, from 0 on", ref.egressRef, number, len(o.slots))
+		return nil, nil, refuse(NotFound, "egress %s has no slot %d: it has %d, from 0 on", ref.egressRef,
+			number, len(o.slots))
 	}
 	v := o.slots[number]
 	if v.GetEpoch() != epoch {
-		return nil, nil, refuse(FailedPrecondition, "slot %s is fenced: it is at epoch %d with %s, and this was decided at epoch %d; decide anew on the present state", ref, v.GetEpoch(), d.s.slotOwner(v), epoch)
+		return nil, nil, refuse(FailedPrecondition, "slot %s is fenced: it is at epoch %d with %s, and this was decided at "+
+			"epoch %d; decide anew on the present state", ref, v.GetEpoch(), d.s.slotOwner(v), epoch)
 	}
 	return o, v, nil
 }
@@ -56,7 +58,8 @@ func (d *decision) assignSlot(c *skeinv1.AssignSlot) error {
 		if n.GetDraining() {
 			why = "is being drained"
 		}
-		return refuse(FailedPrecondition, "node %s cannot have slot %d of egress %s: it %s; choose another node", n.GetName(), c.GetNumber(), refOf(e), why)
+		return refuse(FailedPrecondition, "node %s cannot have slot %d of egress %s: it %s; choose another node", n.GetName(),
+			c.GetNumber(), refOf(e), why)
 	}
 	v := d.nextSlot(old, n.GetId(), c.GetReason())
 	v.LeaseMillis = cmp.Or(o.egress.get().GetLeaseMillis(), DefaultEgressLease)
@@ -78,7 +81,8 @@ func (d *decision) assignSlot(c *skeinv1.AssignSlot) error {
 func (d *decision) nextSlot(old *skeinv1.EgressSlot, nodeID, reason string) *skeinv1.EgressSlot {
 	return &skeinv1.EgressSlot{
 		Namespace: old.GetNamespace(), Name: old.GetName(), Number: old.GetNumber(), NodeId: nodeID,
-		Epoch: d.nextIndex(), Since: d.c.GetTime(), Reason: reason, FormerLeaseMillis: max(old.GetLeaseMillis(), old.GetFormerLeaseMillis()),
+		Epoch: d.nextIndex(), Since: d.c.GetTime(), Reason: reason, FormerLeaseMillis: max(old.GetLeaseMillis(),
+			old.GetFormerLeaseMillis()),
 	}
 }
 

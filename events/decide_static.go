@@ -23,7 +23,8 @@ func (d *decision) reserveAddress(c *skeinv1.ReserveAddress) error {
 	key := staticKey(ipv4, ipv6)
 	if old, _ := r.statics.get(textKey(key), key); old != nil {
 		if old.GetNamespace() != c.GetNamespace() || old.GetPod() != c.GetPod() {
-			return refuse(AlreadyExists, "address %s of pool %s is kept for pod %s/%s: take another, or release it first", key, r.pool.GetName(), old.GetNamespace(), old.GetPod())
+			return refuse(AlreadyExists, "address %s of pool %s is kept for pod %s/%s: take another, or release it first", key,
+				r.pool.GetName(), old.GetNamespace(), old.GetPod())
 		}
 		d.answer.Static = old
 		return nil
@@ -35,17 +36,20 @@ func (d *decision) reserveAddress(c *skeinv1.ReserveAddress) error {
 		return refuseDraining(r.pool)
 	}
 	if d.s.staticCount >= MaxStatics {
-		return refuse(ResourceExhausted, "there are %d static addresses already: release some that are not used", d.s.staticCount)
+		return refuse(ResourceExhausted, "there are %d static addresses already: release some that are not used",
+			d.s.staticCount)
 	}
 	if have := d.s.StaticOf(c.GetNamespace(), c.GetPod()); len(have) >= MaxPodStatics {
-		return refuse(ResourceExhausted, "pod %s/%s has %d static addresses already: release one first", c.GetNamespace(), c.GetPod(), len(have))
+		return refuse(ResourceExhausted, "pod %s/%s has %d static addresses already: release one first", c.GetNamespace(),
+			c.GetPod(), len(have))
 	}
 	b, err := d.reserve(r, n, StaticReason)
 	if err != nil {
 		return err
 	}
 	if node, ok := importedFor(b); ok {
-		return refuse(FailedPrecondition, "block %s of pool %s is kept for node %s, whose pods may have its addresses: take an address of another block", blockName(b), b.GetPool(), node)
+		return refuse(FailedPrecondition, "block %s of pool %s is kept for node %s, whose pods may have its addresses: "+
+			"take an address of another block", blockName(b), b.GetPool(), node)
 	}
 	v := &skeinv1.StaticAddress{
 		Pool: r.pool.GetName(), Ipv4: text(ipv4), Ipv6: text(ipv6), Namespace: c.GetNamespace(), Pod: c.GetPod(),
@@ -115,16 +119,20 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 	case v == nil:
 		return refuse(NotFound, "address %s of pool %s is kept for no pod: reserve it first", key, r.pool.GetName())
 	case v.GetNamespace() != c.GetNamespace() || v.GetPod() != c.GetPod():
-		return refuse(PermissionDenied, "address %s of pool %s is kept for pod %s/%s, not for %.253q/%.253q", key, r.pool.GetName(), v.GetNamespace(), v.GetPod(), c.GetNamespace(), c.GetPod())
+		return refuse(PermissionDenied, "address %s of pool %s is kept for pod %s/%s, not for %.253q/%.253q", key,
+			r.pool.GetName(), v.GetNamespace(), v.GetPod(), c.GetNamespace(), c.GetPod())
 	case v.GetNodeId() == n.GetId():
 		return nil
 	case v.GetNodeId() != "":
-		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s since %s: it comes free when the pod there ends, or when that node is revoked",
+		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s since %s: it comes free when the pod "+
+			"there ends, or when that node is revoked",
 			key, r.pool.GetName(), d.s.nameOf(v.GetNodeId()), when(v.GetSince()))
 	case r.pool.GetDraining():
 		return refuseDraining(r.pool)
-	case d.s.staticCount >= MaxNodeStatics && len(d.s.StaticsOf(n.GetId())) >= MaxNodeStatics: // the count alone is at hand
-		return refuse(ResourceExhausted, "node %s holds %d static addresses, and a node may hold as many: move pods to other nodes", n.GetName(), MaxNodeStatics)
+	case d.s.staticCount >= MaxNodeStatics &&
+		len(d.s.StaticsOf(n.GetId())) >= MaxNodeStatics: // the count alone is at hand
+		return refuse(ResourceExhausted, "node %s holds %d static addresses, and a node may hold as many: move pods to "+
+			"other nodes", n.GetName(), MaxNodeStatics)
 	}
 	d.answer.Static = d.emitClaimed(v, n.GetId())
 	return nil
@@ -143,13 +151,15 @@ func (d *decision) releaseAddress(c *skeinv1.ReleaseAddress) error {
 	case v == nil:
 		return refuse(NotFound, "address %s of pool %s is kept for no pod", key, r.pool.GetName())
 	case v.GetNodeId() != "" && !c.GetForce():
-		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s for pod %s/%s: end that pod first, or repeat it with --force if the node is gone",
+		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s for pod %s/%s: end that pod first, or "+
+			"repeat it with --force if the node is gone",
 			key, r.pool.GetName(), d.s.nameOf(v.GetNodeId()), v.GetNamespace(), v.GetPod())
 	case v.GetNodeId() != "":
 		d.emitClaimed(v, "")
 	}
 	in, _ := r.staticsIn.get(n, "")
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: r.pool.GetName(), Address: key}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{
+		Pool: r.pool.GetName(), Address: key}}})
 	if b := r.block(n); in == 1 && madeFor(b) && d.s.egressesIn(b.GetPool(), n) == 0 {
 		d.emitReleased(r.block(n), "its last static address was released")
 	}
@@ -197,12 +207,14 @@ func (d *decision) checkGrant(r *room, c *skeinv1.SetGrant, have *skeinv1.Grant)
 	case r.pool.GetDraining():
 		return refuseDraining(r.pool)
 	case sum-uint64(have.GetAddresses())+uint64(c.GetAddresses()) > uint64(quota):
-		return refuse(ResourceExhausted, "namespace %s may have %d addresses of pool %s, and nodes hold %d of them (%s): end pods there, or raise the quota",
+		return refuse(ResourceExhausted, "namespace %s may have %d addresses of pool %s, and nodes hold %d of them (%s): "+
+			"end pods there, or raise the quota",
 			ns, quota, c.GetPool(), sum, d.s.grantees(r, ns))
 	case have == nil && d.s.grantCount >= MaxGrants:
 		return refuse(ResourceExhausted, "there are %d grants already: give fewer namespaces a quota", d.s.grantCount)
 	case have == nil && d.s.grantCount >= MaxNodeGrants && len(d.s.GrantsOf(c.GetNodeId())) >= MaxNodeGrants:
-		return refuse(ResourceExhausted, "node %s has %d grants, and a node may have as many: give fewer namespaces a quota, or move pods to other nodes", d.s.nameOf(c.GetNodeId()), MaxNodeGrants)
+		return refuse(ResourceExhausted, "node %s has %d grants, and a node may have as many: give fewer namespaces a "+
+			"quota, or move pods to other nodes", d.s.nameOf(c.GetNodeId()), MaxNodeGrants)
 	}
 	return nil
 }

@@ -54,35 +54,45 @@ func TestCommands(t *testing.T) {
 			fails(InvalidArgument, "not private", createCluster("10.0.0.0/7", "a")),
 			fails(InvalidArgument, "not an IPv4 prefix", createCluster("fd00::/64", "a")),
 			fails(InvalidArgument, "not an IPv4 prefix", createCluster("all", "a")),
-			does(withID("init", createCluster("10.4.0.0/16", "a")), "ClusterCreated", "NodeAdmitted a 10.4.0.1", "ServerAdded", "ServerPromoted", "GossipKeyRotated", "CommandAnswered init"),
+			does(withID("init", createCluster("10.4.0.0/16", "a")), "ClusterCreated", "NodeAdmitted a 10.4.0.1", "ServerAdded",
+				"ServerPromoted", "GossipKeyRotated", "CommandAnswered init"),
 			does(createCluster("10.4.0.0/16", "a")),
 			fails(AlreadyExists, "already belongs to cluster "+clusterID, createCluster("10.4.0.0/16", "b")),
 		}},
-		{"the default overlay", true, []step{does(createCluster("", "a"), "ClusterCreated", "NodeAdmitted a 10.4.0.1", "ServerAdded", "ServerPromoted", "GossipKeyRotated")}},
-		{"a shared address range", true, []step{does(createCluster("100.64.0.0/10", "a"), "ClusterCreated", "NodeAdmitted a 100.64.0.1", "ServerAdded", "ServerPromoted", "GossipKeyRotated")}},
+		{"the default overlay", true, []step{does(createCluster("", "a"), "ClusterCreated", "NodeAdmitted a 10.4.0.1",
+			"ServerAdded", "ServerPromoted", "GossipKeyRotated")}},
+		{"a shared address range", true, []step{does(createCluster("100.64.0.0/10", "a"), "ClusterCreated",
+			"NodeAdmitted a 100.64.0.1", "ServerAdded", "ServerPromoted", "GossipKeyRotated")}},
 		{"settings", false, []step{
 			does(changeSettings(&skeinv1.Settings{HandshakeTimeoutSeconds: 10}), "SettingsChanged"),
 			does(changeSettings(&skeinv1.Settings{HandshakeTimeoutSeconds: 10})),
 			does(changeSettings(&skeinv1.Settings{BirthdayAttack: "enabled"}, "birthday_attack"), "SettingsChanged"),
 			fails(InvalidArgument, "use enabled or disabled", changeSettings(&skeinv1.Settings{BirthdayAttack: "yes"})),
-			fails(InvalidArgument, "setting stun: \"off\" is not allowed; use enabled or disabled", changeSettings(&skeinv1.Settings{Stun: "off"})),
-			fails(InvalidArgument, "setting stun_servers: \"nowhere\": want host:port", changeSettings(&skeinv1.Settings{StunServers: []string{"nowhere"}})),
+			fails(InvalidArgument, "setting stun: \"off\" is not allowed; use enabled or disabled",
+				changeSettings(&skeinv1.Settings{Stun: "off"})),
+			fails(InvalidArgument, "setting stun_servers: \"nowhere\": want host:port",
+				changeSettings(&skeinv1.Settings{StunServers: []string{"nowhere"}})),
 			fails(InvalidArgument, "is there twice", changeSettings(&skeinv1.Settings{StunServers: []string{"a:1", "a:1"}})),
-			fails(InvalidArgument, "17 servers are too many; use up to 16", changeSettings(&skeinv1.Settings{StunServers: make([]string, 17)})),
-			fails(InvalidArgument, "handshake_timeout_seconds: 4000 is out of range; use 1 to 3600", changeSettings(&skeinv1.Settings{HandshakeTimeoutSeconds: 4000})),
+			fails(InvalidArgument, "17 servers are too many; use up to 16",
+				changeSettings(&skeinv1.Settings{StunServers: make([]string, 17)})),
+			fails(InvalidArgument, "handshake_timeout_seconds: 4000 is out of range; use 1 to 3600",
+				changeSettings(&skeinv1.Settings{HandshakeTimeoutSeconds: 4000})),
 			fails(InvalidArgument, "there are archive_max_age_seconds, ", changeSettings(&skeinv1.Settings{}, "keepalive")),
 			fails(InvalidArgument, "no settings", changeSettings(nil)),
 		}},
 		{"tokens", false, []step{
 			does(createToken("2", 1, false), "TokenCreated"),
 			does(createToken("2", 1, false)),
-			fails(AlreadyExists, "already exists", &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-				Id: tokenID("2"), SecretHash: key("other", ""), LifetimeNanos: 1, Uses: 1}}}),
+			fails(AlreadyExists, "already exists",
+				&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+					Id: tokenID("2"), SecretHash: key("other", ""), LifetimeNanos: 1, Uses: 1}}}),
 			fails(InvalidArgument, "use 1 to 100000", createToken("3", 0, false)),
 			fails(InvalidArgument, "use 1 to 100000", createToken("3", 100_001, false)),
-			fails(InvalidArgument, "lifetime", &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-				Id: tokenID("3"), SecretHash: key("other", ""), LifetimeNanos: int64(366 * 24 * time.Hour), Uses: 1}}}),
-			fails(InvalidArgument, "16 lower-case hex digits", &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "mine"}}}),
+			fails(InvalidArgument, "lifetime",
+				&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+					Id: tokenID("3"), SecretHash: key("other", ""), LifetimeNanos: int64(366 * 24 * time.Hour), Uses: 1}}}),
+			fails(InvalidArgument, "16 lower-case hex digits",
+				&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "mine"}}}),
 			does(revokeToken("2"), "TokenRevoked "+tokenID("2")),
 			fails(NotFound, "skein token list", revokeToken("2")),
 			later(7*24*time.Hour - time.Minute), // so long a late joiner hears that it expired
@@ -96,13 +106,20 @@ func TestCommands(t *testing.T) {
 			does(withID("r1", admit("b", "1"))),
 			does(withID("r2", admit("b", "1")), "CommandAnswered r2"),
 			does(admit("s", "1", asServer), "NodeAdmitted s 10.4.0.3", "TokenUsed "+token1, "ServerAdded"),
-			fails(AlreadyExists, "the name b is taken by node "+id("b")+" (10.4.0.2)", admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.Name = "b" })),
-			fails(AlreadyExists, "used by node b", admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "b") })),
+			fails(AlreadyExists, "the name b is taken by node "+id("b")+" (10.4.0.2)",
+				admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.Name = "b" })),
+			fails(AlreadyExists, "used by node b", admit("c", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.WireguardKey = key("wireguard", "b")
+			})),
 		}},
 		{"join with a bad token", false, []step{
 			fails(PermissionDenied, "wrong or was revoked", admit("b", "2")),
-			fails(PermissionDenied, "wrong or was revoked", admit("b", "1", func(a *skeinv1.AdmitNode) { a.TokenSecretHash = key("guess", "") })),
-			fails(PermissionDenied, "this is cluster "+clusterID, admit("b", "1", func(a *skeinv1.AdmitNode) { a.ClusterId = "ff" + clusterID[2:] })),
+			fails(PermissionDenied, "wrong or was revoked", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.TokenSecretHash = key("guess", "")
+			})),
+			fails(PermissionDenied, "this is cluster "+clusterID, admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.ClusterId = "ff" + clusterID[2:]
+			})),
 			does(createToken("once", 1, false), "TokenCreated"),
 			does(admit("b", "once"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+tokenID("once")),
 			fails(PermissionDenied, "used up (1 uses)", admit("c", "once")),
@@ -122,11 +139,19 @@ func TestCommands(t *testing.T) {
 			fails(InvalidArgument, "lower-case letters", admit("b.example", "1")),
 			fails(InvalidArgument, "at most 63", admit(text("b", 64), "1")),
 			fails(InvalidArgument, "taken for a node ID", admit("0123456789abcdef", "1")),
-			fails(InvalidArgument, "the identity key of b has 31 bytes: want 32", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.IdentityKey = a.Node.IdentityKey[1:] })),
-			fails(InvalidArgument, "all zero", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = make([]byte, 32) })),
+			fails(InvalidArgument, "the identity key of b has 31 bytes: want 32", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.IdentityKey = a.Node.IdentityKey[1:]
+			})),
+			fails(InvalidArgument, "all zero", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.WireguardKey = make([]byte, 32)
+			})),
 			fails(InvalidArgument, "upside down", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.MinSchema = 3 })),
-			fails(InvalidArgument, "printable", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.Labels = map[string]string{"x": "\x1b[2J"} })),
-			fails(InvalidArgument, "a key has 1 to 63", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.Labels = map[string]string{"a b": ""} })),
+			fails(InvalidArgument, "printable", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.Labels = map[string]string{"x": "\x1b[2J"}
+			})),
+			fails(InvalidArgument, "a key has 1 to 63", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.Labels = map[string]string{"a b": ""}
+			})),
 			fails(InvalidArgument, "at most 64", admit("b", "1", func(a *skeinv1.AdmitNode) {
 				for i := range 65 {
 					a.Node.Labels[fmt.Sprint(i)] = ""
@@ -138,9 +163,14 @@ func TestCommands(t *testing.T) {
 		}},
 		{"join again with other keys", false, []step{
 			does(admit("b", "1"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1),
-			does(from(id("a"), withID("r", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "b2"); a.Node.MaxSchema = 7 }))),
+			does(from(id("a"), withID("r", admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.WireguardKey = key("wireguard", "b2")
+				a.Node.MaxSchema = 7
+			}))),
 				"NodeKeyRotated", "NodeChanged b", "CommandAnswered r"),
-			fails(AlreadyExists, "used by node a", from(id("a"), admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "a") }))),
+			fails(AlreadyExists, "used by node a", from(id("a"), admit("b", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.WireguardKey = key("wireguard", "a")
+			}))),
 		}},
 		{"change a node", false, []step{
 			does(admit("b", "1"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1),
@@ -165,9 +195,13 @@ func TestCommands(t *testing.T) {
 			does(withID("r", revoke(id("b"))), "NodeRevoked stolen", "GossipKeyRotated", "CommandAnswered r"),
 			does(revoke(id("b"))),
 			fails(PermissionDenied, "was revoked and cannot come back", admit("b", "1")),
-			fails(PermissionDenied, "belonged to the revoked node "+id("b"), admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "b") })),
+			fails(PermissionDenied, "belonged to the revoked node "+id("b"), admit("c", "1", func(a *skeinv1.AdmitNode) {
+				a.Node.WireguardKey = key("wireguard", "b")
+			})),
 			fails(FailedPrecondition, "(b) was revoked at 2026-03-01T12:00:04Z", changeNode("b", "c", nil)),
-			does(admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.Name = "b" }), "NodeAdmitted b 10.4.0.3", "TokenUsed "+token1), // the name is free, the address rests
+			// the name is free, the address rests
+			does(admit("c", "1", func(a *skeinv1.AdmitNode) { a.Node.Name = "b" }), "NodeAdmitted b 10.4.0.3",
+				"TokenUsed "+token1),
 			fails(NotFound, "not a member", revoke(id("x"))),
 			fails(FailedPrecondition, "only voter", revoke(id("a"))),
 		}},
@@ -197,7 +231,8 @@ func TestCommands(t *testing.T) {
 			does(removeServer(id("a")), "ServerRemoved tired"), // d follows
 			does(promote(id("d")), "ServerPromoted"),
 			fails(FailedPrecondition, "two voters would be left", revoke(id("b"))),
-			does(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id("b"), Force: true}}},
+			does(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id("b"),
+				Force: true}}},
 				"ServerRemoved revoked", "NodeRevoked ", "GossipKeyRotated"),
 		}},
 		{"gossip key", false, []step{does(rotateGossip(), "GossipKeyRotated")}},
@@ -249,10 +284,13 @@ func TestAnswers(t *testing.T) {
 		t.Fatalf("a retry is answered %v, want %v", again, first)
 	}
 	w.must(changeNode("b", "c", nil))
-	if again := w.must(withID("r", admit("b", "1"))); again.GetIndex() != first.GetIndex() || !proto.Equal(again.GetNode(), w.s.NodeByName("c")) {
-		t.Fatalf("a retry after the node was renamed is answered %v, want the node as it is at the first answer's index", again)
+	if again := w.must(withID("r", admit("b", "1"))); again.GetIndex() != first.GetIndex() ||
+		!proto.Equal(again.GetNode(), w.s.NodeByName("c")) {
+		t.Fatalf("a retry after the node was renamed is answered %v, want the node as it is at the first answer's index",
+			again)
 	}
-	if a := w.must(createToken("2", 2, true)); !proto.Equal(a.GetToken(), w.s.Token(tokenID("2"))) || a.GetIndex() != w.s.Index() {
+	if a := w.must(createToken("2", 2, true)); !proto.Equal(a.GetToken(), w.s.Token(tokenID("2"))) ||
+		a.GetIndex() != w.s.Index() {
 		t.Fatalf("the answer is %v", a)
 	}
 	if a := w.must(createToken("2", 2, true)); a.GetIndex() != w.s.Index() {
@@ -262,7 +300,8 @@ func TestAnswers(t *testing.T) {
 		w.must(withID(fmt.Sprint("many-", i), rotateKey("b", fmt.Sprint(i))))
 	}
 	known := func(c *skeinv1.Command) bool { return w.s.remembered(c) != nil }
-	if known(withID("r", admit("b", "1"))) || known(withID("many-9", rotateKey("b", ""))) || !known(withID("many-10", rotateKey("b", ""))) {
+	if known(withID("r", admit("b", "1"))) || known(withID("many-9", rotateKey("b", ""))) ||
+		!known(withID("many-10", rotateKey("b", ""))) {
 		t.Fatal("the oldest answers are to be forgotten, and no others")
 	}
 	if n := len(w.s.Proto().GetAnswers()); n != MaxAnswers {
@@ -278,7 +317,8 @@ func TestEventsAreComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, e := range evs {
-		if e.GetIndex() != base+uint64(i)+1 || e.GetTime() != w.now.UnixNano() || e.GetRequestId() != "r" || e.GetSchema() != 1 || e.GetIgnorable() {
+		if e.GetIndex() != base+uint64(i)+1 || e.GetTime() != w.now.UnixNano() || e.GetRequestId() != "r" ||
+			e.GetSchema() != 1 || e.GetIgnorable() {
 			t.Errorf("event %d is %v", i, e)
 		}
 	}
@@ -325,11 +365,13 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 	_, _, err := w.propose(admit("late", "1"))
-	if CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "its 14 addresses belong to 14 nodes (") || !strings.Contains(err.Error(), "overlay.ipv4") {
+	if CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "its 14 addresses belong to 14 nodes (") ||
+		!strings.Contains(err.Error(), "overlay.ipv4") {
 		t.Fatalf("a full overlay is answered: %v", err)
 	}
 	w.must(revoke(id("n5")))
-	if _, _, err = w.propose(admit("late", "1")); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "13 nodes") || !strings.Contains(err.Error(), "1 revoked") {
+	if _, _, err = w.propose(admit("late", "1")); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(),
+		"13 nodes") || !strings.Contains(err.Error(), "1 revoked") {
 		t.Fatalf("the address of a revoked node was given again, or: %v", err)
 	}
 	rebuilt, err := FromProto(w.s.Proto())
@@ -358,8 +400,10 @@ func TestAddressesGoOn(t *testing.T) {
 	}
 	// It is the order of giving that counts, not that of the addresses.
 	for i, ip := range []string{"10.4.0.200", "10.4.0.100"} {
-		n := &skeinv1.Node{Id: id(ip), Name: fmt.Sprint("by-hand-", i), WireguardKey: key("wireguard", ip), Ipv4: ip, AdmittedIndex: w.s.Index() + 1}
-		e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}
+		n := &skeinv1.Node{Id: id(ip), Name: fmt.Sprint("by-hand-", i), WireguardKey: key("wireguard", ip), Ipv4: ip,
+			AdmittedIndex: w.s.Index() + 1}
+		e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1,
+			Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}
 		if err := w.s.Fold(e); err != nil {
 			t.Fatal(err)
 		}
@@ -377,10 +421,12 @@ func TestSchemaOfServers(t *testing.T) {
 	c := rotateKey("b", "new")
 	c.Time = w.now.UnixNano()
 	_, _, err := decide(w.s, c, newer)
-	if CodeOf(err) != FailedPrecondition || !strings.Contains(err.Error(), "server a folds event schemas up to 1 and this command needs 2: upgrade skein on a first") {
+	if CodeOf(err) != FailedPrecondition || !strings.Contains(err.Error(), "server a folds event schemas up to 1 and "+
+		"this command needs 2: upgrade skein on a first") {
 		t.Fatalf("answered %v", err)
 	}
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"), MaxSchema: 2}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"),
+		MaxSchema: 2}}})
 	if _, _, err := decide(w.s, c, newer); err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +443,8 @@ func TestVotersAreBounded(t *testing.T) {
 		w.must(promote(id(fmt.Sprint("s", i))))
 	}
 	w.must(admit("more", "1", asServer))
-	if _, _, err := w.propose(promote(id("more"))); CodeOf(err) != FailedPrecondition || !strings.Contains(err.Error(), "stays a non-voter") {
+	if _, _, err := w.propose(promote(id("more"))); CodeOf(err) != FailedPrecondition || !strings.Contains(err.Error(),
+		"stays a non-voter") {
 		t.Fatalf("answered %v", err)
 	}
 }
@@ -409,7 +456,8 @@ func TestTokensAreBounded(t *testing.T) {
 		c.Time = w.now.UnixNano()
 		w.decide(c)
 	}
-	if _, _, err := w.propose(createToken("more", 1, false)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "skein token revoke") {
+	if _, _, err := w.propose(createToken("more", 1, false)); CodeOf(err) != ResourceExhausted ||
+		!strings.Contains(err.Error(), "skein token revoke") {
 		t.Fatalf("answered %v", err)
 	}
 }
@@ -432,19 +480,24 @@ func TestExpiredTokensGoInPortions(t *testing.T) {
 // A node ID is a part of the key's hash. Who finds another key with a member's ID is not that member.
 func TestAnotherKeyWithAMembersID(t *testing.T) {
 	w := newCluster(t)
-	n := &skeinv1.Node{Id: id("x"), Name: "victim", IdentityKey: key("identity", "victim"), WireguardKey: key("wireguard", "victim"), Ipv4: "10.4.0.9", AdmittedIndex: w.s.Index() + 1}
-	if err := w.s.Fold(&skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}); err != nil {
+	n := &skeinv1.Node{Id: id("x"), Name: "victim", IdentityKey: key("identity", "victim"), WireguardKey: key("wireguard",
+		"victim"), Ipv4: "10.4.0.9", AdmittedIndex: w.s.Index() + 1}
+	if err := w.s.Fold(&skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1,
+		Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := w.propose(admit("x", "1")); CodeOf(err) != AlreadyExists || !strings.Contains(err.Error(), "has the node ID") {
+	if _, _, err := w.propose(admit("x", "1")); CodeOf(err) != AlreadyExists || !strings.Contains(err.Error(),
+		"has the node ID") {
 		t.Fatalf("answered %v", err)
 	}
 }
 
 func TestDefaults(t *testing.T) {
 	s := NewState().Settings()
-	if s.GetHandshakeTimeoutSeconds() != 30 || s.GetDirectRetryIntervalSeconds() != 120 || s.GetPersistentKeepaliveSeconds() != 25 ||
-		s.GetBirthdayAttack() != "disabled" || s.GetTopology() != "full" || s.GetLeadersPerSite() != 2 || s.GetRouteNodeAddresses() ||
+	if s.GetHandshakeTimeoutSeconds() != 30 || s.GetDirectRetryIntervalSeconds() != 120 ||
+		s.GetPersistentKeepaliveSeconds() != 25 ||
+		s.GetBirthdayAttack() != "disabled" || s.GetTopology() != "full" || s.GetLeadersPerSite() != 2 ||
+		s.GetRouteNodeAddresses() ||
 		len(s.GetPodRanges()) != 0 || s.GetArchiveMaxEvents() != 1_000_000 {
 		t.Fatalf("defaults are %v", s)
 	}

@@ -49,7 +49,8 @@ func Diff(a, b *State) []string {
 		return p.GetName(), "plain peer " + p.GetName()
 	})...)
 	out = append(out, diffTable(&a.translations, &b.translations, func(t *skeinv1.SiteTranslation) (string, string) {
-		return translationKey(t.GetSite(), t.GetPrefix()), fmt.Sprintf("translation of %s in %s", t.GetPrefix(), SiteText(t.GetSite()))
+		return translationKey(t.GetSite(), t.GetPrefix()), fmt.Sprintf("translation of %s in %s", t.GetPrefix(),
+			SiteText(t.GetSite()))
 	})...)
 	return append(out, diffTable(&a.rangeTable, &b.rangeTable, func(r *skeinv1.SiteRange) (string, string) {
 		return fmt.Sprintf("%020d", r.GetIndex()), fmt.Sprintf("range of site %q", r.GetSite())
@@ -62,7 +63,8 @@ func diffEgresses(a, b *State) []string {
 	names := slices.Concat(a.egressNames, b.egressNames)
 	slices.SortFunc(names, egressRef.compare)
 	for _, ref := range slices.Compact(names) {
-		out = append(out, diffOne("egress "+ref.String(), a.Egress(ref.namespace, ref.name), b.Egress(ref.namespace, ref.name))...)
+		out = append(out, diffOne("egress "+ref.String(), a.Egress(ref.namespace, ref.name),
+			b.Egress(ref.namespace, ref.name))...)
 		x, y := a.Slots(ref.namespace, ref.name), b.Slots(ref.namespace, ref.name)
 		for i := range max(len(x), len(y)) {
 			var old, now *skeinv1.EgressSlot
@@ -99,7 +101,8 @@ func diffPools(a, b *State) []string {
 			return staticAddr(v).StringExpanded(), fmt.Sprintf("static address %s of pool %s", staticAddr(v), name)
 		})...)
 		out = append(out, diffTable(&x.grants, &y.grants, func(v *skeinv1.Grant) (string, string) {
-			return grantKey(v.GetNamespace(), v.GetNodeId()), fmt.Sprintf("grant of pool %s to namespace %s on node %s", name, v.GetNamespace(), v.GetNodeId())
+			return grantKey(v.GetNamespace(), v.GetNodeId()), fmt.Sprintf("grant of pool %s to namespace %s on node %s", name,
+				v.GetNamespace(), v.GetNodeId())
 		})...)
 	}
 	return out
@@ -251,9 +254,11 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
 	case f.Kind() == protoreflect.StringKind:
 		return fmt.Sprintf("%q", v.String())
-	case f.Kind() == protoreflect.MessageKind && f.Name() == "carriers": // their secrets are sealed, and of no use to a reader
+	case f.Kind() == protoreflect.MessageKind &&
+		f.Name() == "carriers": // their secrets are sealed, and of no use to a reader
 		return v.Message().Interface().(*skeinv1.PlainCarrier).GetNodeId()
-	case f.Kind() == protoreflect.MessageKind: // a pool's subnet or an egress's addresses, which alone are lists of messages
+	// a pool's subnet or an egress's addresses, which alone are lists of messages
+	case f.Kind() == protoreflect.MessageKind:
 		return describeOne(v.Message().Interface())
 	}
 	return v.String()
@@ -278,5 +283,6 @@ func describeOne(m proto.Message) string {
 }
 
 func public(f protoreflect.FieldDescriptor) bool {
-	return f.Name() == "identity_key" || f.Name() == "wireguard_key" || f.Name() == "public_key" || f.Name() == "carrier_key"
+	return f.Name() == "identity_key" || f.Name() == "wireguard_key" || f.Name() == "public_key" ||
+		f.Name() == "carrier_key"
 }

@@ -16,7 +16,8 @@ func TestDiffShowsSubnets(t *testing.T) {
 	if want := "subnets [10.201.0.0/24,fd00:201::/120]"; !strings.Contains(made, want) {
 		t.Errorf("%q is missing from\n%s", want, made)
 	}
-	want := "~ pool seen: subnets [10.201.0.0/24,fd00:201::/120] → [10.201.0.0/24,fd00:201::/120 10.201.1.0/24,fd00:201::100/120]"
+	want := "~ pool seen: subnets [10.201.0.0/24,fd00:201::/120] → [10.201.0.0/24,fd00:201::/120 " +
+		"10.201.1.0/24,fd00:201::100/120]"
 	if have := Diff(between, w.s); len(have) != 1 || have[0] != want {
 		t.Errorf("have %q\nwant %q", have, want)
 	}

@@ -8,7 +8,8 @@
 //     (its name excepted);
 //   - no block or address of a pool has two owners, no two pools overlap each other or the overlay, and one node at a
 //     time holds a static address;
-//   - no address of an egress has another use, a slot has one owner at most, and each change of a slot has a higher epoch than the last;
+//   - no address of an egress has another use, a slot has one owner at most, and each change of a slot has a higher
+//     epoch than the last;
 //   - the same events give the same State and the same Hash on every machine;
 //   - a State rebuilt from its snapshot equals the one that was folded, and folds on alike;
 //   - Fold either takes an event or leaves the state as it was.

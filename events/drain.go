@@ -58,7 +58,8 @@ func Lasting(e *skeinv1.Egress) *skeinv1.Egress {
 // they all do while a member does not know of draining.
 func (d *decision) drainSlots(old, next *skeinv1.Egress, end uint32) {
 	total := old.GetReplicas() - end
-	if next.GetReplicas() >= total || !d.allFold(drainSchema) || (len(old.GetAddresses()) > 0) != (len(next.GetAddresses()) > 0) {
+	if next.GetReplicas() >= total || !d.allFold(drainSchema) ||
+		(len(old.GetAddresses()) > 0) != (len(next.GetAddresses()) > 0) {
 		return
 	}
 	if len(old.GetAddresses()) > 0 {

@@ -25,10 +25,12 @@ func TestSlotsDrain(t *testing.T) {
 	is := func(what string, replicas, draining uint32, slots int) *skeinv1.Egress {
 		t.Helper()
 		e := w.s.Egress("web", "out")
-		if Replicas(e) != replicas || e.GetDraining() != draining || len(w.s.Slots("web", "out")) != slots || len(e.GetAddresses()) != slots {
+		if Replicas(e) != replicas || e.GetDraining() != draining || len(w.s.Slots("web", "out")) != slots ||
+			len(e.GetAddresses()) != slots {
 			t.Fatalf("%s: %v", what, e)
 		}
-		if addressesOf(e.GetEndpoints()) != addressesOf(first.GetEndpoints()[:slots]) || addressesOf(e.GetAddresses()) != addressesOf(first.GetAddresses()[:slots]) {
+		if addressesOf(e.GetEndpoints()) != addressesOf(first.GetEndpoints()[:slots]) ||
+			addressesOf(e.GetAddresses()) != addressesOf(first.GetAddresses()[:slots]) {
 			t.Errorf("%s: other addresses: %v", what, e)
 		}
 		for _, s := range w.s.Slots("web", "out") {
@@ -56,7 +58,8 @@ func TestSlotsDrain(t *testing.T) {
 	if at, _ := DrainedAt(e); at.Sub(time.Unix(0, e.GetDrainingSince())) != 5*time.Second {
 		t.Errorf("it drains until %v", at)
 	}
-	w.refused(setEgress(&skeinv1.Egress{Namespace: "web", Name: "out", DrainMillis: 999}, "drain_millis"), InvalidArgument, "drain for 999 ms")
+	w.refused(setEgress(&skeinv1.Egress{Namespace: "web", Name: "out", DrainMillis: 999}, "drain_millis"), InvalidArgument,
+		"drain for 999 ms")
 
 	w.must(setEgress(egress("web/out", "", 1, all[0]), "replicas", "addresses"))
 	e = is("2 to 1", 1, 2, 3)
@@ -107,7 +110,8 @@ func TestSpread(t *testing.T) {
 		t.Errorf("the default: %v", have)
 	}
 	flow := &skeinv1.Egress{Namespace: "web", Name: "out", Spread: SpreadFlow}
-	if have := w.must(setEgress(flow, "spread")).GetEgress(); have.GetSpread() != SpreadFlow || schemaOfEgress(have) != drainSchema {
+	if have := w.must(setEgress(flow, "spread")).GetEgress(); have.GetSpread() != SpreadFlow ||
+		schemaOfEgress(have) != drainSchema {
 		t.Errorf("by flow: %v", have)
 	}
 	flow.Spread = "packet"

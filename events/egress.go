@@ -146,7 +146,9 @@ func (s *State) SlotsOf(nodeID string) []*skeinv1.EgressSlot {
 	}
 	held, _ := s.slotOwners.get(h, nodeID)
 	refs := list(&held)
-	slices.SortFunc(refs, func(x, y slotRef) int { return cmp.Or(x.compare(y.egressRef), cmp.Compare(x.number, y.number)) })
+	slices.SortFunc(refs, func(x, y slotRef) int {
+		return cmp.Or(x.compare(y.egressRef), cmp.Compare(x.number, y.number))
+	})
 	var out []*skeinv1.EgressSlot
 	for _, r := range refs {
 		out = append(out, s.Slot(r.namespace, r.name, r.number))

@@ -13,7 +13,8 @@ import (
 func egress(name, destinations string, replicas uint32, addresses ...string) *skeinv1.Egress {
 	namespace, name, _ := strings.Cut(name, "/")
 	e := &skeinv1.Egress{
-		Namespace: namespace, Name: name, Destinations: strings.Fields(destinations), Replicas: replicas, Gateways: map[string]string{"site": "dc"},
+		Namespace: namespace, Name: name, Destinations: strings.Fields(destinations), Replicas: replicas,
+		Gateways: map[string]string{"site": "dc"},
 	}
 	for _, v := range subnetsOf(addresses...) {
 		e.Addresses = append(e.Addresses, &skeinv1.EgressAddress{Ipv4: v.GetIpv4(), Ipv6: v.GetIpv6()})
@@ -34,7 +35,8 @@ func setEgress(set *skeinv1.Egress, fields ...string) *skeinv1.Command {
 
 func removeEgress(name string) *skeinv1.Command {
 	namespace, name, _ := strings.Cut(name, "/")
-	return &skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: namespace, Name: name}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: namespace,
+		Name: name}}}
 }
 
 // assign gives a slot of namespace/name to a node.
@@ -53,7 +55,8 @@ func releaseSlot(name string, number uint32, epoch uint64) *skeinv1.Command {
 }
 
 func drainNode(name string, draining bool) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: id(name), Draining: draining}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: id(name),
+		Draining: draining}}}
 }
 
 // epoch is the present one of a slot.
@@ -135,7 +138,8 @@ func egressHistory(t testing.TB) *world {
 	w.must(setEgress(egress("db/out", "192.0.2.0/25 198.51.100.0/24", 5), "destinations", "replicas"))
 	w.assign("db/out", 4, "c")
 	w.must(releaseSlot("web/out", 0, w.epoch("web/out", 0)))
-	w.must(withID("change", setEgress(egress("web/out", "", 1, "203.0.113.5,3fff:1::5"), "replicas", "addresses", "lease_millis")))
+	w.must(withID("change", setEgress(egress("web/out", "", 1, "203.0.113.5,3fff:1::5"), "replicas", "addresses",
+		"lease_millis")))
 	w.assign("web/out", 0, "b")
 	w.must(revoke(id("b")))
 	w.must(define(egress("a/gone", "::/0", 1)))
@@ -146,5 +150,6 @@ func egressHistory(t testing.TB) *world {
 
 // briefSlot is a slot in a few words: which, from whom, to whom.
 func briefSlot(v *skeinv1.EgressSlot) string {
-	return fmt.Sprintf("%s %q -> %q", slotRef{egressRef{v.GetNamespace(), v.GetName()}, v.GetNumber()}, v.GetFromNodeId(), v.GetNodeId())
+	return fmt.Sprintf("%s %q -> %q", slotRef{egressRef{v.GetNamespace(), v.GetName()}, v.GetNumber()},
+		v.GetFromNodeId(), v.GetNodeId())
 }

@@ -34,7 +34,8 @@ func checkEgresses(t fatal, s *State) {
 	for _, e := range s.Egresses() {
 		name := e.GetNamespace() + "/" + e.GetName()
 		slots := s.Slots(e.GetNamespace(), e.GetName())
-		if len(slots) != int(e.GetReplicas()) || len(e.GetEndpoints()) != len(slots) || len(e.GetAddresses()) != 0 && len(e.GetAddresses()) != len(slots) {
+		if len(slots) != int(e.GetReplicas()) || len(e.GetEndpoints()) != len(slots) || len(e.GetAddresses()) != 0 &&
+			len(e.GetAddresses()) != len(slots) {
 			t.Fatalf("egress %s has %d slots: %v", name, len(slots), e)
 		}
 		if s.Egress(e.GetNamespace(), e.GetName()) != e {
@@ -70,14 +71,16 @@ func checkEgresses(t fatal, s *State) {
 			use(v, place{name, i, true})
 		}
 		for i, v := range slots {
-			if int(v.GetNumber()) != i || v.GetNamespace() != e.GetNamespace() || v.GetName() != e.GetName() || s.Slot(e.GetNamespace(), e.GetName(), uint32(i)) != v {
+			if int(v.GetNumber()) != i || v.GetNamespace() != e.GetNamespace() || v.GetName() != e.GetName() ||
+				s.Slot(e.GetNamespace(), e.GetName(), uint32(i)) != v {
 				t.Fatalf("slot %d of %s is %v", i, name, v)
 			}
 			if other, twice := epochs[v.GetEpoch()]; v.GetEpoch() != 0 && twice {
 				t.Fatalf("epoch %d is that of %s and of %s#%d", v.GetEpoch(), other, name, i)
 			}
 			epochs[v.GetEpoch()] = fmt.Sprintf("%s#%d", name, i)
-			if v.GetEpoch() > s.Index() || v.GetNodeId() != "" && !s.everNode(v.GetNodeId()) || v.GetEpoch() == 0 && v.GetNodeId() != "" {
+			if v.GetEpoch() > s.Index() || v.GetNodeId() != "" && !s.everNode(v.GetNodeId()) || v.GetEpoch() == 0 &&
+				v.GetNodeId() != "" {
 				t.Fatalf("slot %d of %s is %v at %d", i, name, v, s.Index())
 			}
 			if v.GetNodeId() != "" {
@@ -102,7 +105,8 @@ func checkEgresses(t fatal, s *State) {
 		}
 	}
 	if s.slotCount != len(all) || s.egressAddrs.n != len(used) {
-		t.Fatalf("%d slots and %d addresses are counted, there are %d and %d", s.slotCount, s.egressAddrs.n, len(all), len(used))
+		t.Fatalf("%d slots and %d addresses are counted, there are %d and %d", s.slotCount, s.egressAddrs.n,
+			len(all), len(used))
 	}
 }
 
@@ -161,16 +165,19 @@ func checkEpochs(t fatal, before, after *State) {
 	t.Helper()
 	for _, old := range before.Proto().GetSlots() {
 		now := after.Slot(old.GetNamespace(), old.GetName(), old.GetNumber())
-		if now == nil || before.Egress(old.GetNamespace(), old.GetName()).GetCreatedIndex() != after.Egress(old.GetNamespace(), old.GetName()).GetCreatedIndex() {
+		if now == nil || before.Egress(old.GetNamespace(),
+			old.GetName()).GetCreatedIndex() != after.Egress(old.GetNamespace(), old.GetName()).GetCreatedIndex() {
 			continue
 		}
 		if !proto.Equal(old, now) && now.GetEpoch() <= old.GetEpoch() {
 			t.Fatalf("%v became %v", old, now)
 		}
-		if now.GetFormerLeaseMillis() < max(old.GetFormerLeaseMillis(), 0) || now.GetEpoch() != old.GetEpoch() && now.GetFormerLeaseMillis() < old.GetLeaseMillis() {
+		if now.GetFormerLeaseMillis() < max(old.GetFormerLeaseMillis(), 0) || now.GetEpoch() != old.GetEpoch() &&
+			now.GetFormerLeaseMillis() < old.GetLeaseMillis() {
 			t.Fatalf("%v became %v and forgot a lease", old, now)
 		}
-		if was, is := before.Egress(old.GetNamespace(), old.GetName()), after.Egress(old.GetNamespace(), old.GetName()); !proto.Equal(
+		if was, is := before.Egress(old.GetNamespace(), old.GetName()), after.Egress(old.GetNamespace(),
+			old.GetName()); !proto.Equal(
 			was.GetEndpoints()[old.GetNumber()], is.GetEndpoints()[old.GetNumber()]) {
 			t.Fatalf("slot %v got another endpoint", old)
 		}
@@ -189,12 +196,15 @@ func anyEgressCommand(t *rapid.T, s *State, node func() string) *skeinv1.Command
 		replicas := 1 + number(3)
 		var addresses []string
 		for range make([]int, []uint32{0, 0, 0, replicas, replicas, number(3)}[number(5)]) {
-			addresses = append(addresses, draw("source", "10.65.0.1", "10.65.0.2", "10.65.0.3", "10.65.0.9", "10.65.0.12", "10.64.0.2", "fd03::5", "10.65.0.6,fd03::7", "10.9.9.9"))
+			addresses = append(addresses, draw("source", "10.65.0.1", "10.65.0.2", "10.65.0.3", "10.65.0.9", "10.65.0.12",
+				"10.64.0.2", "fd03::5", "10.65.0.6,fd03::7", "10.9.9.9"))
 		}
-		e := egress(name(), draw("destinations", "192.0.2.0/24", "192.0.2.0/24", "0.0.0.0/0", "192.0.2.0/24", "0.0.0.0/0 ::/0", "10.66.0.0/24", "10.64.0.0/10", "2001:db8::/32", ""), replicas, addresses...)
+		e := egress(name(), draw("destinations", "192.0.2.0/24", "192.0.2.0/24", "0.0.0.0/0", "192.0.2.0/24",
+			"0.0.0.0/0 ::/0", "10.66.0.0/24", "10.64.0.0/10", "2001:db8::/32", ""), replicas, addresses...)
 		e.Pool = draw("pool", "", "", "", "p", "p", "v6")
 		e.LeaseMillis = []uint32{0, 500, 500, 2000, 2000, 2000, 2000, 3}[number(7)]
-		e.Gateways = []map[string]string{{"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "a"}, nil}[number(7)]
+		e.Gateways = []map[string]string{{"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "dc"}, {"site": "dc"},
+			{"site": "dc"}, {"site": "a"}, nil}[number(7)]
 		return e
 	}
 	epoch := func(name string, slot uint32) uint64 {
@@ -208,7 +218,8 @@ func anyEgressCommand(t *rapid.T, s *State, node func() string) *skeinv1.Command
 	case 4, 5, 6:
 		return define(twisted())
 	case 7, 8, 9:
-		return setEgress(twisted(), draw("field", changeableEgress...), draw("field", append(slices.Clone(changeableEgress), "replicas", "replicas", "pool")...))
+		return setEgress(twisted(), draw("field", changeableEgress...),
+			draw("field", append(slices.Clone(changeableEgress), "replicas", "replicas", "pool")...))
 	case 10:
 		return removeEgress(name())
 	case 0, 1, 2, 3:

@@ -31,7 +31,8 @@ func TestDefineEgressIsRefused(t *testing.T) {
 	w.must(drainPool("drained"))
 	w.must(allocate("a", "default", 1))                     // 10.64.0.0/30
 	w.must(keep("public", "203.0.113.14", "web", "zero-0")) // and 3fff:1::e
-	w.must(imports(false, []*skeinv1.Pool{pool("coil", 1, "10.70.0.0/28")}, importBlock("coil", "10.70.0.2/31", "gone", "")))
+	w.must(imports(false, []*skeinv1.Pool{pool("coil", 1, "10.70.0.0/28")},
+		importBlock("coil", "10.70.0.2/31", "gone", "")))
 	w.must(define(egress("db/out", "198.51.100.0/24", 1, "203.0.113.4"))) // its endpoint is 10.64.0.4
 	many := func(n int, format string) (all []string) {
 		for i := range n {
@@ -64,54 +65,75 @@ func TestDefineEgressIsRefused(t *testing.T) {
 		{out(func(e *e) { e.LeaseMillis = 499 }), InvalidArgument, "lease of 499 ms|500 to 86400000|default of 1200"},
 		{out(func(e *e) { e.LeaseMillis = 86_400_001 }), InvalidArgument, "lease of 86400001 ms"},
 		{out(func(e *e) { e.Destinations = nil }), InvalidArgument, "has no destination"},
-		{out(func(e *e) { e.Destinations = many(1025, "11.%d.%d.0/24") }), InvalidArgument, "1025 destinations are too many; use up to 1024"},
+		{out(func(e *e) { e.Destinations = many(1025, "11.%d.%d.0/24") }), InvalidArgument, "1025 destinations are too " +
+			"many; use up to 1024"},
 		{out(func(e *e) { e.Destinations = []string{"192.0.2.1"} }), InvalidArgument, `"192.0.2.1" is no prefix`},
 		{out(func(e *e) { e.Destinations = []string{"::ffff:192.0.2.0/120"} }), InvalidArgument, "is no prefix"},
 		{out(func(e *e) { e.Destinations = []string{"192.0.2.1/24"} }), InvalidArgument, "host bits set; write 192.0.2.0/24"},
-		{out(func(e *e) { e.Destinations = []string{"192.0.2.0/24", "192.0.2.0/24"} }), InvalidArgument, "192.0.2.0/24 is there twice"},
-		{out(func(e *e) { e.Destinations = []string{"2001:db8::/32", "2001:0db8::/32"} }), InvalidArgument, "2001:db8::/32 is there twice"},
+		{out(func(e *e) { e.Destinations = []string{"192.0.2.0/24", "192.0.2.0/24"} }), InvalidArgument,
+			"192.0.2.0/24 is there twice"},
+		{out(func(e *e) { e.Destinations = []string{"2001:db8::/32", "2001:0db8::/32"} }), InvalidArgument,
+			"2001:db8::/32 is there twice"},
 		{out(func(e *e) { e.Destinations = []string{"169.254.169.254/32"} }), InvalidArgument, "169.254.0.0/16 (link-local)"},
 		{out(func(e *e) { e.Destinations = []string{"fe80::/64"} }), InvalidArgument, "(link-local)"},
 		{out(func(e *e) { e.Destinations = []string{"224.0.0.0/3"} }), InvalidArgument, "(multicast)"},
 		{out(func(e *e) { e.Destinations = []string{"ff02::1/128"} }), InvalidArgument, "(multicast)"},
 		{out(func(e *e) { e.Destinations = []string{"127.0.0.0/8"} }), InvalidArgument, "(loopback)"},
 		{out(func(e *e) { e.Destinations = []string{"::1/128"} }), InvalidArgument, "(loopback)"},
-		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/1"} }), InvalidArgument, "overlaps 0.0.0.0/8|or the default route"},
-		{out(func(e *e) { e.Destinations = []string{"10.0.0.0/8"} }), InvalidArgument, "overlaps|of pool|which is in the mesh|or the default route"},
-		{out(func(e *e) { e.Destinations = []string{"10.64.0.16/30"} }), InvalidArgument, "overlaps 10.64.0.0/26 of pool default"},
+		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/1"} }), InvalidArgument, "overlaps 0.0.0.0/8|or the default " +
+			"route"},
+		{out(func(e *e) { e.Destinations = []string{"10.0.0.0/8"} }), InvalidArgument, "overlaps|of pool|which is in the " +
+			"mesh|or the default route"},
+		{out(func(e *e) { e.Destinations = []string{"10.64.0.16/30"} }), InvalidArgument, "overlaps 10.64.0.0/26 of pool " +
+			"default"},
 		{out(func(e *e) { e.Destinations = []string{"10.4.9.0/24"} }), InvalidArgument, "overlaps the overlay 10.4.0.0/16"},
 		{out(func(e *e) { e.Destinations = []string{"fd00::/8"} }), InvalidArgument, "overlaps|in the mesh"},
-		{out(func(e *e) { e.Destinations = []string{"192.0.2.0/24", "2001:db8::/32"}; e.Pool = "four" }), FailedPrecondition, "IPv6 destinations|pool four, which is IPv4"},
+		{out(func(e *e) { e.Destinations = []string{"192.0.2.0/24", "2001:db8::/32"}; e.Pool = "four" }), FailedPrecondition,
+			"IPv6 destinations|pool four, which is IPv4"},
 		{out(func(e *e) { e.Pool = "six" }), FailedPrecondition, "IPv4 destinations|pool six, which is IPv6"},
 		{out(func(e *e) { e.Pool = "no" }), NotFound, `pool "no" does not exist`},
 		{out(func(e *e) { e.Pool = "drained" }), FailedPrecondition, "pool drained is being drained"},
-		{out(func(e *e) { e.Pool = "tiny"; e.Replicas = 9 }), ResourceExhausted, "needs 5 blocks of pool tiny|there are 4 to give now|skein pool extend tiny"},
-		{out(func(e *e) { e.Addresses = egress("a/b", "", 1, "203.0.113.0").Addresses }), InvalidArgument, "1 addresses for 2 replicas"},
-		{with(egress("web/out", "192.0.2.0/24", 1, "203.0.113.0"), func(e *e) { e.Addresses[0].Ipv4 = "" }), InvalidArgument, "slot 0 has no IPv4 address"},
+		{out(func(e *e) { e.Pool = "tiny"; e.Replicas = 9 }), ResourceExhausted, "needs 5 blocks of pool tiny|there are 4 " +
+			"to give now|skein pool extend tiny"},
+		{out(func(e *e) { e.Addresses = egress("a/b", "", 1, "203.0.113.0").Addresses }), InvalidArgument,
+			"1 addresses for 2 replicas"},
+		{with(egress("web/out", "192.0.2.0/24", 1, "203.0.113.0"), func(e *e) { e.Addresses[0].Ipv4 = "" }), InvalidArgument,
+			"slot 0 has no IPv4 address"},
 		{egress("web/out", "192.0.2.0/24 2001:db8::/48", 1, "203.0.113.0"), InvalidArgument, "slot 0 has no IPv6 address"},
-		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.0,3fff:1::"), InvalidArgument, "IPv6 address 3fff:1::, and the egress has no IPv6 destination"},
-		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "203.0.113.0/32" }), InvalidArgument, "is no IPv4 address"},
-		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "::ffff:203.0.113.0" }), InvalidArgument, "is no IPv4 address"},
+		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.0,3fff:1::"), InvalidArgument, "IPv6 address 3fff:1::, and the " +
+			"egress has no IPv6 destination"},
+		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "203.0.113.0/32" }),
+			InvalidArgument, "is no IPv4 address"},
+		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "::ffff:203.0.113.0" }),
+			InvalidArgument, "is no IPv4 address"},
 		{egress("web/out", "192.0.2.0/24", 2, "203.0.113.0", "203.0.113.0"), InvalidArgument, "203.0.113.0 is there twice"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.114.0"), FailedPrecondition, "203.0.114.0 lies in no pool"},
-		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.4"), AlreadyExists, "203.0.113.4 is the source address of slot db/out#0"},
+		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.4"), AlreadyExists, "203.0.113.4 is the source address of slot " +
+			"db/out#0"},
 		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.4"), AlreadyExists, "10.64.0.4 is the tunnels' end of slot db/out#0"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.14"), AlreadyExists, "203.0.113.14 is kept for pod web/zero-0"},
 		{egress("web/out", "2001:db8::/48", 1, "3fff:1::e"), AlreadyExists, "3fff:1::e is kept for pod web/zero-0"},
-		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.1"), FailedPrecondition, "block 10.64.0.0/30 of pool default belongs to node a"},
+		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.1"), FailedPrecondition, "block 10.64.0.0/30 of pool default " +
+			"belongs to node a"},
 		{egress("web/out", "192.0.2.0/24", 1, "10.66.0.4"), FailedPrecondition, "10.66.0.4|pool drained is being drained"},
-		{egress("web/out", "192.0.2.0/24", 1, "10.70.0.3"), FailedPrecondition, "10.70.0.3: block 10.70.0.2/31 of pool coil is kept for node gone"},
+		{egress("web/out", "192.0.2.0/24", 1, "10.70.0.3"), FailedPrecondition, "10.70.0.3: block 10.70.0.2/31 of pool " +
+			"coil is kept for node gone"},
 		{out(func(e *e) { e.Probes = many(9, "icmp:192.0.%d.%d") }), InvalidArgument, "9 probes are too many; use up to 8"},
-		{out(func(e *e) { e.Probes = []string{"udp:192.0.2.1"} }), InvalidArgument, `probe "udp:192.0.2.1" is none; write icmp:ADDRESS`},
+		{out(func(e *e) { e.Probes = []string{"udp:192.0.2.1"} }), InvalidArgument,
+			`probe "udp:192.0.2.1" is none; write icmp:ADDRESS`},
 		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1"} }), InvalidArgument, "is none"},
 		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:0"} }), InvalidArgument, "is none"},
 		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:65536"} }), InvalidArgument, "is none"},
 		{out(func(e *e) { e.Probes = []string{"icmp:host"} }), InvalidArgument, "is none"},
-		{out(func(e *e) { e.Probes = []string{"icmp:192.0.2.1", "icmp:192.0.2.1"} }), InvalidArgument, "icmp:192.0.2.1 is there twice"},
+		{out(func(e *e) { e.Probes = []string{"icmp:192.0.2.1", "icmp:192.0.2.1"} }), InvalidArgument,
+			"icmp:192.0.2.1 is there twice"},
 		{out(func(e *e) { e.Probes = []string{"icmp:192.0.3.1"} }), InvalidArgument, "lies in none of its destinations"},
-		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"icmp:169.254.0.1"} }), InvalidArgument, "(link-local)"},
-		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"icmp:10.64.0.9"} }), InvalidArgument, "lies in pool default"},
-		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"tcp:10.4.0.1:80"} }), InvalidArgument, "lies in the overlay"},
+		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"icmp:169.254.0.1"} }), InvalidArgument,
+			"(link-local)"},
+		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"icmp:10.64.0.9"} }), InvalidArgument,
+			"lies in pool default"},
+		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"tcp:10.4.0.1:80"} }), InvalidArgument,
+			"lies in the overlay"},
 		{egress("db/out", "192.0.2.0/24", 1), AlreadyExists, "egress db/out exists and is another"},
 	} {
 		w.refused(define(c.e), c.code, strings.Split(c.words, "|")...)
@@ -123,7 +145,8 @@ func TestDefineEgressIsRefused(t *testing.T) {
 
 func TestEgressIsKeptInOneForm(t *testing.T) {
 	w := newEgresses(t)
-	e := egress("web/out", "2001:DB8::/32 10.20.0.0/16 0.0.0.0/0 192.0.2.0/24 10.20.30.0/24 2001:db8:1:2::/64 11.0.0.0/9", 2)
+	e := egress("web/out", "2001:DB8::/32 10.20.0.0/16 0.0.0.0/0 192.0.2.0/24 10.20.30.0/24 2001:db8:1:2::/64 11.0.0.0/9",
+		2)
 	e.Probes = []string{"tcp:[2001:DB8:0::1]:443", "icmp:192.0.2.1"}
 	e.Endpoints, e.CreatedIndex = egress("a/b", "", 1, "10.64.0.63").Addresses, 7 // the leader's, whatever is asked for
 	have := w.must(define(e)).GetEgress()
@@ -137,13 +160,15 @@ func TestEgressIsKeptInOneForm(t *testing.T) {
 	if a := addressesOf(have.GetEndpoints()); a != "10.64.0.0,fd02:: 10.64.0.1,fd02::1" {
 		t.Errorf("endpoints %s", a)
 	}
-	if have.GetPool() != "default" || have.GetCreatedAt() != w.now.UnixNano() || have.GetCreatedIndex() != have.GetChangedIndex() || have.GetCreatedIndex() != w.s.Index() {
+	if have.GetPool() != "default" || have.GetCreatedAt() != w.now.UnixNano() ||
+		have.GetCreatedIndex() != have.GetChangedIndex() || have.GetCreatedIndex() != w.s.Index() {
 		t.Errorf("have %v at %d", have, w.s.Index())
 	}
 	if evs, a, err := w.propose(define(e)); err != nil || len(evs) != 0 || a.GetEgress() != have {
 		t.Errorf("the same again gives %v %v %v", evs, a, err)
 	}
-	if use, ok := w.s.EgressAddressAt(endpointAddr(have.GetEndpoints()[1])); !ok || use != (EgressUse{"web", "out", 1, false}) {
+	if use, ok := w.s.EgressAddressAt(endpointAddr(have.GetEndpoints()[1])); !ok ||
+		use != (EgressUse{"web", "out", 1, false}) {
 		t.Errorf("the endpoint is %v", use)
 	}
 }
@@ -176,7 +201,8 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	if a := addressesOf(have.GetEndpoints()); a != "10.65.0.2 10.65.0.3 10.65.0.4" {
 		t.Errorf("endpoints %s", a)
 	}
-	if r := reserved(w.s); r != "10.65.0.2/31 (egress web/out) 10.65.0.4/31 (egress web/out) 203.0.113.4/31 (egress web/out) 203.0.113.8/31 (egress web/out)" {
+	if r := reserved(w.s); r != "10.65.0.2/31 (egress web/out) 10.65.0.4/31 (egress web/out) 203.0.113.4/31 (egress "+
+		"web/out) 203.0.113.8/31 (egress web/out)" {
 		t.Errorf("reserved %s", r)
 	}
 	// One more slot gets what is left of the last block, the next one a new block.
@@ -186,7 +212,8 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	if a := addressesOf(have.GetEndpoints()); a != "10.65.0.2 10.65.0.3 10.65.0.4 10.65.0.5 10.65.0.6" {
 		t.Errorf("endpoints %s", a)
 	}
-	if r := reserved(w.s); r != "10.65.0.2/31 (egress web/out) 10.65.0.4/31 (egress web/out) 10.65.0.6/31 (egress web/out)" {
+	if r := reserved(
+		w.s); r != "10.65.0.2/31 (egress web/out) 10.65.0.4/31 (egress web/out) 10.65.0.6/31 (egress web/out)" {
 		t.Errorf("reserved %s", r)
 	}
 	for i := range uint32(5) {
@@ -201,10 +228,12 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	for _, v := range evs {
 		kinds = append(kinds, strings.Fields(brief(v))[0])
 	}
-	if have := strings.Join(kinds, " "); have != "SlotReleased SlotReleased SlotReleased SlotReleased EgressChanged BlockReleased BlockReleased" {
+	if have := strings.Join(kinds, " "); have != "SlotReleased SlotReleased SlotReleased SlotReleased EgressChanged "+
+		"BlockReleased BlockReleased" {
 		t.Errorf("events %s", have)
 	}
-	if r := reserved(w.s); r != "10.65.0.2/31 (egress web/out)" || owners(w.s, "web/out") != "b" || len(w.s.SlotsOf(id("b"))) != 1 {
+	if r := reserved(w.s); r != "10.65.0.2/31 (egress web/out)" || owners(w.s, "web/out") != "b" ||
+		len(w.s.SlotsOf(id("b"))) != 1 {
 		t.Errorf("reserved %s, owners %s", r, owners(w.s, "web/out"))
 	}
 	w.must(removeEgress("web/out"))
@@ -214,7 +243,8 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	// What rested longest comes last: 0 belongs to a, and 1 to 3 were given back.
 	e = egress("web/out", "192.0.2.0/24", 10)
 	e.Pool = "four"
-	if a := addressesOf(w.must(define(e)).GetEgress().GetEndpoints()); !strings.HasPrefix(a, "10.65.0.8 10.65.0.9 10.65.0.10 ") || !strings.HasSuffix(a, " 10.65.0.4 10.65.0.5") {
+	if a := addressesOf(w.must(define(e)).GetEgress().GetEndpoints()); !strings.HasPrefix(a, "10.65.0.8 10.65.0.9 "+
+		"10.65.0.10 ") || !strings.HasSuffix(a, " 10.65.0.4 10.65.0.5") {
 		t.Errorf("endpoints %s", a)
 	}
 }
@@ -225,14 +255,17 @@ func TestEndpointsPassWhatIsTaken(t *testing.T) {
 	w := newEgresses(t)
 	w.must(define(egress("web/out", "192.0.2.0/24", 1)))
 	w.must(keep("", "10.64.0.2", "web", "x-0"))
-	have := w.must(setEgress(egress("web/out", "", 3, "10.64.0.1", "203.0.113.4", "10.64.0.7"), "replicas", "addresses")).GetEgress()
+	have := w.must(setEgress(egress("web/out", "", 3, "10.64.0.1", "203.0.113.4", "10.64.0.7"), "replicas",
+		"addresses")).GetEgress()
 	if a := addressesOf(have.GetEndpoints()); a != "10.64.0.0,fd02:: 10.64.0.3,fd02::3 10.64.0.8,fd02::8" {
 		t.Errorf("endpoints %s", a)
 	}
-	if r := reserved(w.s); r != "10.64.0.0/30 (egress web/out) 10.64.0.4/30 (egress web/out) 10.64.0.8/30 (egress web/out) 203.0.113.4/31 (egress web/out)" {
+	if r := reserved(w.s); r != "10.64.0.0/30 (egress web/out) 10.64.0.4/30 (egress web/out) 10.64.0.8/30 (egress "+
+		"web/out) 203.0.113.4/31 (egress web/out)" {
 		t.Errorf("reserved %s", r)
 	}
-	w.refused(setEgress(egress("web/out", "", 3, "10.64.0.1", "10.64.0.3", "10.64.0.7"), "addresses"), AlreadyExists, "10.64.0.3 is the tunnels' end of slot web/out#1")
+	w.refused(setEgress(egress("web/out", "", 3, "10.64.0.1", "10.64.0.3", "10.64.0.7"), "addresses"), AlreadyExists,
+		"10.64.0.3 is the tunnels' end of slot web/out#1")
 }
 
 // A block rests after it was an egress's as after any other use.
@@ -243,7 +276,8 @@ func TestEgressBlocksRest(t *testing.T) {
 	w.must(createPool(p))
 	w.must(define(egress("web/out", "192.0.2.0/24", 4)))
 	w.must(removeEgress("web/out"))
-	w.refused(define(egress("web/out", "192.0.2.0/24", 1)), ResourceExhausted, "pool default has no block to give now", "rest after use")
+	w.refused(define(egress("web/out", "192.0.2.0/24", 1)), ResourceExhausted, "pool default has no block to give now",
+		"rest after use")
 	w.refused(define(egress("web/out", "192.0.2.0/24", 1, "10.64.0.1")), FailedPrecondition, "10.64.0.1", "rests until")
 	w.later(3600e9)
 	w.must(define(egress("web/out", "192.0.2.0/24", 1)))
@@ -259,7 +293,8 @@ func TestBlocksWithSeveralUses(t *testing.T) {
 	w.must(keep("", "203.0.113.9", "web", "zero-0"))
 	w.must(removeEgress("web/out"))
 	w.must(removeEgress("db/out"))
-	if r := reserved(w.s); r != "10.64.0.8/30 (egress db/two) 203.0.113.0/31 (gateways) 203.0.113.2/31 (egress db/out) 203.0.113.8/31 (egress db/out)" {
+	if r := reserved(w.s); r != "10.64.0.8/30 (egress db/two) 203.0.113.0/31 (gateways) 203.0.113.2/31 (egress db/out) "+
+		"203.0.113.8/31 (egress db/out)" {
 		t.Errorf("reserved %s", r)
 	}
 	w.must(removeEgress("db/two"))
@@ -269,7 +304,8 @@ func TestBlocksWithSeveralUses(t *testing.T) {
 	}
 	w.must(keep("", "203.0.113.9", "web", "zero-0"))
 	w.must(define(egress("web/out", "192.0.2.0/24", 1, "203.0.113.8")))
-	if evs, _, err := w.propose(unkeep("", "203.0.113.9", false)); err != nil || len(evs) != 1 { // the block was made for it, and is still used
+	// the block was made for it, and is still used
+	if evs, _, err := w.propose(unkeep("", "203.0.113.9", false)); err != nil || len(evs) != 1 {
 		t.Fatalf("released by %v, %v", evs, err)
 	}
 	if r := reserved(w.s); !strings.Contains(r, "203.0.113.8/31 (static addresses)") {
@@ -292,17 +328,24 @@ func TestOthersAreRefusedWhatAnEgressHas(t *testing.T) {
 	w.refused(keep("", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnels' end of slot web/out#0")
 	w.refused(claim("a", "", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnels' end of slot web/out#0")
 	w.must(giveUp("a", "", "10.64.0.0")) // what nobody has is given up already
-	w.refused(release("", "default", 0), FailedPrecondition, "block 10.64.0.0/30 of pool default holds addresses of egress web/out")
-	w.refused(release("", "public", 2), FailedPrecondition, "block 203.0.113.4/31 of pool public holds addresses of egress web/out")
-	w.refused(imports(false, nil, importBlock("public", "203.0.113.4/31", "a", "")), FailedPrecondition, "it belongs to nobody, being reserved (egress web/out) here")
+	w.refused(release("", "default", 0), FailedPrecondition, "block 10.64.0.0/30 of pool default holds addresses of "+
+		"egress web/out")
+	w.refused(release("", "public", 2), FailedPrecondition, "block 203.0.113.4/31 of pool public holds addresses of "+
+		"egress web/out")
+	w.refused(imports(false, nil, importBlock("public", "203.0.113.4/31", "a", "")), FailedPrecondition,
+		"it belongs to nobody, being reserved (egress web/out) here")
 	w.refused(removePool("public"), FailedPrecondition, "egresses have addresses in it (web/out)")
 	w.refused(removePool("default"), FailedPrecondition, "egresses have addresses in it (web/out)")
 	w.must(removePool("four"))
-	w.refused(createPool(pool("q", 1, "10.20.5.0/28")), FailedPrecondition, "10.20.5.0/28 overlaps the destination 10.20.0.0/16 of egress web/out")
-	w.refused(extendPool("default", "10.16.0.0/13,fd09::/109"), FailedPrecondition, "overlaps the destination 10.20.0.0/16 of egress web/out")
+	w.refused(createPool(pool("q", 1, "10.20.5.0/28")), FailedPrecondition, "10.20.5.0/28 overlaps the destination "+
+		"10.20.0.0/16 of egress web/out")
+	w.refused(extendPool("default", "10.16.0.0/13,fd09::/109"), FailedPrecondition, "overlaps the destination "+
+		"10.20.0.0/16 of egress web/out")
 	w.refused(createPool(pool("q", 1, "2001:db8::/124")), FailedPrecondition, "overlaps the destination 2001:db8::/48")
-	w.refused(createPool(pool("q", 1, "192.0.2.0/28")), FailedPrecondition, "holds icmp:192.0.2.1, which egress web/out probes")
-	w.refused(imports(false, []*skeinv1.Pool{pool("q", 1, "10.20.5.0/28")}), FailedPrecondition, "overlaps the destination 10.20.0.0/16 of egress web/out")
+	w.refused(createPool(pool("q", 1, "192.0.2.0/28")), FailedPrecondition, "holds icmp:192.0.2.1, which egress web/out "+
+		"probes")
+	w.refused(imports(false, []*skeinv1.Pool{pool("q", 1, "10.20.5.0/28")}), FailedPrecondition,
+		"overlaps the destination 10.20.0.0/16 of egress web/out")
 	w.must(createPool(pool("q", 1, "198.51.100.0/28"))) // the default route leaves it out
 }
 
@@ -324,39 +367,47 @@ func TestChangeEgress(t *testing.T) {
 		{setEgress(e, "nonsense"), InvalidArgument, `field "nonsense" cannot be set`},
 		{setEgress(egress("web/out", "", 0), "replicas"), InvalidArgument, "0 replicas"},
 		{setEgress(egress("web/out", "", 3), "replicas"), InvalidArgument, "2 addresses for 3 replicas"},
-		{setEgress(egress("web/out", "192.0.2.0/24 2001:db8::/48", 0), "destinations"), InvalidArgument, "slot 0 has no IPv6 address"},
+		{setEgress(egress("web/out", "192.0.2.0/24 2001:db8::/48", 0), "destinations"), InvalidArgument,
+			"slot 0 has no IPv6 address"},
 		{setEgress(egress("web/out", "10.4.0.0/24", 0), "destinations"), InvalidArgument, "overlaps the overlay"},
-		{setEgress(egress("web/out", "", 0, "203.0.113.4", "203.0.113.0"), "addresses"), AlreadyExists, "203.0.113.0 is the source address of slot db/out#0"},
+		{setEgress(egress("web/out", "", 0, "203.0.113.4", "203.0.113.0"), "addresses"), AlreadyExists,
+			"203.0.113.0 is the source address of slot db/out#0"},
 		{setEgress(&skeinv1.Egress{Namespace: "web", Name: "out"}, "gateways"), InvalidArgument, "names no label"},
 	} {
 		w.refused(c.c, c.code, c.words)
 	}
 	before := w.s.Egress("web", "out")
-	for _, same := range []*skeinv1.Command{setEgress(e), setEgress(e, "addresses", "destinations", "gateways", "lease_millis")} {
+	for _, same := range []*skeinv1.Command{setEgress(e), setEgress(e, "addresses", "destinations", "gateways",
+		"lease_millis")} {
 		if evs, a, err := w.propose(same); err != nil || len(evs) != 0 || a.GetEgress() != before {
 			t.Fatalf("no change gives %v %v %v", evs, a, err)
 		}
 	}
 	slot := w.s.Slot("web", "out", 0)
 	w.assign("web/out", 1, "c")
-	after := w.must(setEgress(egress("web/out", "198.51.100.0/24 192.0.2.0/25", 0, "203.0.113.4", "203.0.113.7"), "destinations", "addresses", "lease_millis")).GetEgress()
-	if have := strings.Join(after.GetDestinations(), " "); have != "192.0.2.0/25 198.51.100.0/24" || after.GetLeaseMillis() != 0 {
+	after := w.must(setEgress(egress("web/out", "198.51.100.0/24 192.0.2.0/25", 0, "203.0.113.4", "203.0.113.7"),
+		"destinations", "addresses", "lease_millis")).GetEgress()
+	if have := strings.Join(after.GetDestinations(), " "); have != "192.0.2.0/25 198.51.100.0/24" ||
+		after.GetLeaseMillis() != 0 {
 		t.Errorf("have %v", after)
 	}
-	if addressesOf(after.GetEndpoints()) != addressesOf(before.GetEndpoints()) || after.GetCreatedIndex() != before.GetCreatedIndex() || after.GetChangedIndex() <= before.GetChangedIndex() {
+	if addressesOf(after.GetEndpoints()) != addressesOf(before.GetEndpoints()) ||
+		after.GetCreatedIndex() != before.GetCreatedIndex() || after.GetChangedIndex() <= before.GetChangedIndex() {
 		t.Errorf("%v became %v", before, after)
 	}
 	// The owner stays, with the lease of its epoch, unless the slot's source address is another.
 	if have := w.s.Slot("web", "out", 0); have != slot || have.GetLeaseMillis() != 2000 {
 		t.Errorf("the slot is %v", have)
 	}
-	if have := w.s.Slot("web", "out", 1); have.GetNodeId() != "" || have.GetReason() != "it gets another source address" || have.GetFormerLeaseMillis() != 2000 {
+	if have := w.s.Slot("web", "out", 1); have.GetNodeId() != "" || have.GetReason() != "it gets another source address" ||
+		have.GetFormerLeaseMillis() != 2000 {
 		t.Errorf("the other slot is %v", have)
 	}
 	if v := w.assign("web/out", 0, "b"); v.GetLeaseMillis() != 1200 || v.GetFormerLeaseMillis() != 2000 {
 		t.Errorf("moved, the slot is %v", v)
 	}
-	for addr, want := range map[string]string{"203.0.113.5": "", "203.0.113.4": "the source address of slot web/out#0", "203.0.113.7": "the source address of slot web/out#1"} {
+	for addr, want := range map[string]string{"203.0.113.5": "", "203.0.113.4": "the source address of slot web/out#0",
+		"203.0.113.7": "the source address of slot web/out#1"} {
 		have := ""
 		if use, ok := w.s.EgressAddressAt(netip.MustParseAddr(addr)); ok {
 			have = use.String()
@@ -365,7 +416,8 @@ func TestChangeEgress(t *testing.T) {
 			t.Errorf("%s is %q, want %q", addr, have, want)
 		}
 	}
-	if r := reserved(w.s); !strings.Contains(r, "203.0.113.4/31 (egress web/out)") || !strings.Contains(r, "203.0.113.6/31 (egress web/out)") {
+	if r := reserved(w.s); !strings.Contains(r, "203.0.113.4/31 (egress web/out)") ||
+		!strings.Contains(r, "203.0.113.6/31 (egress web/out)") {
 		t.Errorf("reserved %s", r)
 	}
 	w.refused(removeEgress("web/no"), NotFound, "egress web/no does not exist")
@@ -388,21 +440,27 @@ func TestAssignSlot(t *testing.T) {
 	w.refused(assign("web/no", 0, "a", 0), NotFound, "egress web/no does not exist")
 	w.refused(assign("web/out", 2, "a", 0), NotFound, "egress web/out has no slot 2: it has 2")
 	w.refused(assign("web/out", 0, "no", 0), NotFound, "is not a member")
-	w.refused(assign("web/out", 0, "c", 0), FailedPrecondition, "node c cannot have slot 0 of egress web/out: it lacks a label")
-	w.refused(assign("web/out", 0, "a", 7), FailedPrecondition, "slot web/out#0 is fenced: it is at epoch 0 with no owner, and this was decided at epoch 7")
+	w.refused(assign("web/out", 0, "c", 0), FailedPrecondition, "node c cannot have slot 0 of egress web/out: it lacks "+
+		"a label")
+	w.refused(assign("web/out", 0, "a", 7), FailedPrecondition, "slot web/out#0 is fenced: it is at epoch 0 with no "+
+		"owner, and this was decided at epoch 7")
 
 	first := w.must(assign("web/out", 0, "a", 0)).GetSlot()
-	want := &skeinv1.EgressSlot{Namespace: "web", Name: "out", NodeId: id("a"), Epoch: w.s.Index(), Since: w.now.UnixNano(), Reason: "chosen", LeaseMillis: 5000}
+	want := &skeinv1.EgressSlot{Namespace: "web", Name: "out", NodeId: id("a"), Epoch: w.s.Index(),
+		Since: w.now.UnixNano(), Reason: "chosen", LeaseMillis: 5000}
 	if !proto.Equal(first, want) || w.s.Slot("web", "out", 0) != first {
 		t.Fatalf("assigned: %v", first)
 	}
-	w.refused(assign("web/out", 0, "b", 0), FailedPrecondition, "slot web/out#0 is fenced", "with node a", "decided at epoch 0")
+	w.refused(assign("web/out", 0, "b", 0), FailedPrecondition, "slot web/out#0 is fenced", "with node a",
+		"decided at epoch 0")
 	w.refused(releaseSlot("web/out", 0, 0), FailedPrecondition, "slot web/out#0 is fenced")
-	if evs, a, err := w.propose(assign("web/out", 0, "a", first.GetEpoch())); err != nil || len(evs) != 0 || a.GetSlot() != first {
+	if evs, a, err := w.propose(assign("web/out", 0, "a", first.GetEpoch())); err != nil || len(evs) != 0 ||
+		a.GetSlot() != first {
 		t.Fatalf("the same again gives %v %v %v", evs, a, err)
 	}
 	moved := w.assign("web/out", 0, "b")
-	want = &skeinv1.EgressSlot{Namespace: "web", Name: "out", NodeId: id("b"), FromNodeId: id("a"), Planned: true, Epoch: w.s.Index(), Since: w.now.UnixNano(),
+	want = &skeinv1.EgressSlot{Namespace: "web", Name: "out", NodeId: id("b"), FromNodeId: id("a"), Planned: true,
+		Epoch: w.s.Index(), Since: w.now.UnixNano(),
 		Reason: "chosen", LeaseMillis: 5000, FormerLeaseMillis: 5000}
 	if !proto.Equal(moved, want) {
 		t.Fatalf("moved: %v", moved)
@@ -411,15 +469,18 @@ func TestAssignSlot(t *testing.T) {
 	if v := w.assign("web/out", 0, "a"); v.GetLeaseMillis() != 500 || v.GetFormerLeaseMillis() != 5000 {
 		t.Fatalf("moved back: %v", v)
 	}
-	if v := w.assign("web/out", 0, "b"); v.GetFormerLeaseMillis() != 5000 { // that of the owner before the last may still run
+	// that of the owner before the last may still run
+	if v := w.assign("web/out", 0, "b"); v.GetFormerLeaseMillis() != 5000 {
 		t.Fatalf("moved again: %v", v)
 	}
 	released := w.must(releaseSlot("web/out", 0, w.epoch("web/out", 0))).GetSlot()
-	want = &skeinv1.EgressSlot{Namespace: "web", Name: "out", FromNodeId: id("b"), Epoch: w.s.Index(), Since: w.now.UnixNano(), Reason: "not chosen", FormerLeaseMillis: 5000}
+	want = &skeinv1.EgressSlot{Namespace: "web", Name: "out", FromNodeId: id("b"), Epoch: w.s.Index(),
+		Since: w.now.UnixNano(), Reason: "not chosen", FormerLeaseMillis: 5000}
 	if !proto.Equal(released, want) {
 		t.Fatalf("released: %v", released)
 	}
-	if evs, a, err := w.propose(releaseSlot("web/out", 0, released.GetEpoch())); err != nil || len(evs) != 0 || a.GetSlot() != released {
+	if evs, a, err := w.propose(releaseSlot("web/out", 0, released.GetEpoch())); err != nil || len(evs) != 0 ||
+		a.GetSlot() != released {
 		t.Fatalf("released again gives %v %v %v", evs, a, err)
 	}
 	if v := w.assign("web/out", 0, "a"); v.GetFromNodeId() != "" || v.GetPlanned() || v.GetFormerLeaseMillis() != 5000 {
@@ -437,10 +498,12 @@ func TestDrainNode(t *testing.T) {
 	if owners(w.s, "web/out") != "a -" {
 		t.Fatal("draining took the slot away; that is the keeper's")
 	}
-	w.refused(assign("web/out", 1, "a", 0), FailedPrecondition, "node a cannot have slot 1 of egress web/out: it is being drained")
+	w.refused(assign("web/out", 1, "a", 0), FailedPrecondition, "node a cannot have slot 1 of egress web/out: it is "+
+		"being drained")
 	for _, same := range []bool{true, false, false} {
 		evs, a, err := w.propose(drainNode("a", same))
-		if want := map[bool]int{true: 0, false: 1}[same == a.GetNode().GetDraining() && len(evs) == 0]; err != nil || a.GetNode().GetDraining() != same || len(evs) != want {
+		if want := map[bool]int{true: 0, false: 1}[same == a.GetNode().GetDraining() && len(evs) == 0]; err != nil ||
+			a.GetNode().GetDraining() != same || len(evs) != want {
 			t.Fatalf("draining %t gives %v %v %v", same, evs, a, err)
 		}
 	}
@@ -488,7 +551,8 @@ func TestRevokedNodesHaveNoSlots(t *testing.T) {
 func TestOldServersStopEgresses(t *testing.T) {
 	w := newPoolsOf(t, 2)
 	w.must(createPool(pool("default", 2, "10.64.0.0/26")))
-	w.refused(define(egress("web/out", "192.0.2.0/24", 1)), FailedPrecondition, "server a folds event schemas up to 2 and this command needs 3: upgrade skein on a first")
+	w.refused(define(egress("web/out", "192.0.2.0/24", 1)), FailedPrecondition, "server a folds event schemas up to 2 "+
+		"and this command needs 3: upgrade skein on a first")
 	w.must(drainNode("b", true)) // an event of schema 1: older servers keep what they do not know of a node
 
 	w = newEgresses(t)
@@ -496,7 +560,8 @@ func TestOldServersStopEgresses(t *testing.T) {
 	w.must(define(egress("web/out", "192.0.2.0/24", 1)))
 	c := admit("old", "1", asServer)
 	c.GetAdmitNode().Node.MaxSchema = 2
-	w.refused(c, FailedPrecondition, "old folds event schemas up to 2, and the cluster has egresses, which need 3: upgrade skein on old")
+	w.refused(c, FailedPrecondition, "old folds event schemas up to 2, and the cluster has egresses, which need 3: "+
+		"upgrade skein on old")
 	if w.s.Hash() == before {
 		t.Fatal("an egress is not in the hash")
 	}
@@ -547,7 +612,8 @@ func TestLimitsOfEgresses(t *testing.T) {
 		e.Pool = "big"
 		return define(e)
 	}
-	if err := step(small(0)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "would have 8193, and 8192 are allowed") {
+	if err := step(small(0)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "would have 8193, and "+
+		"8192 are allowed") {
 		t.Fatalf("too many slots: %v", err)
 	}
 	for i := range MaxSlots / MaxReplicas {
@@ -563,7 +629,8 @@ func TestLimitsOfEgresses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := step(small(5000)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "there are 1024 egresses already") {
+	if err := step(small(5000)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(),
+		"there are 1024 egresses already") {
 		t.Fatalf("too many egresses: %v", err)
 	}
 	checkEgresses(t, s)
@@ -572,7 +639,8 @@ func TestLimitsOfEgresses(t *testing.T) {
 		many = append(many, fmt.Sprintf("11.%d.%d.0/24", i/256, i%256))
 	}
 	for i := range MaxAllDestinations / MaxDestinations {
-		err := step(setEgress(&skeinv1.Egress{Namespace: "web", Name: fmt.Sprintf("e%d", i), Destinations: many}, "destinations"))
+		err := step(setEgress(&skeinv1.Egress{Namespace: "web", Name: fmt.Sprintf("e%d", i), Destinations: many},
+			"destinations"))
 		if last := i == MaxAllDestinations/MaxDestinations-1; last != (CodeOf(err) == ResourceExhausted) {
 			t.Fatalf("destinations of egress %d: %v", i, err)
 		}

@@ -147,7 +147,8 @@ func (s *State) dropToken(id string) {
 func (s *State) admit(n *skeinv1.Node) bool {
 	id := n.GetId()
 	h, ok := hexKey(id)
-	if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || s.taken(&s.names, n.GetName(), "") || s.PlainPeer(n.GetName()) != nil || !s.claim(n) {
+	if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || s.taken(&s.names, n.GetName(), "") ||
+		s.PlainPeer(n.GetName()) != nil || !s.claim(n) {
 		return false
 	}
 	s.nodes.put(s.own(), h, id, n)
@@ -200,9 +201,12 @@ func (s *State) enter(t *index, key, id string) {
 // change.
 func (s *State) change(n *skeinv1.Node) {
 	old := find(&s.nodes, n.GetId())
-	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || s.PlainPeer(n.GetName()) != nil || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
-		n.GetAdmittedIndex() != old.GetAdmittedIndex() || !proto.Equal(n.GetPodCidrs(), old.GetPodCidrs()) || !proto.Equal(n.GetSettings(), old.GetSettings()) ||
-		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) || string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
+	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) ||
+		s.PlainPeer(n.GetName()) != nil || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
+		n.GetAdmittedIndex() != old.GetAdmittedIndex() || !proto.Equal(n.GetPodCidrs(), old.GetPodCidrs()) ||
+		!proto.Equal(n.GetSettings(), old.GetSettings()) ||
+		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) ||
+		string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
 		return
 	}
 	if n.GetName() != old.GetName() {
@@ -217,7 +221,8 @@ func (s *State) change(n *skeinv1.Node) {
 // copyNode is a node of its own that shares what it points to, which nobody changes.
 func copyNode(n *skeinv1.Node) *skeinv1.Node {
 	out := &skeinv1.Node{
-		Id: n.Id, Name: n.Name, IdentityKey: n.IdentityKey, WireguardKey: n.WireguardKey, Ipv4: n.Ipv4, Ipv6: n.Ipv6, Labels: n.Labels,
+		Id: n.Id, Name: n.Name, IdentityKey: n.IdentityKey, WireguardKey: n.WireguardKey, Ipv4: n.Ipv4, Ipv6: n.Ipv6,
+		Labels:     n.Labels,
 		AdmittedAt: n.AdmittedAt, AdmittedIndex: n.AdmittedIndex, MinSchema: n.MinSchema, MaxSchema: n.MaxSchema,
 		AgentsOnly: n.AgentsOnly, Draining: n.Draining, Admin: n.Admin, PodCidrs: n.PodCidrs, Settings: n.Settings,
 	}

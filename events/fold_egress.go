@@ -24,12 +24,14 @@ func (s *State) foldEgress(e *skeinv1.Event) {
 		s.removeEgress(egressRef{b.EgressRemoved.GetNamespace(), b.EgressRemoved.GetName()})
 	case *skeinv1.Event_SlotAssigned:
 		v := b.SlotAssigned.GetSlot()
-		if old := s.slotBefore(v, e); old != nil && old.GetNodeId() == "" && v.GetFromNodeId() == "" && find(&s.nodes, v.GetNodeId()) != nil {
+		if old := s.slotBefore(v, e); old != nil && old.GetNodeId() == "" && v.GetFromNodeId() == "" &&
+			find(&s.nodes, v.GetNodeId()) != nil {
 			s.setSlot(v)
 		}
 	case *skeinv1.Event_SlotMoved:
 		v := b.SlotMoved.GetSlot()
-		if old := s.slotBefore(v, e); old.GetNodeId() != "" && v.GetFromNodeId() == old.GetNodeId() && v.GetNodeId() != old.GetNodeId() &&
+		if old := s.slotBefore(v, e); old.GetNodeId() != "" && v.GetFromNodeId() == old.GetNodeId() &&
+			v.GetNodeId() != old.GetNodeId() &&
 			find(&s.nodes, v.GetNodeId()) != nil {
 			s.setSlot(v)
 		}
@@ -54,7 +56,9 @@ func (s *State) slotBefore(v *skeinv1.EgressSlot, e *skeinv1.Event) *skeinv1.Egr
 // address is anybody else's. What an egress may ask for beyond that is Decide's alone.
 func (s *State) newOutlet(e *skeinv1.Egress) (*outlet, []addressUse, bool) {
 	n := len(e.GetEndpoints())
-	if checkLabel("namespace", e.GetNamespace()) != nil || checkLabel("name", e.GetName()) != nil || checkPoolName(e.GetPool()) != nil || len(e.GetGateways()) == 0 || n == 0 || uint64(n) != uint64(e.GetReplicas()) || len(e.GetAddresses()) != 0 && len(e.GetAddresses()) != n {
+	if checkLabel("namespace", e.GetNamespace()) != nil || checkLabel("name", e.GetName()) != nil ||
+		checkPoolName(e.GetPool()) != nil || len(e.GetGateways()) == 0 || n == 0 || uint64(n) != uint64(e.GetReplicas()) ||
+		len(e.GetAddresses()) != 0 && len(e.GetAddresses()) != n {
 		return nil, nil, false
 	}
 	o := &outlet{egress: &cell[*skeinv1.Egress]{value: e}}
@@ -163,7 +167,8 @@ func (s *State) changeEgress(e *skeinv1.Egress) {
 		return
 	}
 	was := old.egress.get()
-	if e.GetPool() != was.GetPool() || e.GetCreatedAt() != was.GetCreatedAt() || e.GetCreatedIndex() != was.GetCreatedIndex() {
+	if e.GetPool() != was.GetPool() || e.GetCreatedAt() != was.GetCreatedAt() ||
+		e.GetCreatedIndex() != was.GetCreatedIndex() {
 		return
 	}
 	kept := min(len(old.slots), len(e.GetEndpoints()))

@@ -74,17 +74,23 @@ func TestContradictionsAboutEgresses(t *testing.T) {
 		return v
 	}
 	for name, e := range map[string]*skeinv1.Event{ // the same in order, or the rest would show nothing
-		"an egress":                  fresh(func(*skeinv1.Egress) {}),
-		"a source in a reserved one": fresh(func(e *skeinv1.Egress) { e.Addresses = []*skeinv1.EgressAddress{end("10.64.0.9", "")} }),
+		"an egress": fresh(func(*skeinv1.Egress) {}),
+		"a source in a reserved one": fresh(func(e *skeinv1.Egress) {
+			e.Addresses = []*skeinv1.EgressAddress{end("10.64.0.9", "")}
+		}),
 		"more slots": changed(func(e *skeinv1.Egress) {
 			e.Replicas, e.Endpoints, e.Addresses = 3, append(e.Endpoints, end("10.64.0.8", "fd02::8")), nil
 		}),
-		"fewer slots, one of them a's": changed(func(e *skeinv1.Egress) { e.Replicas, e.Endpoints, e.Addresses = 1, e.Endpoints[:1], e.Addresses[1:] }),
-		"the end of an egress":         {Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "web", Name: "out"}}},
-		"a slot that nobody has":       assigned(slot("out", 1, "", "c")),
-		"a slot that moves":            moved(slot("out", 0, "a", "c")),
-		"a slot given back":            freed(slot("out", 0, "a", "")),
-		"a reserved block given away":  block(2, "10.64.0.8/30", "fd02::8/126", id("a")),
+		"fewer slots, one of them a's": changed(func(e *skeinv1.Egress) {
+			e.Replicas, e.Endpoints, e.Addresses = 1,
+				e.Endpoints[:1], e.Addresses[1:]
+		}),
+		"the end of an egress": {Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{
+			Namespace: "web", Name: "out"}}},
+		"a slot that nobody has":      assigned(slot("out", 1, "", "c")),
+		"a slot that moves":           moved(slot("out", 0, "a", "c")),
+		"a slot given back":           freed(slot("out", 0, "a", "")),
+		"a reserved block given away": block(2, "10.64.0.8/30", "fd02::8/126", id("a")),
 	} {
 		s, same := w.foldNext(e)
 		if same {
@@ -113,7 +119,9 @@ func TestContradictionsAboutEgresses(t *testing.T) {
 		"an endpoint whose IPv6 is":       fresh(ends(end("10.64.0.12", "fd02::d"))),
 		"an endpoint of the wrong family": fresh(ends(end("fd02::8", ""))),
 		"an endpoint in another form":     fresh(ends(end("", "fd02:0::8"))),
-		"another's source":                fresh(func(e *skeinv1.Egress) { e.Addresses = []*skeinv1.EgressAddress{end("203.0.113.4", "")} }),
+		"another's source": fresh(func(e *skeinv1.Egress) {
+			e.Addresses = []*skeinv1.EgressAddress{end("203.0.113.4", "")}
+		}),
 		"a destination that is none":      fresh(func(e *skeinv1.Egress) { e.Destinations = []string{"x"} }),
 		"a destination with host bits":    fresh(func(e *skeinv1.Egress) { e.Destinations = []string{"192.0.2.1/24"} }),
 		"an egress made at another index": fresh(func(e *skeinv1.Egress) { e.CreatedIndex-- }),
@@ -124,33 +132,40 @@ func TestContradictionsAboutEgresses(t *testing.T) {
 		"a change of a kept endpoint": changed(func(e *skeinv1.Egress) {
 			e.Endpoints = []*skeinv1.EgressAddress{e.Endpoints[0], end("10.64.0.8", "fd02::8")}
 		}),
-		"an exchange of kept endpoints":    changed(func(e *skeinv1.Egress) { e.Endpoints = []*skeinv1.EgressAddress{e.Endpoints[1], e.Endpoints[0]} }),
-		"the end of no egress":             {Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "web", Name: "no"}}},
-		"a slot that another has":          assigned(slot("out", 0, "", "b")),
-		"a slot for a stranger":            assigned(slot("out", 1, "", "no")),
-		"a slot for nobody":                assigned(slot("out", 1, "", "")),
-		"a slot that none is":              assigned(slot("out", 2, "", "c")),
-		"a slot of no egress":              assigned(slot("no", 0, "", "c")),
-		"a slot at an old epoch":           assigned(backwards(slot("out", 1, "", "c"))),
-		"a slot taken from who lacks it":   assigned(slot("out", 1, "a", "c")),
-		"a move from another":              moved(slot("out", 0, "b", "c")),
-		"a move from nobody":               moved(slot("out", 1, "", "c")),
-		"a move to itself":                 moved(slot("out", 0, "a", "a")),
-		"a move to a stranger":             moved(slot("out", 0, "a", "no")),
-		"a move at an old epoch":           moved(backwards(slot("out", 0, "a", "c"))),
-		"a release by another":             freed(slot("out", 0, "b", "")),
-		"a release of what nobody has":     freed(slot("out", 1, "", "")),
-		"a release to somebody":            freed(slot("out", 0, "a", "b")),
-		"a release at an old epoch":        freed(backwards(slot("out", 0, "a", ""))),
-		"nothing":                          assigned(nil),
-		"no egress":                        {Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{}}},
-		"an egress's block for a node":     block(0, "10.64.0.0/30", "fd02::/126", id("c")),
-		"an egress's block given back":     {Body: &skeinv1.Event_BlockReleased{BlockReleased: &skeinv1.BlockReleased{Pool: "default", Number: 0}}},
-		"the end of a pool with an egress": {Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{Name: "public"}}},
-		"an egress's address for a pod": {Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{Address: &skeinv1.StaticAddress{
-			Pool: "default", Ipv4: "10.64.0.1", Ipv6: "fd02::1", Namespace: "web", Pod: "y", Index: next}}}},
-		"half an egress's address for a pod": {Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{Address: &skeinv1.StaticAddress{
-			Pool: "public", Ipv4: "203.0.113.5", Ipv6: "3fff:1::5", Namespace: "web", Pod: "y", Index: next}}}},
+		"an exchange of kept endpoints": changed(func(e *skeinv1.Egress) {
+			e.Endpoints = []*skeinv1.EgressAddress{e.Endpoints[1], e.Endpoints[0]}
+		}),
+		"the end of no egress": {Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{
+			Namespace: "web", Name: "no"}}},
+		"a slot that another has":        assigned(slot("out", 0, "", "b")),
+		"a slot for a stranger":          assigned(slot("out", 1, "", "no")),
+		"a slot for nobody":              assigned(slot("out", 1, "", "")),
+		"a slot that none is":            assigned(slot("out", 2, "", "c")),
+		"a slot of no egress":            assigned(slot("no", 0, "", "c")),
+		"a slot at an old epoch":         assigned(backwards(slot("out", 1, "", "c"))),
+		"a slot taken from who lacks it": assigned(slot("out", 1, "a", "c")),
+		"a move from another":            moved(slot("out", 0, "b", "c")),
+		"a move from nobody":             moved(slot("out", 1, "", "c")),
+		"a move to itself":               moved(slot("out", 0, "a", "a")),
+		"a move to a stranger":           moved(slot("out", 0, "a", "no")),
+		"a move at an old epoch":         moved(backwards(slot("out", 0, "a", "c"))),
+		"a release by another":           freed(slot("out", 0, "b", "")),
+		"a release of what nobody has":   freed(slot("out", 1, "", "")),
+		"a release to somebody":          freed(slot("out", 0, "a", "b")),
+		"a release at an old epoch":      freed(backwards(slot("out", 0, "a", ""))),
+		"nothing":                        assigned(nil),
+		"no egress":                      {Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{}}},
+		"an egress's block for a node":   block(0, "10.64.0.0/30", "fd02::/126", id("c")),
+		"an egress's block given back": {Body: &skeinv1.Event_BlockReleased{BlockReleased: &skeinv1.BlockReleased{
+			Pool: "default", Number: 0}}},
+		"the end of a pool with an egress": {Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{
+			Name: "public"}}},
+		"an egress's address for a pod": {Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{
+			Address: &skeinv1.StaticAddress{
+				Pool: "default", Ipv4: "10.64.0.1", Ipv6: "fd02::1", Namespace: "web", Pod: "y", Index: next}}}},
+		"half an egress's address for a pod": {Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{
+			Address: &skeinv1.StaticAddress{
+				Pool: "public", Ipv4: "203.0.113.5", Ipv6: "3fff:1::5", Namespace: "web", Pod: "y", Index: next}}}},
 	} {
 		if s, same := w.foldNext(e); !same {
 			t.Errorf("%s changes the state:\n%s", name, strings.Join(Diff(w.s, s), "\n"))
@@ -162,7 +177,8 @@ func TestContradictionsAboutEgresses(t *testing.T) {
 // another.
 func TestRevokedSlotOwner(t *testing.T) {
 	w := gated(t)
-	e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: id("b")}}}
+	e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1,
+		Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: id("b")}}}
 	if err := w.s.Fold(e); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +193,10 @@ func TestRevokedSlotOwner(t *testing.T) {
 func TestFromProtoRefusesEgresses(t *testing.T) {
 	w := gated(t)
 	for what, spoil := range map[string]func(*skeinv1.State){
-		`egress "db"/"out": it makes no sense or is there twice`: func(p *skeinv1.State) { p.Egresses = append(p.Egresses, p.Egresses[0]) },
+		`egress "db"/"out": it makes no sense or is there twice`: func(p *skeinv1.State) {
+			p.Egresses = append(p.Egresses,
+				p.Egresses[0])
+		},
 		"egress":               func(p *skeinv1.State) { p.Egresses[0].Endpoints[0].Ipv4 = "10.64.0.0" },
 		"egress ":              func(p *skeinv1.State) { p.Egresses[0].CreatedIndex = 0 },
 		"egress  ":             func(p *skeinv1.State) { p.Egresses[0].CreatedIndex = p.Egresses[0].ChangedIndex + 1 },
@@ -188,16 +207,19 @@ func TestFromProtoRefusesEgresses(t *testing.T) {
 		"not of the egress":                              func(p *skeinv1.State) { p.Slots[0].Number = 7 },
 		"not of the egress ":                             func(p *skeinv1.State) { p.Slots[0].Name = "no" },
 		"makes no sense, or":                             func(p *skeinv1.State) { p.Slots[0].Epoch = 1 << 40 },
-		"makes no sense, or ":                            func(p *skeinv1.State) { p.Slots[0].Epoch = p.Egresses[0].CreatedIndex },
-		"makes no sense, or  ":                           func(p *skeinv1.State) { p.Slots[0].Epoch = 0 },
-		"makes no sense, or   ":                          func(p *skeinv1.State) { p.Slots[0].Epoch = p.Slots[1].Epoch },
-		"makes no sense, or    ":                         func(p *skeinv1.State) { p.Slots[0].NodeId = "" },
-		"never was a member":                             func(p *skeinv1.State) { p.Slots[0].NodeId = id("x") },
-		"never was a member ":                            func(p *skeinv1.State) { p.Slots[0].FromNodeId = id("x") },
+		"makes no sense, or ": func(p *skeinv1.State) {
+			p.Slots[0].Epoch = p.Egresses[0].CreatedIndex
+		},
+		"makes no sense, or  ":   func(p *skeinv1.State) { p.Slots[0].Epoch = 0 },
+		"makes no sense, or   ":  func(p *skeinv1.State) { p.Slots[0].Epoch = p.Slots[1].Epoch },
+		"makes no sense, or    ": func(p *skeinv1.State) { p.Slots[0].NodeId = "" },
+		"never was a member":     func(p *skeinv1.State) { p.Slots[0].NodeId = id("x") },
+		"never was a member ":    func(p *skeinv1.State) { p.Slots[0].FromNodeId = id("x") },
 	} {
 		p := proto.CloneOf(w.s.Proto())
 		spoil(p)
-		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) || !strings.Contains(err.Error(), "snapshot at") {
+		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) ||
+			!strings.Contains(err.Error(), "snapshot at") {
 			t.Errorf("%q: %v", what, err)
 		}
 	}
@@ -214,7 +236,8 @@ func TestEgressDiff(t *testing.T) {
 	w.assign("web/out", 0, "c")
 	w.must(setEgress(egress("web/out", "192.0.2.0/24 ::/0", 2), "replicas", "addresses", "probes", "destinations"))
 	w.must(removeEgress("db/out"))
-	golden(t, "egress_diff.golden", strings.Join(append(append(Diff(before, middle), "--- and on"), Diff(middle, w.s)...), "\n")+"\n")
+	golden(t, "egress_diff.golden", strings.Join(append(append(Diff(before, middle), "--- and on"),
+		Diff(middle, w.s)...), "\n")+"\n")
 }
 
 // TestManyReadersOfEgresses: one published state with egresses is read, hashed and cloned by many at once (run with
@@ -237,7 +260,8 @@ func TestManyReadersOfEgresses(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if c.Hash() == want || published.Hash() != want || len(published.SlotsOf(id("b"))) != 1 || len(c.SlotsOf(id("b"))) != 2 || owners(published, "web/out") != "a -" {
+				if c.Hash() == want || published.Hash() != want || len(published.SlotsOf(id("b"))) != 1 ||
+					len(c.SlotsOf(id("b"))) != 2 || owners(published, "web/out") != "a -" {
 					t.Error("a clone and its origin are mixed up")
 				}
 				published.Proto()

@@ -24,7 +24,8 @@ func TestForgedNamesChangeNothing(t *testing.T) {
 		return &skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: e}}}
 	}
 	pool := func(change func(*skeinv1.Pool)) *skeinv1.Event {
-		p := &skeinv1.Pool{Name: "more", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.200.0.0/24"}}, BlockSizeBits: 2, Namespaces: []string{"more"}, CreatedIndex: next}
+		p := &skeinv1.Pool{Name: "more", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.200.0.0/24"}}, BlockSizeBits: 2,
+			Namespaces: []string{"more"}, CreatedIndex: next}
 		change(p)
 		return &skeinv1.Event{Body: &skeinv1.Event_PoolCreated{PoolCreated: &skeinv1.PoolCreated{Pool: p}}}
 	}
@@ -34,11 +35,13 @@ func TestForgedNamesChangeNothing(t *testing.T) {
 		return &skeinv1.Event{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: n}}}
 	}
 	admitted := func(name string) *skeinv1.Event {
-		n := &skeinv1.Node{Id: id("z"), Name: name, IdentityKey: key("identity", "z"), WireguardKey: key("wireguard", "z"), Ipv4: "10.4.200.1", Ipv6: "fd00:ffff::1"}
+		n := &skeinv1.Node{Id: id("z"), Name: name, IdentityKey: key("identity", "z"), WireguardKey: key("wireguard", "z"),
+			Ipv4: "10.4.200.1", Ipv6: "fd00:ffff::1"}
 		return &skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}
 	}
 	kept := func(namespace, pod string) *skeinv1.Event {
-		v := &skeinv1.StaticAddress{Pool: "default", Ipv4: "10.64.0.14", Ipv6: "fd02::e", Namespace: namespace, Pod: pod, Index: next}
+		v := &skeinv1.StaticAddress{Pool: "default", Ipv4: "10.64.0.14", Ipv6: "fd02::e", Namespace: namespace,
+			Pod: pod, Index: next}
 		return &skeinv1.Event{Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{Address: v}}}
 	}
 	labels := map[string]string{"gateway": "yes"}
@@ -50,11 +53,14 @@ func TestForgedNamesChangeNothing(t *testing.T) {
 			t.Errorf("%s changes nothing", name)
 		}
 	}
-	for _, bad := range []string{"", ".", "..", "a/../../../root/.ssh/authorized_keys", "../x", "a/b", "A", "a b", "a\x00b", "a\nb", "\x1b[2J", "-a", "a-", "ä"} {
+	for _, bad := range []string{"", ".", "..", "a/../../../root/.ssh/authorized_keys", "../x", "a/b", "A", "a b",
+		"a\x00b", "a\nb", "\x1b[2J", "-a", "a-", "ä"} {
 		for what, e := range map[string]*skeinv1.Event{
-			"an egress's namespace": defined(outlet(bad, "new", "default", labels)), "an egress's name": defined(outlet("web", bad, "default", labels)),
-			"an egress's pool": defined(outlet("web", "new", bad, labels)), "a pool's name": pool(func(p *skeinv1.Pool) { p.Name = bad }),
-			"a node's name": admitted(bad), "a node's new name": renamed(bad),
+			"an egress's namespace": defined(outlet(bad, "new", "default", labels)),
+			"an egress's name":      defined(outlet("web", bad, "default", labels)),
+			"an egress's pool":      defined(outlet("web", "new", bad, labels)),
+			"a pool's name":         pool(func(p *skeinv1.Pool) { p.Name = bad }),
+			"a node's name":         admitted(bad), "a node's new name": renamed(bad),
 		} {
 			if _, same := w.foldNext(e); !same {
 				t.Errorf("%s %q is folded", what, bad)
@@ -64,7 +70,8 @@ func TestForgedNamesChangeNothing(t *testing.T) {
 			continue
 		}
 		for what, e := range map[string]*skeinv1.Event{
-			"a pod's namespace": kept(bad, "x-1"), "a pod's name": kept("web", bad), "a pool's namespace": pool(func(p *skeinv1.Pool) { p.Namespaces = []string{bad} }),
+			"a pod's namespace": kept(bad, "x-1"), "a pod's name": kept("web", bad),
+			"a pool's namespace":  pool(func(p *skeinv1.Pool) { p.Namespaces = []string{bad} }),
 			"a quota's namespace": pool(func(p *skeinv1.Pool) { p.Quotas = map[string]uint32{bad: 1} }),
 		} {
 			if _, same := w.foldNext(e); !same {

@@ -56,7 +56,8 @@ func (s *State) foldPool(e *skeinv1.Event) {
 // makePool adds a pool, unless its name, an address or a namespace of it is taken; it reports whether it did.
 func (s *State) makePool(p *skeinv1.Pool) bool {
 	l, err := newLayout(p)
-	if err != nil || checkPoolNames(p) != nil || s.cluster == nil || s.room(p.GetName()) != nil || !s.apart(l.prefixes()) || !s.namespacesFree(p) {
+	if err != nil || checkPoolNames(p) != nil || s.cluster == nil || s.room(p.GetName()) != nil ||
+		!s.apart(l.prefixes()) || !s.namespacesFree(p) {
 		return false
 	}
 	s.setRoom(&room{pool: p, layout: l})
@@ -207,7 +208,8 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 	}
 	have := old.block(n)
 	if have != nil {
-		if _, statics := old.staticsIn.get(n, ""); have.GetNodeId() != "" || b.GetNodeId() == "" || statics || s.egressesIn(b.GetPool(), n) > 0 {
+		if _, statics := old.staticsIn.get(n, ""); have.GetNodeId() != "" || b.GetNodeId() == "" || statics ||
+			s.egressesIn(b.GetPool(), n) > 0 {
 			return false
 		}
 	}
@@ -258,7 +260,8 @@ func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
 	}
 	n := e.GetNumber()
 	b := old.block(n)
-	if _, statics := old.staticsIn.get(n, ""); b == nil || b.GetNodeId() != e.GetNodeId() || statics || s.egressesIn(e.GetPool(), n) > 0 {
+	if _, statics := old.staticsIn.get(n, ""); b == nil || b.GetNodeId() != e.GetNodeId() || statics ||
+		s.egressesIn(e.GetPool(), n) > 0 {
 		return
 	}
 	o, r := s.own(), *old
@@ -333,7 +336,8 @@ func (s *State) staticNamed(pool, address string) (*room, *skeinv1.StaticAddress
 // claimStatic gives an address that nobody holds to a node, or takes it from the one that does.
 func (s *State) claimStatic(c *skeinv1.AddressClaimed, e *skeinv1.Event) {
 	old, v, key := s.staticNamed(c.GetPool(), c.GetAddress())
-	if v == nil || (v.GetNodeId() == "") == (c.GetNodeId() == "") || c.GetNodeId() != "" && find(&s.nodes, c.GetNodeId()) == nil {
+	if v == nil || (v.GetNodeId() == "") == (c.GetNodeId() == "") || c.GetNodeId() != "" &&
+		find(&s.nodes, c.GetNodeId()) == nil {
 		return
 	}
 	next := proto.CloneOf(v)
@@ -363,7 +367,9 @@ func (s *State) dropStatic(c *skeinv1.AddressReleased) {
 	s.setRoom(&r)
 	pod := podKey(v.GetNamespace(), v.GetPod())
 	refs, _ := s.pods.get(textKey(pod), pod)
-	refs = slices.DeleteFunc(slices.Clone(refs), func(ref staticRef) bool { return ref == staticRef{pool: c.GetPool(), address: key} })
+	refs = slices.DeleteFunc(slices.Clone(refs), func(ref staticRef) bool {
+		return ref == staticRef{pool: c.GetPool(), address: key}
+	})
 	if len(refs) == 0 {
 		s.pods.del(o, textKey(pod), pod)
 	} else {

@@ -38,7 +38,8 @@ func TestPoolContradictions(t *testing.T) {
 		return &skeinv1.Event{Body: &skeinv1.Event_PoolChanged{PoolChanged: &skeinv1.PoolChanged{Pool: v}}}
 	}
 	reserved := func(n uint64, ipv4 string) *skeinv1.Event {
-		return &skeinv1.Event{Body: &skeinv1.Event_BlockReserved{BlockReserved: &skeinv1.BlockReserved{Block: &skeinv1.Block{Pool: "p", Number: n, Ipv4: ipv4, Index: next}}}}
+		return &skeinv1.Event{Body: &skeinv1.Event_BlockReserved{BlockReserved: &skeinv1.BlockReserved{
+			Block: &skeinv1.Block{Pool: "p", Number: n, Ipv4: ipv4, Index: next}}}}
 	}
 	static := func(change func(*skeinv1.StaticAddress)) *skeinv1.Event {
 		v := &skeinv1.StaticAddress{Pool: "p", Ipv4: "10.64.0.20", Namespace: "web", Pod: "z", Index: next}
@@ -46,13 +47,16 @@ func TestPoolContradictions(t *testing.T) {
 		return &skeinv1.Event{Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{Address: v}}}
 	}
 	claimed := func(pool, address, node string) *skeinv1.Event {
-		return &skeinv1.Event{Body: &skeinv1.Event_AddressClaimed{AddressClaimed: &skeinv1.AddressClaimed{Pool: pool, Address: address, NodeId: node}}}
+		return &skeinv1.Event{Body: &skeinv1.Event_AddressClaimed{AddressClaimed: &skeinv1.AddressClaimed{Pool: pool,
+			Address: address, NodeId: node}}}
 	}
 	released := func(n uint64, node string) *skeinv1.Event {
-		return &skeinv1.Event{Body: &skeinv1.Event_BlockReleased{BlockReleased: &skeinv1.BlockReleased{Pool: "p", Number: n, NodeId: node}}}
+		return &skeinv1.Event{Body: &skeinv1.Event_BlockReleased{BlockReleased: &skeinv1.BlockReleased{Pool: "p",
+			Number: n, NodeId: node}}}
 	}
 	granted := func(pool, ns, node string, n uint32) *skeinv1.Event {
-		return &skeinv1.Event{Body: &skeinv1.Event_GrantSet{GrantSet: &skeinv1.GrantSet{Grant: &skeinv1.Grant{Pool: pool, Namespace: ns, NodeId: node, Addresses: n}}}}
+		return &skeinv1.Event{Body: &skeinv1.Event_GrantSet{GrantSet: &skeinv1.GrantSet{Grant: &skeinv1.Grant{Pool: pool,
+			Namespace: ns, NodeId: node, Addresses: n}}}}
 	}
 	for what, e := range map[string]*skeinv1.Event{
 		"a pool's name":            made(func(v *skeinv1.Pool) { v.Name = "p" }),
@@ -78,8 +82,9 @@ func TestPoolContradictions(t *testing.T) {
 		"the end of no pool":       {Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{Name: "none"}}},
 		"an owned block":           reserved(0, "10.64.0.0/28"),
 		"a reserved block":         reserved(2, "10.64.0.32/28"),
-		"a block with statics": {Body: &skeinv1.Event_BlockAllocated{BlockAllocated: &skeinv1.BlockAllocated{Block: &skeinv1.Block{
-			Pool: "p", Number: 1, Ipv4: "10.64.0.16/28", NodeId: id("b"), Index: next}}}},
+		"a block with statics": {Body: &skeinv1.Event_BlockAllocated{BlockAllocated: &skeinv1.BlockAllocated{
+			Block: &skeinv1.Block{
+				Pool: "p", Number: 1, Ipv4: "10.64.0.16/28", NodeId: id("b"), Index: next}}}},
 		"a release by another":    released(0, id("b")),
 		"a release by nobody":     released(0, ""),
 		"a release of statics":    released(1, ""),
@@ -98,8 +103,10 @@ func TestPoolContradictions(t *testing.T) {
 		"a claim by a stranger":   claimed("p", "10.64.0.18", id("x")),
 		"giving up what none has": claimed("p", "10.64.0.18", ""),
 		"a claim in no pool":      claimed("none", "10.64.0.18", id("b")),
-		"the end of a held one":   {Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: "p", Address: "10.64.0.17"}}},
-		"the end of none":         {Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: "p", Address: "10.64.0.20"}}},
+		"the end of a held one": {Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: "p",
+			Address: "10.64.0.17"}}},
+		"the end of none": {Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: "p",
+			Address: "10.64.0.20"}}},
 		"a grant above the quota": granted("p", "web", id("b"), 3),
 		"a grant without quota":   granted("p", "db", id("b"), 1),
 		"a grant to a stranger":   granted("p", "web", id("x"), 1),
@@ -125,7 +132,8 @@ func TestRevokedOwner(t *testing.T) {
 	w := newPools(t)
 	w.must(createPool(pool("p", 4, "10.64.0.0/26")))
 	w.must(allocate("b", "p", 1))
-	e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: id("b")}}}
+	e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1,
+		Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: id("b")}}}
 	if err := w.s.Fold(e); err != nil {
 		t.Fatal(err)
 	}
@@ -151,18 +159,25 @@ func TestFromProtoRefusesPools(t *testing.T) {
 		"or not of the pool":            func(p *skeinv1.State) { p.Blocks[0].Index = 1 << 40 },
 		"out of order":                  func(p *skeinv1.State) { slices.Reverse(p.Freed) },
 		"freed block":                   func(p *skeinv1.State) { p.Freed[0].Number = 1 << 40 },
-		"freed block ":                  func(p *skeinv1.State) { p.Freed[0].Pool, p.Freed[0].Number = p.Blocks[0].Pool, p.Blocks[0].Number },
-		"freed block  ":                 func(p *skeinv1.State) { p.Freed[1].Index = p.Blocks[0].Index },
-		"static address 10.65.0.5":      func(p *skeinv1.State) { p.Statics = append(p.Statics, p.Statics[0]) },
-		"not in a reserved block":       func(p *skeinv1.State) { p.Statics[0].Ipv4, p.Statics[0].Ipv6 = "10.65.0.33", "fd03::21" },
-		"exceeds the quota":             func(p *skeinv1.State) { p.Grants[0].Addresses = 21 },
-		"grant of pool":                 func(p *skeinv1.State) { p.Grants = append(p.Grants, p.Grants[0]) },
-		"grant of pool ":                func(p *skeinv1.State) { p.Grants[0].Addresses = 0 },
-		"its subnets make no sense":     func(p *skeinv1.State) { p.Cluster = nil },
+		"freed block ": func(p *skeinv1.State) {
+			p.Freed[0].Pool, p.Freed[0].Number = p.Blocks[0].Pool,
+				p.Blocks[0].Number
+		},
+		"freed block  ":            func(p *skeinv1.State) { p.Freed[1].Index = p.Blocks[0].Index },
+		"static address 10.65.0.5": func(p *skeinv1.State) { p.Statics = append(p.Statics, p.Statics[0]) },
+		"not in a reserved block": func(p *skeinv1.State) {
+			p.Statics[0].Ipv4,
+				p.Statics[0].Ipv6 = "10.65.0.33", "fd03::21"
+		},
+		"exceeds the quota":         func(p *skeinv1.State) { p.Grants[0].Addresses = 21 },
+		"grant of pool":             func(p *skeinv1.State) { p.Grants = append(p.Grants, p.Grants[0]) },
+		"grant of pool ":            func(p *skeinv1.State) { p.Grants[0].Addresses = 0 },
+		"its subnets make no sense": func(p *skeinv1.State) { p.Cluster = nil },
 	} {
 		p := proto.CloneOf(w.s.Proto())
 		spoil(p)
-		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) || !strings.Contains(err.Error(), "snapshot at") {
+		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) ||
+			!strings.Contains(err.Error(), "snapshot at") {
 			t.Errorf("%q: %v", what, err)
 		}
 	}
@@ -187,7 +202,8 @@ func TestManyReadersOfPools(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if c.Hash() == want || published.Hash() != want || len(published.BlocksOf(id("a"))) != 2 || len(c.BlocksOf(id("a"))) != 5 {
+				if c.Hash() == want || published.Hash() != want || len(published.BlocksOf(id("a"))) != 2 ||
+					len(c.BlocksOf(id("a"))) != 5 {
 					t.Error("a clone and its origin are mixed up")
 				}
 				published.Proto()
@@ -210,7 +226,8 @@ func TestPoolDiff(t *testing.T) {
 	w.must(release("a", "default", 1))
 	w.must(claim("a", "default", "10.65.0.5", "web", "zero-0"))
 	w.must(grant("a", "default", "web", 12))
-	golden(t, "pool_diff.golden", strings.Join(append(append(Diff(before, middle), "--- and on"), Diff(middle, w.s)...), "\n")+"\n")
+	golden(t, "pool_diff.golden", strings.Join(append(append(Diff(before, middle), "--- and on"),
+		Diff(middle, w.s)...), "\n")+"\n")
 }
 
 // TestHugePoolTurns: a pool so large that it never ends would grow the state for ever. Once MaxFreed of its blocks
@@ -278,11 +295,13 @@ func TestOneNodeMayBeRevoked(t *testing.T) {
 		blocks = append(blocks, importBlock("p", fmt.Sprintf("10.64.%d.%d/32", i>>8, i&255), "b", ""))
 	}
 	w.must(imports(false, nil, blocks[1:]...))
-	w.refused(imports(false, nil, blocks[0], importBlock("p", "10.64.127.255/32", "b", "")), FailedPrecondition, "node b would have more than 16384 blocks")
+	w.refused(imports(false, nil, blocks[0], importBlock("p", "10.64.127.255/32", "b", "")), FailedPrecondition,
+		"node b would have more than 16384 blocks")
 	if have := given(w.must(allocate("b", "p", 1<<20))); have != "0" {
 		t.Fatalf("b got %s", have)
 	}
-	w.refused(allocate("b", "p", 1<<20), ResourceExhausted, "node b has 16384 blocks, and a node may have 16384 in all pools")
+	w.refused(allocate("b", "p", 1<<20), ResourceExhausted, "node b has 16384 blocks, and a node may have 16384 in all "+
+		"pools")
 	evs, _, err := w.propose(revoke(id("b")))
 	if err != nil || len(evs) != MaxNodeBlocks+2 {
 		t.Fatalf("%d events, %v", len(evs), err)

@@ -32,7 +32,8 @@ func TestUnknownEvent(t *testing.T) {
 	w := newCluster(t)
 	before, hash := w.s.Proto(), w.s.Hash()
 	err := w.s.Fold(later99(t, w.s.Index()+1, false))
-	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 11: this skein folds schemas 1 to 10; install") {
+	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 11: this "+
+		"skein folds schemas 1 to 10; install") {
 		t.Fatalf("an unknown event gives: %v", err)
 	}
 	if !proto.Equal(before, w.s.Proto()) || hash != w.s.Hash() {
@@ -83,7 +84,8 @@ func TestContradictions(t *testing.T) {
 	a, c := w.s.NodeByName("a"), w.s.Revoked(idOf("c")).GetNode()
 	answered := answerKey(withID("r", admit("b", "1")))
 	node := func(change func(*skeinv1.Node)) *skeinv1.Node {
-		n := &skeinv1.Node{Id: id("x"), Name: "x", IdentityKey: key("identity", "x"), WireguardKey: key("wireguard", "x"), Ipv4: "10.4.0.77", Ipv6: "fd00::77"}
+		n := &skeinv1.Node{Id: id("x"), Name: "x", IdentityKey: key("identity", "x"), WireguardKey: key("wireguard", "x"),
+			Ipv4: "10.4.0.77", Ipv6: "fd00::77"}
 		change(n)
 		return n
 	}
@@ -96,7 +98,8 @@ func TestContradictions(t *testing.T) {
 		return &skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node(change)}}}
 	}
 	rotated := func(id string, k []byte) *skeinv1.Event {
-		return &skeinv1.Event{Body: &skeinv1.Event_NodeKeyRotated{NodeKeyRotated: &skeinv1.NodeKeyRotated{NodeId: id, WireguardKey: k}}}
+		return &skeinv1.Event{Body: &skeinv1.Event_NodeKeyRotated{NodeKeyRotated: &skeinv1.NodeKeyRotated{NodeId: id,
+			WireguardKey: k}}}
 	}
 	for what, e := range map[string]*skeinv1.Event{
 		"a member's ID":           admitted(func(n *skeinv1.Node) { n.Id = a.GetId() }),
@@ -120,12 +123,16 @@ func TestContradictions(t *testing.T) {
 		"a rotation to a key":     rotated(id("b"), a.GetWireguardKey()),
 		"a rotation of nobody":    rotated(id("x"), key("wireguard", "y")),
 		"a server from nowhere":   {Body: &skeinv1.Event_ServerAdded{ServerAdded: &skeinv1.ServerAdded{NodeId: id("x")}}},
-		"a promoted agent":        {Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: id("b")}}},
-		"a demoted voter":         {Body: &skeinv1.Event_ServerAdded{ServerAdded: &skeinv1.ServerAdded{NodeId: id("a")}}},
-		"another cluster":         {Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: &skeinv1.Cluster{Id: "x"}}}},
-		"a token twice":           {Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: tokenID("1")}}}},
-		"a second answer":         {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: answered, Index: w.s.Index() + 1}}}},
-		"an answer to nobody":     {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{}}},
+		"a promoted agent": {Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{
+			NodeId: id("b")}}},
+		"a demoted voter": {Body: &skeinv1.Event_ServerAdded{ServerAdded: &skeinv1.ServerAdded{NodeId: id("a")}}},
+		"another cluster": {Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{
+			Cluster: &skeinv1.Cluster{Id: "x"}}}},
+		"a token twice": {Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{
+			Token: &skeinv1.Token{Id: tokenID("1")}}}},
+		"a second answer": {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{
+			Answer: &skeinv1.Answer{RequestId: answered, Index: w.s.Index() + 1}}}},
+		"an answer to nobody": {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{}}},
 	} {
 		s := w.s.Clone()
 		e.Index, e.Time = s.Index()+1, s.Time()
@@ -160,7 +167,8 @@ func TestFromProtoRefuses(t *testing.T) {
 	} {
 		p := proto.CloneOf(w.s.Proto())
 		spoil(p)
-		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) || !strings.Contains(err.Error(), "snapshot at") {
+		if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), strings.TrimSpace(what)) ||
+			!strings.Contains(err.Error(), "snapshot at") {
 			t.Errorf("%q: %v", what, err)
 		}
 	}
@@ -217,11 +225,14 @@ func TestDiff(t *testing.T) {
 	w.must(changeNode("a", "alpha", map[string]string{"site": "dc"}))
 	w.must(changeSettings(&skeinv1.Settings{PersistentKeepaliveSeconds: 7}))
 	w.must(rotateGossip())
-	golden(t, "diff.golden", strings.Join(append(append(Diff(before, w.s), "--- and back"), Diff(w.s, before)...), "\n")+"\n")
+	golden(t, "diff.golden", strings.Join(append(append(Diff(before, w.s), "--- and back"), Diff(w.s, before)...), "\n")+
+		"\n")
 
 	for _, line := range Diff(NewState(), w.s) {
-		for _, secret := range [][]byte{w.s.Cluster().GetPskSeed(), w.s.GossipKeys().GetPrimary(), w.s.Token(tokenID("1")).GetSecretHash()} {
-			if strings.Contains(line, string(secret)) || strings.Contains(line, hexOf(secret)) || strings.Contains(line, base64Of(secret)) {
+		for _, secret := range [][]byte{w.s.Cluster().GetPskSeed(), w.s.GossipKeys().GetPrimary(),
+			w.s.Token(tokenID("1")).GetSecretHash()} {
+			if strings.Contains(line, string(secret)) || strings.Contains(line, hexOf(secret)) ||
+				strings.Contains(line, base64Of(secret)) {
 				t.Fatalf("a secret is shown: %s", line)
 			}
 		}
@@ -236,8 +247,10 @@ func TestAccessors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.s.Node(bID) != b || !w.s.Server(bID).GetVoter() || w.s.Revoked(bID) != nil || w.s.NodeCount() != 3 ||
-		w.s.Revoked(idOf("c")).GetReason() != "stolen" || w.s.Server(idOf("c")) != nil || len(w.s.Servers()) != 2 || len(w.s.RevokedNodes()) != 1 ||
-		w.s.Token(tokenID("2")).GetUsesLeft() != 2 || w.s.Token("x") != nil || w.s.remembered(withID("join-b", admit("b", "1"))).GetNode().GetName() != "b" ||
+		w.s.Revoked(idOf("c")).GetReason() != "stolen" || w.s.Server(idOf("c")) != nil || len(w.s.Servers()) != 2 ||
+		len(w.s.RevokedNodes()) != 1 ||
+		w.s.Token(tokenID("2")).GetUsesLeft() != 2 || w.s.Token("x") != nil ||
+		w.s.remembered(withID("join-b", admit("b", "1"))).GetNode().GetName() != "b" ||
 		w.s.Settings().GetArchiveMaxEvents() != 5000 || w.s.Settings().GetPersistentKeepaliveSeconds() != 25 {
 		t.Fatalf("the state is %v", w.s.Proto())
 	}

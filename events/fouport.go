@@ -34,13 +34,15 @@ func (d *decision) setFoUPort(next *skeinv1.Settings) error {
 	}
 	for n := range d.s.nodes.all() {
 		if n.GetMaxSchema() < fouSchema {
-			return refuse(FailedPrecondition, "setting fou_port: node %s runs a version that knows port %d alone: upgrade skein on %s, "+
+			return refuse(FailedPrecondition, "setting fou_port: node %s runs a version that knows port %d alone: upgrade "+
+				"skein on %s, "+
 				"or remove it", n.GetName(), old.GetFouPort(), n.GetName())
 		}
 	}
 	if c := old.GetFouPortChange(); c != nil {
 		if left := FoUPortEnd - time.Duration(d.c.GetTime()-c.GetSince()); left > 0 && left <= FoUPortEnd {
-			return refuse(FailedPrecondition, "setting fou_port: the tunnels are still changing from port %d to %d, which takes %s: "+
+			return refuse(FailedPrecondition, "setting fou_port: the tunnels are still changing from port %d to %d, which "+
+				"takes %s: "+
 				"try again in %s", c.GetFormer(), old.GetFouPort(), FoUPortEnd, left.Round(time.Second))
 		}
 	}

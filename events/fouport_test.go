@@ -26,7 +26,8 @@ func TestFoUPortChanges(t *testing.T) {
 	if have := w.s.Settings().GetFouPort(); have != defaultFoUPort {
 		t.Fatalf("a new cluster has port %d", have)
 	}
-	refused(set(6000), FailedPrecondition, "setting fou_port: node a runs a version that knows port 5555 alone: upgrade skein on a")
+	refused(set(6000), FailedPrecondition, "setting fou_port: node a runs a version that knows port 5555 alone: upgrade "+
+		"skein on a")
 	refused(set(65_536), InvalidArgument, "setting fou_port: 65536 is out of range; use 1 to 65535")
 	for port, what := range map[uint32]string{51820: "WireGuard", 3478: "STUN", 7946: "gossip"} {
 		refused(set(port), InvalidArgument, fmt.Sprintf("%d is the port of %s", port, what))
@@ -36,7 +37,8 @@ func TestFoUPortChanges(t *testing.T) {
 		t.Fatalf("the same port was taken for another: %v", c)
 	}
 
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"), MaxSchema: fouSchema}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"),
+		MaxSchema: fouSchema}}})
 	w.must(set(6000))
 	have := w.s.Settings()
 	began := time.Unix(0, w.s.Time())
@@ -48,9 +50,11 @@ func TestFoUPortChanges(t *testing.T) {
 	}
 
 	w.now = began.Add(3*time.Minute - time.Second)
-	refused(set(7000), FailedPrecondition, "the tunnels are still changing from port 5555 to 6000, which takes 10m0s: try again in 7m0s")
+	refused(set(7000), FailedPrecondition, "the tunnels are still changing from port 5555 to 6000, which takes 10m0s: "+
+		"try again in 7m0s")
 	refused(set(0), FailedPrecondition, "try again in 6m59s")
-	other := changeSettings(&skeinv1.Settings{PersistentKeepaliveSeconds: 20, FouPortChange: &skeinv1.FouPortChange{Former: 1}})
+	other := changeSettings(&skeinv1.Settings{PersistentKeepaliveSeconds: 20,
+		FouPortChange: &skeinv1.FouPortChange{Former: 1}})
 	other.GetChangeSettings().Fields = []string{"persistent_keepalive_seconds", "fou_port_change"}
 	w.must(other) // how it came to its port is the leader's to say
 	if c := w.s.Settings().GetFouPortChange(); c.GetFormer() != 5555 || w.s.Settings().GetFouPort() != 6000 {

@@ -14,7 +14,8 @@ func FuzzFold(f *testing.F) {
 	w := newCluster(f)
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(revoke(id("b")))
-	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log, egressHistory(f).log, rangeHistory(f).log} {
+	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log, egressHistory(f).log,
+		rangeHistory(f).log} {
 		b, err := proto.Marshal(&skeinv1.Batch{Events: log})
 		if err != nil {
 			f.Fatal(err)
@@ -95,14 +96,19 @@ func FuzzDecide(f *testing.F) {
 	two := proto.CloneOf(e)
 	two.Name, two.Addresses = "two", egress("web/two", "", 1, "10.64.0.13").Addresses
 	for _, c := range []*skeinv1.Command{
-		createCluster("10.4.0.0/16", "a"), createToken("2", 1, true), revokeToken("1"), admit("c", "1"), changeNode("b", "c", map[string]string{"k": "v"}),
+		createCluster("10.4.0.0/16", "a"), createToken("2", 1, true), revokeToken("1"), admit("c", "1"),
+		changeNode("b", "c", map[string]string{"k": "v"}),
 		revoke(id("b")), rotateKey("b", "new"), addServer(id("b")), promote(id("b")), removeServer(id("a")), rotateGossip(),
 		changeSettings(&skeinv1.Settings{BirthdayAttack: "enabled"}, "birthday_attack"),
-		createPool(pool("q", 4, "10.65.0.0/26")), extendPool("p", "10.66.0.0/28,fd03::/124"), drainPool("p"), removePool("p"), allocate("b", "p", 2),
-		reserve("p", "10.64.0.8", "mine"), release("a", "p", 0), keep("p", "10.64.0.6", "web", "y"), claim("b", "p", "10.64.0.5", "web", "x"),
+		createPool(pool("q", 4, "10.65.0.0/26")), extendPool("p", "10.66.0.0/28,fd03::/124"), drainPool("p"), removePool("p"),
+		allocate("b", "p", 2),
+		reserve("p", "10.64.0.8", "mine"), release("a", "p", 0), keep("p", "10.64.0.6", "web", "y"),
+		claim("b", "p", "10.64.0.5", "web", "x"),
 		giveUp("b", "p", "10.64.0.5"), unkeep("p", "10.64.0.5", true), grant("a", "p", "web", 3),
-		imports(false, []*skeinv1.Pool{pool("q", 4, "10.65.0.0/26")}, importBlock("q", "10.65.0.0/28", "a", ""), importBlock("q", "10.65.0.16/28", "x", "")),
-		define(two), setEgress(egress("web/out", "::/0", 2), "destinations", "replicas"), removeEgress("web/out"), assign("web/out", 0, "a", slot),
+		imports(false, []*skeinv1.Pool{pool("q", 4, "10.65.0.0/26")}, importBlock("q", "10.65.0.0/28", "a", ""),
+			importBlock("q", "10.65.0.16/28", "x", "")),
+		define(two), setEgress(egress("web/out", "::/0", 2), "destinations", "replicas"), removeEgress("web/out"),
+		assign("web/out", 0, "a", slot),
 		releaseSlot("web/out", 0, slot), drainNode("b", true),
 	} {
 		c.Time, c.Entropy, c.RequestId = w.now.UnixNano(), entropy(1), "r"

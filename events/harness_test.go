@@ -120,7 +120,8 @@ func createToken(name string, uses uint32, agentsOnly bool) *skeinv1.Command {
 }
 
 func admit(name, token string, change ...func(*skeinv1.AdmitNode)) *skeinv1.Command {
-	a := &skeinv1.AdmitNode{Node: newNode(name), TokenId: tokenID(token), TokenSecretHash: key("secret", token), ClusterId: clusterID}
+	a := &skeinv1.AdmitNode{Node: newNode(name), TokenId: tokenID(token), TokenSecretHash: key("secret", token),
+		ClusterId: clusterID}
 	for _, f := range change {
 		f(a)
 	}
@@ -130,7 +131,8 @@ func admit(name, token string, change ...func(*skeinv1.AdmitNode)) *skeinv1.Comm
 func asServer(a *skeinv1.AdmitNode) { a.Node.Server = true }
 
 func revoke(id string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id, Reason: "stolen"}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id,
+		Reason: "stolen"}}}
 }
 
 func promote(id string) *skeinv1.Command {
@@ -156,7 +158,8 @@ func checkSame(t interface {
 		t.Fatalf("%s: equal states have other canonical bytes", what)
 	}
 	if want.sizes != have.sizes || want.Size() != proto.Size(a) || have.Size() != proto.Size(b) {
-		t.Fatalf("%s: the sizes are kept as %v and %v, %d and %d bytes in all; written they have %d and %d", what, want.sizes, have.sizes, want.Size(), have.Size(), proto.Size(a), proto.Size(b))
+		t.Fatalf("%s: the sizes are kept as %v and %v, %d and %d bytes in all; written they have %d and %d", what, want.sizes,
+			have.sizes, want.Size(), have.Size(), proto.Size(a), proto.Size(b))
 	}
 	if want.Hash() != have.Hash() {
 		t.Fatalf("%s: equal states have other hashes", what)
@@ -176,7 +179,8 @@ func rotateKey(name, k string) *skeinv1.Command {
 }
 
 func changeSettings(s *skeinv1.Settings, fields ...string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: s, Fields: fields}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: s,
+		Fields: fields}}}
 }
 
 func addServer(id string) *skeinv1.Command {
@@ -184,7 +188,8 @@ func addServer(id string) *skeinv1.Command {
 }
 
 func removeServer(id string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: id, Reason: "tired"}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: id,
+		Reason: "tired"}}}
 }
 
 func revokeToken(name string) *skeinv1.Command {
@@ -224,7 +229,8 @@ func brief(e *skeinv1.Event) string {
 	case *skeinv1.Event_BlockReserved:
 		words = append(words, blockName(b.BlockReserved.GetBlock()), b.BlockReserved.GetBlock().GetReason())
 	case *skeinv1.Event_BlockReleased:
-		words = append(words, fmt.Sprint(b.BlockReleased.GetPool(), "/", b.BlockReleased.GetNumber()), b.BlockReleased.GetReason())
+		words = append(words, fmt.Sprint(b.BlockReleased.GetPool(), "/", b.BlockReleased.GetNumber()),
+			b.BlockReleased.GetReason())
 	case *skeinv1.Event_AddressReserved:
 		words = append(words, staticAddr(b.AddressReserved.GetAddress()).String(), b.AddressReserved.GetAddress().GetPod())
 	case *skeinv1.Event_AddressClaimed:

@@ -35,12 +35,15 @@ func TestImport(t *testing.T) {
 	}
 	before := w.s.Hash()
 	evs, a, err := w.propose(withID("dry", imports(true, pools, blocks...)))
-	if err != nil || len(evs) > 0 || w.s.Hash() != before || !slices.Equal(a.GetPlan(), plan) || a.GetIndex() != w.s.Index() {
+	if err != nil || len(evs) > 0 || w.s.Hash() != before || !slices.Equal(a.GetPlan(), plan) ||
+		a.GetIndex() != w.s.Index() {
 		t.Fatalf("a dry run gives %v, %v, plan %q", briefs(evs), err, a.GetPlan())
 	}
 	evs, a, err = w.propose(withID("real", imports(false, pools, blocks...)))
-	if want := "PoolCreated default; PoolCreated global; BlockAllocated 10.64.0.64/27 " + id("a") + "; BlockReserved 10.64.0.0/27 for node later (imported); " +
-		"BlockReserved 10.64.0.160/27 routers; BlockAllocated 203.0.113.3/32 " + id("b") + "; CommandAnswered real"; err != nil || briefs(evs) != want || !slices.Equal(a.GetPlan(), plan) {
+	if want := "PoolCreated default; PoolCreated global; BlockAllocated 10.64.0.64/27 " + id("a") +
+		"; BlockReserved 10.64.0.0/27 for node later (imported); " +
+		"BlockReserved 10.64.0.160/27 routers; BlockAllocated 203.0.113.3/32 " + id("b") +
+		"; CommandAnswered real"; err != nil || briefs(evs) != want || !slices.Equal(a.GetPlan(), plan) {
 		t.Fatalf("gives %s, %v, plan %q", briefs(evs), err, a.GetPlan())
 	}
 	checkInvariants(t, w.s)
@@ -76,7 +79,8 @@ func TestImportConflicts(t *testing.T) {
 	w.must(reserve("p", "10.66.0.32", "mine"))
 	before := w.s.Hash()
 	_, _, err := w.propose(imports(false,
-		[]*skeinv1.Pool{pool("default", 5, "10.64.0.0/24"), pool("new", 5, "10.70.0.0/16"), pool("r", 5, "10.72.0.0/24", "10.68.0.0/24"), pool("Bad", 5, "10.90.0.0/24"), pool("good", 5, "10.80.0.0/24")},
+		[]*skeinv1.Pool{pool("default", 5, "10.64.0.0/24"), pool("new", 5, "10.70.0.0/16"),
+			pool("r", 5, "10.72.0.0/24", "10.68.0.0/24"), pool("Bad", 5, "10.90.0.0/24"), pool("good", 5, "10.80.0.0/24")},
 		importBlock("new", "10.70.0.0/27", "b", ""), // not named again: there is no such pool, and its conflict says why
 		importBlock("p", "10.66.0.0/27", "b", ""),
 		importBlock("p", "10.66.0.0/27", "", "reserved there"),
@@ -101,7 +105,8 @@ func TestImportConflicts(t *testing.T) {
 		`pool name "Bad"`,
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would give it to node b",
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would reserve it reserved there",
-		"block 10.66.0.32/27 of pool p: it belongs to nobody, being reserved (mine) here, and the import would give it to node a",
+		"block 10.66.0.32/27 of pool p: it belongs to nobody, being reserved (mine) here, and the import would give it to " +
+			"node a",
 		"10.66.0.64/28 is no block of pool p, whose blocks have 2^5 addresses of 10.66.0.0/24 10.67.0.0/24",
 		`block 10.66.0.64/27: pool "no" does not exist`,
 		"a block of pool p has neither an IPv4 nor an IPv6 prefix",
@@ -123,10 +128,13 @@ func TestImportConflicts(t *testing.T) {
 		t.Fatalf("the refusal has %d bytes", len(err.Error()))
 	}
 	w.refused(imports(false, make([]*skeinv1.Pool, MaxImportPools+1)), InvalidArgument, "1025 pools")
-	w.refused(imports(false, nil, make([]*skeinv1.ImportBlock, MaxImportBlocks+1)...), InvalidArgument, "16385 blocks", "split it")
+	w.refused(imports(false, nil, make([]*skeinv1.ImportBlock, MaxImportBlocks+1)...), InvalidArgument,
+		"16385 blocks", "split it")
 	dual := pool("dual", 2, "10.81.0.0/28,fd02::/124")
-	w.refused(imports(false, []*skeinv1.Pool{dual}, &skeinv1.ImportBlock{Pool: "dual", Ipv4: "10.81.0.0/30", Ipv6: "fd02::4/126"}), FailedPrecondition, "10.81.0.0/30 and fd02::4/126 are not one block of pool dual")
-	w.does(imports(false, []*skeinv1.Pool{dual}, &skeinv1.ImportBlock{Pool: "dual", Ipv4: "10.81.0.4/30", Ipv6: "fd02::4/126"}), "PoolCreated dual; BlockReserved 10.81.0.4/30 imported")
+	w.refused(imports(false, []*skeinv1.Pool{dual}, &skeinv1.ImportBlock{Pool: "dual", Ipv4: "10.81.0.0/30",
+		Ipv6: "fd02::4/126"}), FailedPrecondition, "10.81.0.0/30 and fd02::4/126 are not one block of pool dual")
+	w.does(imports(false, []*skeinv1.Pool{dual}, &skeinv1.ImportBlock{Pool: "dual", Ipv4: "10.81.0.4/30",
+		Ipv6: "fd02::4/126"}), "PoolCreated dual; BlockReserved 10.81.0.4/30 imported")
 }
 
 // TestKeptPlanIsBounded: a real run's plan stays in the state with the answer, and so is short.

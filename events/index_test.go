@@ -92,8 +92,10 @@ func BenchmarkMembers(b *testing.B) {
 		copy(key, fmt.Sprint("key ", i))
 		id := identity.IDOf(key)
 		p.Nodes = append(p.Nodes, &skeinv1.Node{
-			Id: id.String(), Name: fmt.Sprint("node", i), IdentityKey: key, WireguardKey: key, AdmittedAt: 1, AdmittedIndex: uint64(i + 1),
-			Ipv4: fmt.Sprintf("10.4.%d.%d", i/256, i%256), Ipv6: fmt.Sprintf("fd00::%x", i), MinSchema: SchemaMin, MaxSchema: SchemaMax,
+			Id: id.String(), Name: fmt.Sprint("node", i), IdentityKey: key, WireguardKey: key, AdmittedAt: 1,
+			AdmittedIndex: uint64(i + 1),
+			Ipv4:          fmt.Sprintf("10.4.%d.%d", i/256, i%256), Ipv6: fmt.Sprintf("fd00::%x", i), MinSchema: SchemaMin,
+			MaxSchema: SchemaMax,
 		})
 	}
 	heap := func() uint64 {

@@ -51,8 +51,9 @@ func TestRelabel(t *testing.T) {
 		remove []string
 		want   m
 	}{
-		"nothing":            {"", nil, nil, n.GetLabels()},
-		"set":                {"n1", m{"a": "b"}, nil, m{"a": "b", "rack": "r7", "egress": "yes", "skein.dev/gateway": "yes"}},
+		"nothing": {"", nil, nil, n.GetLabels()},
+		"set": {"n1", m{"a": "b"}, nil, m{"a": "b", "rack": "r7", "egress": "yes",
+			"skein.dev/gateway": "yes"}},
 		"changed":            {"", m{"rack": ""}, nil, m{"rack": "", "egress": "yes", "skein.dev/gateway": "yes"}},
 		"removed":            {"", m{"a": "b"}, []string{"rack", "egress"}, m{"a": "b", "skein.dev/gateway": "yes"}},
 		"no Node any more":   {"", nil, []string{"skein.dev/gateway"}, m{"rack": "r7", "egress": "yes"}},

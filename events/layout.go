@@ -36,13 +36,15 @@ type run struct {
 func newLayout(p *skeinv1.Pool) (*layout, error) {
 	name := p.GetName()
 	if p.GetBlockSizeBits() > MaxBlockBits {
-		return nil, refuse(InvalidArgument, "pool %s: blocks of 2^%d addresses are too large; use 0 to %d bits", name, p.GetBlockSizeBits(), MaxBlockBits)
+		return nil, refuse(InvalidArgument, "pool %s: blocks of 2^%d addresses are too large; use 0 to %d bits", name,
+			p.GetBlockSizeBits(), MaxBlockBits)
 	}
 	switch n := len(p.GetSubnets()); {
 	case n == 0:
 		return nil, refuse(InvalidArgument, "pool %s has no subnet: name one with --subnet IPV4[,IPV6]", name)
 	case n > MaxSubnets:
-		return nil, refuse(InvalidArgument, "pool %s: %d subnets are too many; use up to %d, or another pool", name, n, MaxSubnets)
+		return nil, refuse(InvalidArgument, "pool %s: %d subnets are too many; use up to %d, or another pool",
+			name, n, MaxSubnets)
 	}
 	l := &layout{bits: int(p.GetBlockSizeBits())}
 	for _, s := range p.GetSubnets() {
@@ -54,7 +56,8 @@ func newLayout(p *skeinv1.Pool) (*layout, error) {
 			return nil, err
 		}
 		if r.blocks > maxBlocks-l.blocks {
-			return nil, refuse(InvalidArgument, "pool %s: with the subnet %s it has more than 2^62 blocks; use larger blocks, or another pool", name, r)
+			return nil, refuse(InvalidArgument, "pool %s: with the subnet %s it has more than 2^62 blocks; use larger blocks, "+
+				"or another pool", name, r)
 		}
 		r.first = l.blocks
 		l.blocks += r.blocks
@@ -77,15 +80,18 @@ func (l *layout) newRun(pool string, s *skeinv1.PoolSubnet) (r run, err error) {
 	case !r.ipv4.IsValid():
 		size = hostBits(r.ipv6)
 	case r.ipv6.IsValid() && size != hostBits(r.ipv6):
-		return r, refuse(InvalidArgument, "pool %s: %s has 2^%d addresses and %s has 2^%d; both families need as many, so write %s/%d with that IPv4 prefix",
+		return r, refuse(InvalidArgument, "pool %s: %s has 2^%d addresses and %s has 2^%d; both families need as many, so "+
+			"write %s/%d with that IPv4 prefix",
 			pool, r.ipv4, size, r.ipv6, hostBits(r.ipv6), r.ipv6.Addr(), 128-size)
 	}
 	switch blocks := size - l.bits; {
 	case blocks < 0:
-		return r, refuse(InvalidArgument, "pool %s: a block of 2^%d addresses is larger than the subnet %s with 2^%d; use %d bits or fewer, or a larger subnet",
+		return r, refuse(InvalidArgument, "pool %s: a block of 2^%d addresses is larger than the subnet %s with 2^%d; use "+
+			"%d bits or fewer, or a larger subnet",
 			pool, l.bits, r, size, size)
 	case blocks > maxSubnetBlocks:
-		return r, refuse(InvalidArgument, "pool %s: the subnet %s has 2^%d blocks, at most 2^%d are allowed; use a /%d, or larger blocks",
+		return r, refuse(InvalidArgument, "pool %s: the subnet %s has 2^%d blocks, at most 2^%d are allowed; use a /%d, or "+
+			"larger blocks",
 			pool, r, blocks, maxSubnetBlocks, 128-maxSubnetBlocks-l.bits)
 	default:
 		r.blocks = 1 << blocks
@@ -137,7 +143,8 @@ func hostBits(p netip.Prefix) int {
 func (l *layout) checkApart(pool string, r run) error {
 	for _, o := range l.runs {
 		if o.ipv4.IsValid() != r.ipv4.IsValid() || o.ipv6.IsValid() != r.ipv6.IsValid() {
-			return refuse(InvalidArgument, "pool %s: %s is %s and %s is %s; all subnets of a pool are of one kind, so use another pool", pool, o, o.kind(), r, r.kind())
+			return refuse(InvalidArgument, "pool %s: %s is %s and %s is %s; all subnets of a pool are of one kind, so use "+
+				"another pool", pool, o, o.kind(), r, r.kind())
 		}
 		if r.ipv4.Overlaps(o.ipv4) || r.ipv6.Overlaps(o.ipv6) {
 			return refuse(InvalidArgument, "pool %s: its subnets %s and %s overlap; write each address once", pool, o, r)

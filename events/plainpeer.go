@@ -353,13 +353,15 @@ func (d *decision) checkPlainNetwork(p *skeinv1.PlainPeer, text string) (netip.P
 		return n, refuse(InvalidArgument, "plain peer %s: %s has host bits set; write %s", name, n, n.Masked())
 	case !addr.Private(n):
 		return n, refuse(InvalidArgument,
-			"plain peer %s: %s is not private, and only private networks are led to a plain peer; for the way to others there are egresses",
+			"plain peer %s: %s is not private, and only private networks are led to a plain peer; for the way to others there "+
+				"are egresses",
 			name, n)
 	}
 	for _, o := range d.s.overlays() {
 		if o.Overlaps(n) {
 			return n, refuse(AlreadyExists,
-				"plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; its own address is the log's to give",
+				"plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; its own address is the "+
+					"log's to give",
 				name, n, o)
 		}
 	}
@@ -394,7 +396,8 @@ func (d *decision) removePlainPeer(c *skeinv1.RemovePlainPeer) error {
 		return refuse(NotFound, "there is no plain peer %.*q: skein peer list shows those that are",
 			plainRefusalShown, c.GetName())
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PlainPeerRemoved{PlainPeerRemoved: &skeinv1.PlainPeerRemoved{Name: p.GetName(),
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PlainPeerRemoved{PlainPeerRemoved: &skeinv1.PlainPeerRemoved{
+		Name:   p.GetName(),
 		Reason: c.GetReason()}}})
 	// A retry finds the peer gone, and shall be answered alike.
 	d.answer.PlainPeer = &skeinv1.PlainPeer{Name: p.GetName(), CreatedIndex: p.GetCreatedIndex()}

@@ -164,7 +164,8 @@ func (d *decision) checkPodRangesKnown(next *skeinv1.Settings) error {
 		return nil
 	}
 	n := behind[0]
-	return refuse(FailedPrecondition, "server %s folds event schemas up to %d and pod ranges need %d: upgrade skein on %s first",
+	return refuse(FailedPrecondition, "server %s folds event schemas up to %d and pod ranges need %d: upgrade skein on "+
+		"%s first",
 		n.GetName(), n.GetMaxSchema(), podCIDRSchema, n.GetName())
 }
 
@@ -237,7 +238,8 @@ func (d *decision) readPodCIDRs(n *skeinv1.Node, c *skeinv1.PodCidrs) (*skeinv1.
 	}
 	out := &skeinv1.PodCidrs{KubernetesNode: c.GetKubernetesNode(), Cidrs: plainPrefixes(c.GetCidrs())}
 	if len(out.GetCidrs()) > MaxPodCIDRs {
-		return nil, refuse(InvalidArgument, "node %s: %d pod CIDRs are too many; at most %d are led", n.GetName(), len(out.GetCidrs()), MaxPodCIDRs)
+		return nil, refuse(InvalidArgument, "node %s: %d pod CIDRs are too many; at most %d are led", n.GetName(),
+			len(out.GetCidrs()), MaxPodCIDRs)
 	}
 	ranges := d.s.settings.get().GetPodRanges()
 	var read []netip.Prefix
@@ -247,10 +249,12 @@ func (d *decision) readPodCIDRs(n *skeinv1.Node, c *skeinv1.PodCidrs) (*skeinv1.
 		case err != nil:
 			return nil, err
 		case !Covered(text, ranges):
-			return nil, refuse(FailedPrecondition, "pod CIDR %s of %s lies outside of the pod ranges (%s): widen them with skein settings --pod-ranges",
+			return nil, refuse(FailedPrecondition, "pod CIDR %s of %s lies outside of the pod ranges (%s): widen them with "+
+				"skein settings --pod-ranges",
 				p, n.GetName(), orNone(ranges))
 		case slices.ContainsFunc(read, p.Overlaps):
-			return nil, refuse(InvalidArgument, "the pod CIDRs of %s (%s) overlap", n.GetName(), strings.Join(out.GetCidrs(), ", "))
+			return nil, refuse(InvalidArgument, "the pod CIDRs of %s (%s) overlap", n.GetName(),
+				strings.Join(out.GetCidrs(), ", "))
 		}
 		read = append(read, p)
 	}
@@ -270,7 +274,8 @@ func (d *decision) formerOf(n *skeinv1.Node, want *skeinv1.PodCidrs) string {
 		return ""
 	}
 	for _, p := range d.s.podNets {
-		if o := find(&d.s.nodes, p.node); p.node != n.GetId() && o.GetPodCidrs().GetKubernetesNode() == want.GetKubernetesNode() {
+		if o := find(&d.s.nodes, p.node); p.node != n.GetId() &&
+			o.GetPodCidrs().GetKubernetesNode() == want.GetKubernetesNode() {
 			return p.node
 		}
 	}
@@ -281,18 +286,22 @@ func (d *decision) formerOf(n *skeinv1.Node, want *skeinv1.PodCidrs) string {
 func (d *decision) checkPodCIDRFree(n *skeinv1.Node, p netip.Prefix, freed string) error {
 	for _, o := range d.s.podNets {
 		if o.node != n.GetId() && o.node != freed && o.prefix.Overlaps(p) {
-			return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s of %s: two Nodes must not have the same addresses", p, n.GetName(), o.prefix, d.s.called(o.node))
+			return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s of %s: two Nodes must not have the same addresses", p,
+				n.GetName(), o.prefix, d.s.called(o.node))
 		}
 	}
 	if o, taken := d.s.overlap(p); taken {
-		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s of pool %s: have one of the two give out other addresses", p, n.GetName(), o.prefix, o.pool)
+		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s of pool %s: have one of the two give out other addresses",
+			p, n.GetName(), o.prefix, o.pool)
 	}
 	if o, taken := d.s.plainNetOverlapping(p, ""); taken {
-		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s behind plain peer %s: two must not have the same addresses", p, n.GetName(), o.prefix, o.peer)
+		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s behind plain peer %s: two must not have the same "+
+			"addresses", p, n.GetName(), o.prefix, o.peer)
 	}
 	for _, o := range d.s.overlays() {
 		if o.Overlaps(p) {
-			return refuse(AlreadyExists, "pod CIDR %s of %s overlaps the overlay %s, where nodes have their addresses", p, n.GetName(), o)
+			return refuse(AlreadyExists, "pod CIDR %s of %s overlaps the overlay %s, where nodes have their addresses",
+				p, n.GetName(), o)
 		}
 	}
 	if err := d.s.checkNotTranslated("pod CIDR", p, false); err != nil {

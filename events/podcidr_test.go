@@ -100,7 +100,8 @@ func TestPodCIDRAt(t *testing.T) {
 // Networks in which somebody else has addresses are refused, from either side, and the refusal says whose they are.
 func TestPodCIDRsThatAreTaken(t *testing.T) {
 	w := newPools(t)
-	w.refused(podCIDRs("a", "node-a", "10.244.1.0/24"), FailedPrecondition, "outside of the pod ranges", "there are none", "--pod-ranges")
+	w.refused(podCIDRs("a", "node-a", "10.244.1.0/24"), FailedPrecondition, "outside of the pod ranges",
+		"there are none", "--pod-ranges")
 	w.must(podRanges("10.0.0.0/8", "fd00::/8"))
 	w.must(createPool(pool("default", 2, "10.64.0.0/24")))
 	w.must(podCIDRs("a", "node-a", "10.244.1.0/24"))
@@ -116,7 +117,8 @@ func TestPodCIDRsThatAreTaken(t *testing.T) {
 		{podCIDRs("b", "node-b", "10.64.0.0/16"), AlreadyExists, []string{"10.64.0.0/24 of pool default"}},
 		{podCIDRs("b", "node-b", "10.4.3.0/24"), AlreadyExists, []string{"the overlay 10.4.0.0/16"}},
 		{podCIDRs("b", "node-b", "10.99.3.0/24"), FailedPrecondition, []string{"destination 10.99.0.0/16 of egress web/out"}},
-		{podCIDRs("b", "node-b", "192.168.0.0/24"), FailedPrecondition, []string{"outside of the pod ranges (10.0.0.0/8, fd00::/8)"}},
+		{podCIDRs("b", "node-b", "192.168.0.0/24"), FailedPrecondition, []string{"outside of the pod ranges (10.0.0.0/8, " +
+			"fd00::/8)"}},
 		{podCIDRs("b", "node-b", "10.2.0.1/24"), InvalidArgument, []string{"host bits", "10.2.0.0/24"}},
 		{podCIDRs("b", "node-b", "10.0.0.0/7"), FailedPrecondition, []string{"outside"}},
 		{podCIDRs("b", "node-b", "10.2.0.0/24", "10.2.0.0/25"), InvalidArgument, []string{"overlap"}},
@@ -149,7 +151,8 @@ func TestFoldOfForgedPodCIDRs(t *testing.T) {
 	own := proto.CloneOf(w.s.Node(idOf("b")))
 	own.PodCidrs = &skeinv1.PodCidrs{KubernetesNode: "node-b", Cidrs: []string{"10.9.0.0/24"}}
 	fresh := proto.CloneOf(own)
-	fresh.Id, fresh.Name, fresh.Ipv4, fresh.Ipv6, fresh.WireguardKey = id("z"), "z", "10.4.9.9", "fd09::9", key("wireguard", "z")
+	fresh.Id, fresh.Name, fresh.Ipv4, fresh.Ipv6, fresh.WireguardKey = id("z"), "z", "10.4.9.9", "fd09::9",
+		key("wireguard", "z")
 	for _, e := range []*skeinv1.Event{
 		set("b", "node-b", "10.244.1.0/25"), set("b", "node-b", "10.64.0.0/28"), set("b", "node-b", "10.4.0.0/24"),
 		set("b", "node-b", "10.3.0.1/24"), set("b", "node-b", "10.3.1.0/24", "10.3.0.0/24"), set("b", "", "10.3.0.0/24"),
@@ -189,7 +192,8 @@ func TestPodCIDRsInDiff(t *testing.T) {
 	w.must(podRanges("10.244.0.0/16", "fd44::/48"))
 	w.must(podCIDRs("a", "node-a", "10.244.1.0/24", "fd44:0:0:1::/64"))
 	lines := strings.Join(Diff(before, w.s), "\n")
-	for _, want := range []string{`pod_ranges [] → ["10.244.0.0/16" "fd44::/48"]`, "pod_cidrs (none) → node-a,10.244.1.0/24,fd44:0:0:1::/64"} {
+	for _, want := range []string{`pod_ranges [] → ["10.244.0.0/16" "fd44::/48"]`, "pod_cidrs (none) → " +
+		"node-a,10.244.1.0/24,fd44:0:0:1::/64"} {
 		if !strings.Contains(lines, want) {
 			t.Errorf("%q is not in\n%s", want, lines)
 		}
@@ -201,11 +205,13 @@ func TestPodCIDRsInMixedVersions(t *testing.T) {
 	w := newPools(t)
 	w.must(podRanges("10.244.0.0/16"))
 	w.must(admit("d", "1", func(a *skeinv1.AdmitNode) { a.Node.Server, a.Node.MaxSchema = true, 4 }))
-	w.refused(podCIDRs("a", "node-a", "10.244.1.0/24"), FailedPrecondition, "server d folds event schemas up to 4", "needs 5")
+	w.refused(podCIDRs("a", "node-a", "10.244.1.0/24"), FailedPrecondition,
+		"server d folds event schemas up to 4", "needs 5")
 	w.refused(podRanges("10.245.0.0/16"), FailedPrecondition, "server d", "upgrade skein on d")
 	w.must(removeServer(id("d")))
 	w.must(podCIDRs("a", "node-a", "10.244.1.0/24"))
-	w.refused(admit("e", "1", func(a *skeinv1.AdmitNode) { a.Node.Server, a.Node.MaxSchema = true, 4 }), FailedPrecondition, "e")
+	w.refused(admit("e", "1", func(a *skeinv1.AdmitNode) { a.Node.Server, a.Node.MaxSchema = true, 4 }),
+		FailedPrecondition, "e")
 	if what, need := w.s.neededSchema(); need != 5 {
 		t.Errorf("the state needs schema %d for %s", need, what)
 	}
@@ -213,11 +219,14 @@ func TestPodCIDRsInMixedVersions(t *testing.T) {
 
 // anyPodCommand is a command about pods' networks.
 func anyPodCommand(t *rapid.T, n func() string) *skeinv1.Command {
-	cidr := rapid.SampledFrom([]string{"10.244.0.0/24", "10.244.1.0/24", "10.244.0.0/23", "10.64.0.0/26", "10.4.0.0/28", "fd44::/64"})
+	cidr := rapid.SampledFrom([]string{"10.244.0.0/24", "10.244.1.0/24", "10.244.0.0/23", "10.64.0.0/26",
+		"10.4.0.0/28", "fd44::/64"})
 	if rapid.IntRange(0, 2).Draw(t, "ranges") == 0 {
-		return podRanges(rapid.SampledFrom([][]string{nil, {"10.0.0.0/8"}, {"10.244.0.0/24"}, {"10.0.0.0/8", "fd44::/48"}}).Draw(t, "pod ranges")...)
+		return podRanges(rapid.SampledFrom([][]string{nil, {"10.0.0.0/8"}, {"10.244.0.0/24"},
+			{"10.0.0.0/8", "fd44::/48"}}).Draw(t, "pod ranges")...)
 	}
-	return podCIDRs(n(), rapid.SampledFrom([]string{"n1", "n2", "n3"}).Draw(t, "Node"), rapid.SliceOfN(cidr, 0, 2).Draw(t, "CIDRs")...)
+	return podCIDRs(n(), rapid.SampledFrom([]string{"n1", "n2", "n3"}).Draw(t, "Node"),
+		rapid.SliceOfN(cidr, 0, 2).Draw(t, "CIDRs")...)
 }
 
 // checkPodCIDRs: a network of pods has one owner, whoever it is.

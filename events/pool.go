@@ -113,7 +113,8 @@ func podKey(namespace, pod string) string {
 // encodeRoom is what a pool adds to the state's hash: itself and the digests of what is in it.
 func encodeRoom(b []byte, r *room) []byte {
 	b = protowire.AppendBytes(b, appendMessage(nil, r.pool))
-	for _, d := range [...][32]byte{r.blocks.sum(encode), r.freed.sum(encode), r.statics.sum(encode), r.grants.sum(encode)} {
+	for _, d := range [...][32]byte{r.blocks.sum(encode), r.freed.sum(encode), r.statics.sum(encode),
+		r.grants.sum(encode)} {
 		b = append(b, d[:]...)
 	}
 	return b
@@ -244,7 +245,8 @@ func (s *State) PoolOfNamespace(namespace string) *skeinv1.Pool {
 // MayUse reports whether pods of a namespace may name the pool.
 func (s *State) MayUse(namespace, pool string) bool {
 	p := s.Pool(pool)
-	return p != nil && (s.PoolOfNamespace(namespace) == p || slices.Contains(p.GetAllowed(), "*") || slices.Contains(p.GetAllowed(), namespace))
+	return p != nil && (s.PoolOfNamespace(namespace) == p || slices.Contains(p.GetAllowed(), "*") ||
+		slices.Contains(p.GetAllowed(), namespace))
 }
 
 // PoolUse is how much of a pool is used, in blocks.
@@ -415,7 +417,8 @@ func (s *State) someGrants(want func(*skeinv1.Grant) bool) []*skeinv1.Grant {
 		}
 	}
 	slices.SortFunc(out, func(x, y *skeinv1.Grant) int {
-		return cmp.Or(cmp.Compare(x.GetPool(), y.GetPool()), cmp.Compare(x.GetNamespace(), y.GetNamespace()), cmp.Compare(x.GetNodeId(), y.GetNodeId()))
+		return cmp.Or(cmp.Compare(x.GetPool(), y.GetPool()), cmp.Compare(x.GetNamespace(), y.GetNamespace()),
+			cmp.Compare(x.GetNodeId(), y.GetNodeId()))
 	})
 	return out
 }

@@ -65,11 +65,13 @@ func createPool(p *skeinv1.Pool) *skeinv1.Command {
 }
 
 func extendPool(name string, subnets ...string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: name, AddSubnets: subnetsOf(subnets...)}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: name,
+		AddSubnets: subnetsOf(subnets...)}}}
 }
 
 func setPool(name string, set *skeinv1.Pool, fields ...string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: name, Set: set, Fields: fields}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: name, Set: set,
+		Fields: fields}}}
 }
 
 func drainPool(name string) *skeinv1.Command {
@@ -81,11 +83,13 @@ func removePool(name string) *skeinv1.Command {
 }
 
 func allocate(node, pool string, total uint32) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id(node), Pool: pool, Total: total}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id(node),
+		Pool: pool, Total: total}}}
 }
 
 func reserve(pool, prefix, reason string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: pool, Prefix: prefix, Reason: reason}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: pool,
+		Prefix: prefix, Reason: reason}}}
 }
 
 // release gives a node's blocks back; without a node, reserved ones.
@@ -136,27 +140,33 @@ func (w *world) refused(c *skeinv1.Command, code Code, words ...string) {
 func (w *world) later(by time.Duration) { w.now = w.now.Add(by) }
 
 func keep(pool, addr, namespace, pod string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: pool, Address: addr, Namespace: namespace, Pod: pod}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: pool,
+		Address: addr, Namespace: namespace, Pod: pod}}}
 }
 
 func claim(node, pool, addr, namespace, pod string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node), Pool: pool, Address: addr, Namespace: namespace, Pod: pod}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node),
+		Pool: pool, Address: addr, Namespace: namespace, Pod: pod}}}
 }
 
 func giveUp(node, pool, addr string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node), Pool: pool, Address: addr, GiveUp: true}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node),
+		Pool: pool, Address: addr, GiveUp: true}}}
 }
 
 func unkeep(pool, addr string, force bool) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool, Address: addr, Force: force}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool,
+		Address: addr, Force: force}}}
 }
 
 func grant(node, pool, namespace string, addresses uint32) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{NodeId: id(node), Pool: pool, Namespace: namespace, Addresses: addresses}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{NodeId: id(node), Pool: pool,
+		Namespace: namespace, Addresses: addresses}}}
 }
 
 func imports(dry bool, pools []*skeinv1.Pool, blocks ...*skeinv1.ImportBlock) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: &skeinv1.ImportPools{Pools: pools, Blocks: blocks, DryRun: dry}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: &skeinv1.ImportPools{Pools: pools,
+		Blocks: blocks, DryRun: dry}}}
 }
 
 func importBlock(pool, ipv4, node, reason string) *skeinv1.ImportBlock {
@@ -187,7 +197,8 @@ func poolHistory(t testing.TB) *world {
 	w.must(drainPool("v6"))
 	w.must(removePool("v6"))
 	w.must(withID("import", imports(false, []*skeinv1.Pool{pool("coil", 5, "10.70.0.0/24")},
-		importBlock("coil", "10.70.0.64/27", "a", ""), importBlock("coil", "10.70.0.96/27", "gone.example", ""), importBlock("coil", "10.70.0.224/27", "", "routers"))))
+		importBlock("coil", "10.70.0.64/27", "a", ""), importBlock("coil", "10.70.0.96/27", "gone.example", ""),
+		importBlock("coil", "10.70.0.224/27", "", "routers"))))
 	w.must(allocate("c", "coil", 3))
 	w.must(revoke(id("b")))
 	return w

@@ -178,7 +178,8 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 			"10.65.0.0/28,fd03::/124", "10.65.0.16/29,fd03::10/125", "10.64.0.1/28", "10.64.0.0/16,fd02::/64", "x")
 	}
 	addr := func() string {
-		return draw("address", "10.64.0.1", "10.64.0.17", "10.64.0.4/30", "10.64.0.5", "10.65.0.1", "fd03::1", "fd02::4", "fd02::4/126", "10.64.0.5/31", "y")
+		return draw("address", "10.64.0.1", "10.64.0.17", "10.64.0.4/30", "10.64.0.5", "10.65.0.1", "fd03::1", "fd02::4",
+			"fd02::4/126", "10.64.0.5/31", "y")
 	}
 	ns := func() string { return draw("namespace", "web", "web", "web", "web", "db", "x/y", "") }
 	number := func(most int) uint32 { return uint32(rapid.IntRange(0, most).Draw(t, "number")) }
@@ -213,7 +214,8 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 	case 11:
 		return keep("", draw("to keep", "10.65.0.1", "10.65.0.2", addr()), ns(), draw("pod", "x-0", "x-0", "x-1"))
 	case 12:
-		c := claim(node(), "", draw("kept", "10.65.0.1", "10.65.0.1", "10.65.0.2", addr()), "web", draw("pod", "x-0", "x-0", "x-1"))
+		c := claim(node(), "", draw("kept", "10.65.0.1", "10.65.0.1", "10.65.0.2", addr()), "web",
+			draw("pod", "x-0", "x-0", "x-1"))
 		c.GetClaimAddress().GiveUp = number(2) == 0
 		return c
 	case 13:
@@ -222,8 +224,10 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 		return grant(node(), draw("quota", "default", "default", name()), ns(), number(4))
 	}
 	return imports(number(2) == 0, []*skeinv1.Pool{twisted(2)},
-		importBlock(name(), draw("block", "10.64.0.0/30", "10.64.0.4/30", "10.64.0.8/30", "10.64.0.16/30"), draw("for", node(), "no", ""), ""),
-		importBlock(name(), draw("block", "10.64.0.0/30", "10.64.0.4/30", "10.64.0.8/30", "10.64.0.16/30"), draw("for", node(), "no", ""), "r"))
+		importBlock(name(), draw("block", "10.64.0.0/30", "10.64.0.4/30", "10.64.0.8/30", "10.64.0.16/30"),
+			draw("for", node(), "no", ""), ""),
+		importBlock(name(), draw("block", "10.64.0.0/30", "10.64.0.4/30", "10.64.0.8/30", "10.64.0.16/30"),
+			draw("for", node(), "no", ""), "r"))
 }
 
 // TestAnyPoolHistory is TestAnyHistory with a cluster that is there, and commands about pools alone.
@@ -331,7 +335,8 @@ func TestRestOrder(t *testing.T) {
 			case 0, 1:
 				more := rapid.IntRange(1, 4).Draw(t, "more")
 				_, a, err := w.propose(allocate(node, "p", uint32(len(have)+more)))
-				if want := slow.give(node, more, w.now.UnixNano()); fmt.Sprint(given(a)) != join(want) || (err != nil) != (len(want) == 0) {
+				if want := slow.give(node, more, w.now.UnixNano()); fmt.Sprint(given(a)) != join(want) ||
+					(err != nil) != (len(want) == 0) {
 					t.Fatalf("%s gets %q, %v; want %v", node, given(a), err, want)
 				}
 			case 2, 3, 4:

@@ -113,7 +113,8 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	case 0:
 		c = createCluster(rapid.SampledFrom([]string{"10.4.0.0/28", "10.4.0.0/16", "1.2.3.4/5", ""}).Draw(t, "overlay"), n())
 	case 1:
-		c = createToken(token.Draw(t, "token"), uint32(rapid.IntRange(0, 4).Draw(t, "uses")), rapid.Bool().Draw(t, "agents only"))
+		c = createToken(token.Draw(t, "token"), uint32(rapid.IntRange(0, 4).Draw(t, "uses")),
+			rapid.Bool().Draw(t, "agents only"))
 	case 2:
 		c = revokeToken(token.Draw(t, "token"))
 	case 3, 4, 5, 6:
@@ -333,7 +334,8 @@ func anyEvent(t *rapid.T) *skeinv1.Event {
 	node := func() *skeinv1.Node {
 		return &skeinv1.Node{
 			Id: nid(), Name: pick("name", "", "a", "b", "c"), WireguardKey: k(),
-			Ipv4: pick("ipv4", "", "10.4.0.1", "10.4.0.2", "10.4.0.3", "fd00::1", "no"), Ipv6: pick("ipv6", "", "fd00::1", "fd00::2", "10.4.0.1"),
+			Ipv4: pick("ipv4", "", "10.4.0.1", "10.4.0.2", "10.4.0.3", "fd00::1", "no"), Ipv6: pick("ipv6", "", "fd00::1",
+				"fd00::2", "10.4.0.1"),
 			AdmittedIndex: rapid.Uint64Range(0, 3).Draw(t, "admitted"),
 		}
 	}
@@ -341,11 +343,14 @@ func anyEvent(t *rapid.T) *skeinv1.Event {
 	e := &skeinv1.Event{Time: rapid.Int64().Draw(t, "time")}
 	switch rapid.IntRange(0, 13).Draw(t, "body") {
 	case 0:
-		e.Body = &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: &skeinv1.Cluster{Id: pick("cluster", "x", "y")}}}
+		e.Body = &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: &skeinv1.Cluster{Id: pick(
+			"cluster", "x", "y")}}}
 	case 1:
-		e.Body = &skeinv1.Event_SettingsChanged{SettingsChanged: &skeinv1.SettingsChanged{Settings: &skeinv1.Settings{BirthdayAttack: pick("attack", "", "x")}}}
+		e.Body = &skeinv1.Event_SettingsChanged{SettingsChanged: &skeinv1.SettingsChanged{
+			Settings: &skeinv1.Settings{BirthdayAttack: pick("attack", "", "x")}}}
 	case 2:
-		e.Body = &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: token(), UsesLeft: 1}}}
+		e.Body = &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: token(),
+			UsesLeft: 1}}}
 	case 3:
 		e.Body = &skeinv1.Event_TokenUsed{TokenUsed: &skeinv1.TokenUsed{TokenId: token()}}
 	case 4:

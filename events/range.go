@@ -257,7 +257,8 @@ func rangeBits(all, have int) (least, best int) {
 }
 
 // overlay is the addresses that a joining node gets: from its site's ranges where it has any, or may have.
-func (d *decision) overlay(want *skeinv1.NewNode, cluster identity.ClusterID, id identity.ID) (netip.Addr, netip.Addr, error) {
+func (d *decision) overlay(want *skeinv1.NewNode, cluster identity.ClusterID,
+	id identity.ID) (netip.Addr, netip.Addr, error) {
 	ipv6 := identity.OverlayIPv6(cluster, id)
 	site, ranged := rangedSite(d.s.settings.get(), nil, want.GetSite(), want.GetSiteSaid())
 	if ranged {
@@ -274,7 +275,8 @@ func (d *decision) overlay(want *skeinv1.NewNode, cluster identity.ClusterID, id
 
 // firstRange allots the range of the first node's site, in which it has the first address, if there is to be one. It
 // returns the node's IPv6 address.
-func (d *decision) firstRange(n *skeinv1.NewNode, set *skeinv1.Settings, cluster identity.ClusterID, overlay netip.Prefix) netip.Addr {
+func (d *decision) firstRange(n *skeinv1.NewNode, set *skeinv1.Settings, cluster identity.ClusterID,
+	overlay netip.Prefix) netip.Addr {
 	id := identity.IDOf(n.GetIdentityKey())
 	site, ranged := rangedSite(set, nil, n.GetSite(), n.GetSiteSaid())
 	if !ranged || n.GetMaxSchema() < rangeSchema || overlay.Bits() > smallestOverlay {

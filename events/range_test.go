@@ -88,7 +88,8 @@ func TestNodesGetAddressesOfTheirSite(t *testing.T) {
 		six[9] = n
 		return netip.PrefixFrom(netip.AddrFrom16(six), 80).String()
 	}
-	want := "dc 10.4.0.0/28 " + prefix(1) + "\nhome 10.4.0.16/28 " + prefix(2) + "\n 10.4.0.32/28 " + prefix(3) + "\nhome 10.4.0.64/27 "
+	want := "dc 10.4.0.0/28 " + prefix(1) + "\nhome 10.4.0.16/28 " + prefix(2) + "\n 10.4.0.32/28 " + prefix(3) +
+		"\nhome 10.4.0.64/27 "
 	if have := rangesOf(w.s); have != want {
 		t.Errorf("ranges\n%s\nwant\n%s", have, want)
 	}
@@ -118,7 +119,8 @@ func TestWhereSitesSayNothingAddressesAreAsEver(t *testing.T) {
 	w.must(admit("d", "1", at("home")))
 	w.must(admit("e", "1", at("edge")))
 	w.must(today(admit("f", "1")))
-	if have := nodeAddresses(w.s, "a", "b", "c", "d", "e", "f"); have != "10.4.0.1 10.4.0.2 10.4.0.3 10.4.0.4 10.4.0.5 10.4.0.6" {
+	if have := nodeAddresses(w.s, "a", "b", "c", "d", "e", "f"); have != "10.4.0.1 10.4.0.2 10.4.0.3 10.4.0.4 10.4.0.5 "+
+		"10.4.0.6" {
 		t.Errorf("addresses %s", have)
 	}
 	for i, name := range []string{"d", "e", "f"} {
@@ -210,7 +212,8 @@ func TestRangesWaitForWhoDoesNotKnowThem(t *testing.T) {
 	if have := nodeAddresses(w.s, "d", "e", "f"); have != "10.4.0.4 10.4.0.5 10.4.1.0" {
 		t.Errorf("addresses %s", have)
 	}
-	w.must(admit("g", "1", at("dc"), func(a *skeinv1.AdmitNode) { a.Node.MaxSchema = rangeSchema - 1 })) // no new range is needed
+	// no new range is needed
+	w.must(admit("g", "1", at("dc"), func(a *skeinv1.AdmitNode) { a.Node.MaxSchema = rangeSchema - 1 }))
 	if have := nodeAddresses(w.s, "g"); have != "10.4.1.1" {
 		t.Errorf("addresses %s", have)
 	}
@@ -309,7 +312,8 @@ func TestContradictionsAboutRanges(t *testing.T) {
 	for _, r := range []*skeinv1.SiteRange{
 		{Site: "x", Ipv4: "10.4.0.16/29"}, {Site: "x", Ipv4: "10.4.0.0/23"}, {Site: "x", Ipv4: "10.5.0.0/28"},
 		{Site: "x", Ipv4: "10.4.0.129/28"}, {Site: "x", Ipv4: "10.4.0.128/28", Ipv6: "fd02::/80"}, {Site: "x"},
-		{Site: strings.Repeat("x", MaxSite+1), Ipv4: "10.4.0.128/28"}, {Site: "x", Ipv4: "::/80"}, {Site: "x", Ipv6: "10.4.0.128/28"},
+		{Site: strings.Repeat("x", MaxSite+1), Ipv4: "10.4.0.128/28"}, {Site: "x", Ipv4: "::/80"},
+		{Site: "x", Ipv6: "10.4.0.128/28"},
 		{Site: "x", Pool: "q", Ipv4: "10.64.0.128/28"}, {Site: "x", Pool: "p", Ipv4: "10.64.0.128/28"},
 		{Site: "x", Pool: "p", Ipv4: "10.64.0.128/28", Ipv6: "fd02::/124"},
 		{Site: "x", Pool: "p", Ipv4: "10.64.0.0/28", Ipv6: "fd02::/124"},
@@ -389,7 +393,8 @@ func checkRanges(t fatal, s *State) {
 		}
 		for n := uint64(0); n <= min(r.outer, r.layout.blocks-1); n++ {
 			if free := !r.given(n) && r.rangeAt(n) == nil; free != (n == r.outer) {
-				t.Fatalf("pool %s: block %d is free and outside of ranges: %t; the first such is kept as %d", p.GetName(), n, free, r.outer)
+				t.Fatalf("pool %s: block %d is free and outside of ranges: %t; the first such is kept as %d", p.GetName(),
+					n, free, r.outer)
 			}
 		}
 	}
@@ -432,14 +437,17 @@ func TestAnyRanges(t *testing.T) {
 				}
 				name := fmt.Sprintf("n%d", joined)
 				joined++
-				a := must(admit(name, "1", at(at1), func(a *skeinv1.AdmitNode) { a.Node.SiteSaid = rapid.Bool().Draw(t, "says it") }))
+				a := must(admit(name, "1", at(at1), func(a *skeinv1.AdmitNode) {
+					a.Node.SiteSaid = rapid.Bool().Draw(t, "says it")
+				}))
 				live = append(live, name)
 				r, in := w.s.RangeAt(netip.MustParseAddr(a.GetNode().GetIpv4()))
 				if in && r.Site != at1 && len(w.s.SiteRangesOf("")) < 4 {
 					t.Fatalf("%s at %q gets %s of %q", name, at1, a.GetNode().GetIpv4(), r.Site)
 				}
 			case 3:
-				must(changeSettings(&skeinv1.Settings{Topology: rapid.SampledFrom([]string{"full", "site"}).Draw(t, "topology")}, "topology"))
+				must(changeSettings(&skeinv1.Settings{Topology: rapid.SampledFrom([]string{"full", "site"}).Draw(t, "topology")},
+					"topology"))
 			case 4:
 				if node != "a" {
 					must(revoke(id(node)))

@@ -20,7 +20,8 @@ func TestRequestIDsBelongToIssuerAndKind(t *testing.T) {
 	w := newCluster(t)
 	w.must(admit("b", "1"))
 	first := w.must(from(id("a"), withID("r", createToken("2", 1, false))))
-	if again := w.must(from(id("a"), withID("r", createToken("2", 1, false)))); !proto.Equal(again, first) || again.GetRequestId() != "r" {
+	if again := w.must(from(id("a"), withID("r", createToken("2", 1, false)))); !proto.Equal(again, first) ||
+		again.GetRequestId() != "r" {
 		t.Errorf("the issuer's own retry is answered %v, want %v", again, first)
 	}
 	evs, a, err := w.propose(from(id("b"), withID("r", createToken("3", 1, false))))
@@ -45,9 +46,12 @@ func TestRememberedAdmissionIsNotForOthers(t *testing.T) {
 	joiner := func(name string, change ...func(*skeinv1.AdmitNode)) *skeinv1.Command {
 		return from(id("a"), withID("r", admit(name, "1", change...)))
 	}
-	w.refused(joiner("x", func(c *skeinv1.AdmitNode) { c.TokenSecretHash = key("secret", "wrong") }), PermissionDenied, "is wrong or was revoked")
-	w.refused(joiner("b", func(c *skeinv1.AdmitNode) { c.TokenSecretHash = key("secret", "wrong") }), PermissionDenied, "is wrong or was revoked")
-	w.refused(joiner("b", func(c *skeinv1.AdmitNode) { c.ClusterId = strings.Repeat("1", 32) }), PermissionDenied, "is for cluster")
+	w.refused(joiner("x", func(c *skeinv1.AdmitNode) { c.TokenSecretHash = key("secret", "wrong") }), PermissionDenied,
+		"is wrong or was revoked")
+	w.refused(joiner("b", func(c *skeinv1.AdmitNode) { c.TokenSecretHash = key("secret", "wrong") }), PermissionDenied,
+		"is wrong or was revoked")
+	w.refused(joiner("b", func(c *skeinv1.AdmitNode) { c.ClusterId = strings.Repeat("1", 32) }), PermissionDenied,
+		"is for cluster")
 	if a := w.must(joiner("x")); a.GetNode().GetName() != "x" {
 		t.Errorf("another joiner with the same request ID is answered %v", a)
 	}

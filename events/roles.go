@@ -84,8 +84,10 @@ var Rules = []Rule{
 	{"change_settings", No, Yes, Yes, ""},
 	{"create_token", No, Yes, Yes, ""},
 	{"revoke_token", No, Yes, Yes, ""},
-	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on; a member that joins again gets a new key by a server only"},
-	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas; with its name, labels and settings (`skein node set`)"},
+	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on; a member that joins " +
+		"again gets a new key by a server only"},
+	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas; " +
+		"with its name, labels and settings (`skein node set`)"},
 	{"revoke_node", No, Yes, Yes, ""},
 	{"rotate_node_key", Own, Own, Own, ""},
 	{"add_server", No, Yes, Yes, ""},
@@ -179,14 +181,18 @@ func (s *State) authoriseParts(c *skeinv1.Command, role Role) error {
 	case *skeinv1.Command_ChangeNode:
 		own := b.ChangeNode.GetNodeId() == c.GetIssuer()
 		if !own && (b.ChangeNode.GetMinSchema() != 0 || b.ChangeNode.GetMaxSchema() != 0) {
-			return refuse(PermissionDenied, "which events a node folds is for that node to say, and not for %s", s.called(c.GetIssuer()))
+			return refuse(PermissionDenied, "which events a node folds is for that node to say, and not for %s",
+				s.called(c.GetIssuer()))
 		}
-		if role == RoleAgent && (b.ChangeNode.GetName() != "" || b.ChangeNode.GetSetLabels() || len(b.ChangeNode.GetSettingsFields()) > 0) {
-			return refuse(PermissionDenied, "%s is an agent and may not change its name, labels or settings: %s", s.called(c.GetIssuer()), s.wayOut(c.GetIssuer()))
+		if role == RoleAgent && (b.ChangeNode.GetName() != "" || b.ChangeNode.GetSetLabels() ||
+			len(b.ChangeNode.GetSettingsFields()) > 0) {
+			return refuse(PermissionDenied, "%s is an agent and may not change its name, labels or settings: %s",
+				s.called(c.GetIssuer()), s.wayOut(c.GetIssuer()))
 		}
 	case *skeinv1.Command_AdmitNode:
 		if len(b.AdmitNode.GetTokenSecret()) == 0 && role != RoleServer {
-			return refuse(PermissionDenied, "%s handed a join on without the token's secret, as versions older than roles do: join at a server, or upgrade skein on %[1]s",
+			return refuse(PermissionDenied, "%s handed a join on without the token's secret, as versions older than roles do: "+
+				"join at a server, or upgrade skein on %[1]s",
 				s.called(c.GetIssuer()))
 		}
 	}
@@ -227,9 +233,11 @@ func (s *State) denied(issuer string, role Role, rule Rule) error {
 	case rule.Server == No:
 		return refuse(PermissionDenied, "a cluster is created on its first node, with skein up --init")
 	case rule.Admin == No:
-		return refuse(PermissionDenied, "%s is %s, and only servers may do this (%s)", s.called(issuer), article(role), rule.Command)
+		return refuse(PermissionDenied, "%s is %s, and only servers may do this (%s)", s.called(issuer),
+			article(role), rule.Command)
 	}
-	return refuse(PermissionDenied, "%s is %s, and this is for admins and servers (%s): %s", s.called(issuer), article(role), rule.Command, s.wayOut(issuer))
+	return refuse(PermissionDenied, "%s is %s, and this is for admins and servers (%s): %s", s.called(issuer),
+		article(role), rule.Command, s.wayOut(issuer))
 }
 
 func (s *State) deniedFor(c *skeinv1.Command, role Role, rule Rule) error {
@@ -240,7 +248,8 @@ func (s *State) deniedFor(c *skeinv1.Command, role Role, rule Rule) error {
 	if rule.Admin == Own {
 		return refuse(PermissionDenied, "%s is %s and may do this for itself only (%s)", who, article(role), rule.Command)
 	}
-	return refuse(PermissionDenied, "%s is %s and may do this for itself only (%s): %s", who, article(role), rule.Command, s.wayOut(c.GetIssuer()))
+	return refuse(PermissionDenied, "%s is %s and may do this for itself only (%s): %s", who, article(role), rule.Command,
+		s.wayOut(c.GetIssuer()))
 }
 
 func article(r Role) string {

@@ -14,7 +14,8 @@ import (
 // roleWorld has a server "server", an admin "admin", and the agents "agent" and "other".
 func roleWorld(t *testing.T) *world {
 	w := newCluster(t)
-	for name, role := range map[string]Role{"admin": RoleAdmin, "agent": RoleAgent, "other": RoleAgent, "server": RoleServer} {
+	for name, role := range map[string]Role{"admin": RoleAdmin, "agent": RoleAgent, "other": RoleAgent,
+		"server": RoleServer} {
 		c := createToken("for "+name, 1, false)
 		c.GetCreateToken().Role = string(role)
 		w.must(c)
@@ -53,7 +54,8 @@ func TestTable(t *testing.T) {
 			others := Authorise(w.s, sample(t, rule.Command, self, other))
 			want := map[Right][2]bool{No: {}, Own: {true, false}, Yes: {true, true}}[rule.Of(role)]
 			if (own == nil) != want[0] || (others == nil) != want[1] {
-				t.Errorf("%s by a node with the role %s: the table says %q; for itself: %v; for another: %v", rule.Command, role, rule.Of(role), own, others)
+				t.Errorf("%s by a node with the role %s: the table says %q; for itself: %v; for another: %v", rule.Command, role,
+					rule.Of(role), own, others)
 			}
 			for _, err := range []error{own, others} {
 				if err != nil && CodeOf(err) != PermissionDenied {
@@ -90,15 +92,18 @@ func TestAuthoriseRefuses(t *testing.T) {
 		command *skeinv1.Command
 		text    string // empty: may
 	}{
-		"nobody":                         {by("", rotateGossip()), "issuer"},
-		"a stranger":                     {by(idOf("stranger").String(), rotateGossip()), "is not a member"},
-		"one that was revoked":           {by(idOf("other").String(), rotateGossip()), "was revoked"},
-		"an empty command":               {&skeinv1.Command{Issuer: admin}, "unknown to the leader, or empty"},
-		"an agent, and who may":          {by(agent, rotateGossip()), "run it on "},
-		"an agent, and the way out":      {by(agent, rotateGossip()), "`skein node grant agent admin`"},
-		"an agent names itself anew":     {by(agent, changeNode("agent", "boss", nil)), "may not change its name, labels or settings"},
-		"an agent labels itself":         {by(agent, changeNode("agent", "", map[string]string{"egress": "yes"})), "may not change its name, labels or settings"},
-		"an agent leads its site":        {by(agent, setNode("agent", &skeinv1.NodeSettings{Leader: "yes"}, "leader")), "may not change its name, labels or settings"},
+		"nobody":                    {by("", rotateGossip()), "issuer"},
+		"a stranger":                {by(idOf("stranger").String(), rotateGossip()), "is not a member"},
+		"one that was revoked":      {by(idOf("other").String(), rotateGossip()), "was revoked"},
+		"an empty command":          {&skeinv1.Command{Issuer: admin}, "unknown to the leader, or empty"},
+		"an agent, and who may":     {by(agent, rotateGossip()), "run it on "},
+		"an agent, and the way out": {by(agent, rotateGossip()), "`skein node grant agent admin`"},
+		"an agent names itself anew": {by(agent, changeNode("agent", "boss", nil)), "may not change its name, labels " +
+			"or settings"},
+		"an agent labels itself": {by(agent, changeNode("agent", "", map[string]string{"egress": "yes"})),
+			"may not change its name, labels or settings"},
+		"an agent leads its site": {by(agent, setNode("agent", &skeinv1.NodeSettings{Leader: "yes"}, "leader")),
+			"may not change its name, labels or settings"},
 		"an admin, another's site":       {by(admin, setNode("agent", &skeinv1.NodeSettings{SiteSet: true}, "site")), ""},
 		"an agent's own schemas":         {by(agent, schemas(agent, 1, 2)), ""},
 		"an admin, another's schemas":    {by(admin, schemas(agent, 1, 1)), "for that node to say"},
@@ -116,7 +121,8 @@ func TestAuthoriseRefuses(t *testing.T) {
 }
 
 func schemas(id string, low, high uint32) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id, MinSchema: low, MaxSchema: high}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id, MinSchema: low,
+		MaxSchema: high}}}
 }
 
 func setAdmin(id string, admin bool) *skeinv1.Command {
@@ -207,8 +213,9 @@ func TestTokensGiveRoles(t *testing.T) {
 func TestTokensOfAnOlderVersion(t *testing.T) {
 	w := newCluster(t)
 	i := w.s.Index() + 1
-	e := &skeinv1.Event{Index: i, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{
-		Id: tokenID("old"), SecretHash: key("secret", "old"), ExpiresAt: w.s.Time() * 2, Uses: 2, UsesLeft: 2}}}}
+	e := &skeinv1.Event{Index: i, Time: w.s.Time(), Schema: 1,
+		Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{
+			Id: tokenID("old"), SecretHash: key("secret", "old"), ExpiresAt: w.s.Time() * 2, Uses: 2, UsesLeft: 2}}}}
 	if err := w.s.Fold(e); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +235,10 @@ func TestTheSecretCounts(t *testing.T) {
 	c := createToken("s", 9, true)
 	c.GetCreateToken().SecretHash = sum256(secret)
 	w.must(c)
-	wrong := admit("b", "s", func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = []byte("wrong"), sum256(secret) })
+	wrong := admit("b", "s", func(a *skeinv1.AdmitNode) {
+		a.TokenSecret, a.TokenSecretHash = []byte("wrong"),
+			sum256(secret)
+	})
 	if _, _, err := w.propose(wrong); CodeOf(err) != PermissionDenied {
 		t.Errorf("a wrong secret beside the right hash was taken: %v", err)
 	}
@@ -257,16 +267,21 @@ func TestSignedTokens(t *testing.T) {
 		change func(*skeinv1.AdmitNode)
 		text   string
 	}{
-		"another node":       {func(a *skeinv1.AdmitNode) { a.Node = newNode("puppet") }, "not signed"},
-		"another wish":       {func(a *skeinv1.AdmitNode) { a.Node.Server = true }, "not signed"},
-		"other labels":       {func(a *skeinv1.AdmitNode) { a.Node.Labels["egress"] = "yes" }, "not signed"},
-		"another token":      {func(a *skeinv1.AdmitNode) { a.TokenId = tokenID("other") }, "not signed"},
-		"no proof":           {func(a *skeinv1.AdmitNode) { a.TokenProof = nil }, "not signed"},
-		"the hash alone":     {func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = nil, sum256(TokenKey(secret)) }, "not signed"},
-		"another key":        {func(a *skeinv1.AdmitNode) { a.TokenSecret = TokenKey(sum256([]byte("mine"))) }, "wrong or was revoked"},
-		"by an older joiner": {func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenProof = secret, nil }, "upgrade skein on b"},
+		"another node":  {func(a *skeinv1.AdmitNode) { a.Node = newNode("puppet") }, "not signed"},
+		"another wish":  {func(a *skeinv1.AdmitNode) { a.Node.Server = true }, "not signed"},
+		"other labels":  {func(a *skeinv1.AdmitNode) { a.Node.Labels["egress"] = "yes" }, "not signed"},
+		"another token": {func(a *skeinv1.AdmitNode) { a.TokenId = tokenID("other") }, "not signed"},
+		"no proof":      {func(a *skeinv1.AdmitNode) { a.TokenProof = nil }, "not signed"},
+		"the hash alone": {func(a *skeinv1.AdmitNode) {
+			a.TokenSecret, a.TokenSecretHash = nil, sum256(TokenKey(secret))
+		}, "not signed"},
+		"another key": {func(a *skeinv1.AdmitNode) { a.TokenSecret = TokenKey(sum256([]byte("mine"))) },
+			"wrong or was revoked"},
+		"by an older joiner": {func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenProof = secret, nil },
+			"upgrade skein on b"},
 	} {
-		if _, _, err := w.propose(signed("b", q.change)); CodeOf(err) != PermissionDenied || !strings.Contains(err.Error(), q.text) {
+		if _, _, err := w.propose(signed("b", q.change)); CodeOf(err) != PermissionDenied ||
+			!strings.Contains(err.Error(), q.text) {
 			t.Errorf("%s: %v, want %q", name, err, q.text)
 		}
 	}

@@ -77,7 +77,9 @@ func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
 	case s.settings.get().GetFouPortChange() != nil:
 		return "another port of egresses' tunnels", fouSchema
-	case slices.ContainsFunc(s.egressNames, func(r egressRef) bool { return schemaOfEgress(s.outlet(r).egress.get()) == drainSchema }):
+	case slices.ContainsFunc(s.egressNames, func(r egressRef) bool {
+		return schemaOfEgress(s.outlet(r).egress.get()) == drainSchema
+	}):
 		return "egresses with slots that drain, or that spread flows", drainSchema
 	case slices.ContainsFunc(s.ranges, func(r SiteRange) bool { return r.Sliced }):
 		return "ranges of sites in slices", sliceSchema
@@ -110,7 +112,8 @@ func (d *decision) checkLowered(old, next *skeinv1.Node) error {
 	if high >= min(need, old.GetMaxSchema()) || find(&d.s.servers, old.GetId()) == nil {
 		return nil
 	}
-	return refuse(FailedPrecondition, "server %s would fold event schemas up to %d only, and the cluster has %s, which need %d; install a version that folds them on %s, or take its role with skein node withdraw %s server",
+	return refuse(FailedPrecondition, "server %s would fold event schemas up to %d only, and the cluster has %s, which "+
+		"need %d; install a version that folds them on %s, or take its role with skein node withdraw %s server",
 		old.GetName(), high, what, need, old.GetName(), old.GetName())
 }
 

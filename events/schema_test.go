@@ -8,7 +8,8 @@ import (
 
 // folds is what a node says of the schemas that it folds.
 func folds(name string, high uint32) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name), MinSchema: SchemaMin, MaxSchema: high}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name),
+		MinSchema: SchemaMin, MaxSchema: high}}}
 }
 
 // TestServersDoNotLowerTheSchemaInUse: a server that says it folds less than what the cluster has would stop commands
@@ -31,7 +32,8 @@ func TestServersDoNotLowerTheSchemaInUse(t *testing.T) {
 	}
 
 	w.must(createPool(pool("default", 2, "10.64.0.0/24")))
-	w.refused(folds("a", 1), FailedPrecondition, "server a would fold event schemas up to 1 only, and the cluster has pools, which need 2", "skein node withdraw a server")
+	w.refused(folds("a", 1), FailedPrecondition, "server a would fold event schemas up to 1 only, and the cluster has "+
+		"pools, which need 2", "skein node withdraw a server")
 	w.must(folds("s", 2))
 	w.must(folds("s", SchemaMax))
 	w.must(folds("b", 1)) // no server: it matters to itself alone

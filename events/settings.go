@@ -45,7 +45,8 @@ func checkSettings(v *skeinv1.Settings) error {
 		{"archive_max_bytes", v.GetArchiveMaxBytes(), 1 << 20, 1 << 40},
 	} {
 		if r.value != 0 && (r.value < r.lowest || r.value > r.utmost) {
-			return refuse(InvalidArgument, "setting %s: %d is out of range; use %d to %d, or 0 for the default", r.name, r.value, r.lowest, r.utmost)
+			return refuse(InvalidArgument, "setting %s: %d is out of range; use %d to %d, or 0 for the default", r.name, r.value,
+				r.lowest, r.utmost)
 		}
 	}
 	if what := ownPorts[v.GetFouPort()]; what != "" {
@@ -54,7 +55,8 @@ func checkSettings(v *skeinv1.Settings) error {
 	switch v.GetBirthdayAttack() {
 	case "", "enabled", "disabled":
 	default:
-		return refuse(InvalidArgument, "setting birthday_attack: %q is not allowed; use enabled or disabled", v.GetBirthdayAttack())
+		return refuse(InvalidArgument, "setting birthday_attack: %q is not allowed; use enabled or disabled",
+			v.GetBirthdayAttack())
 	}
 	if err := checkStun(v); err != nil {
 		return err
@@ -105,7 +107,8 @@ func checkStun(v *skeinv1.Settings) error {
 	}
 	all := v.GetStunServers()
 	if len(all) > maxStunServers {
-		return refuse(InvalidArgument, "setting stun_servers: %d servers are too many; use up to %d", len(all), maxStunServers)
+		return refuse(InvalidArgument, "setting stun_servers: %d servers are too many; use up to %d",
+			len(all), maxStunServers)
 	}
 	for i, server := range all {
 		if !isEndpoint(server) {

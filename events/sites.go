@@ -94,7 +94,8 @@ func checkNodeSettings(what string, v *skeinv1.NodeSettings) error {
 	}
 	if e := v.GetForceEndpoint(); e != "" && !isEndpoint(e) {
 		return refuse(InvalidArgument,
-			"%s: forced endpoint %.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820", what, e)
+			"%s: forced endpoint %.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820",
+			what, e)
 	}
 	if text := v.GetInternalIp(); text != "" {
 		a, err := netip.ParseAddr(text)
@@ -181,7 +182,8 @@ func (d *decision) changeNodeSettings(n *skeinv1.Node, c *skeinv1.ChangeNode) er
 	if err := d.checkSitesKnown("settings of nodes"); err != nil {
 		return err
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: n.GetId(), Settings: next}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: n.GetId(),
+		Settings: next}}})
 	changed := copyNode(d.answer.GetNode())
 	changed.Settings = next
 	d.answer.Node = changed

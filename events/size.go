@@ -72,16 +72,20 @@ func sizeOf(m proto.Message) int {
 				return sizeNode(m)
 			}
 		case *skeinv1.Token:
-			return sizeText(m.GetId()) + sizeText(m.GetSecretHash()) + sizeNumber(uint64(m.GetCreatedAt())) + sizeNumber(uint64(m.GetExpiresAt())) +
-				sizeNumber(uint64(m.GetUsesLeft())) + sizeNumber(uint64(m.GetUses())) + sizeText(m.GetLabel()) + sizeFlag(m.GetAgentsOnly()) +
+			return sizeText(m.GetId()) + sizeText(m.GetSecretHash()) + sizeNumber(uint64(m.GetCreatedAt())) +
+				sizeNumber(uint64(m.GetExpiresAt())) +
+				sizeNumber(uint64(m.GetUsesLeft())) + sizeNumber(uint64(m.GetUses())) + sizeText(m.GetLabel()) +
+				sizeFlag(m.GetAgentsOnly()) +
 				sizeText(m.GetRole()) + sizeFlag(m.GetSigned())
 		case *skeinv1.Block:
 			return sizeBlock(m)
 		case *skeinv1.FreedBlock:
 			return sizeText(m.GetPool()) + sizeNumber(m.GetNumber()) + sizeNumber(uint64(m.GetAt())) + sizeNumber(m.GetIndex())
 		case *skeinv1.EgressSlot:
-			return sizeText(m.GetNamespace()) + sizeText(m.GetName()) + sizeNumber(uint64(m.GetNumber())) + sizeText(m.GetNodeId()) + sizeNumber(m.GetEpoch()) +
-				sizeNumber(uint64(m.GetSince())) + sizeText(m.GetReason()) + sizeText(m.GetFromNodeId()) + sizeFlag(m.GetPlanned()) +
+			return sizeText(m.GetNamespace()) + sizeText(m.GetName()) + sizeNumber(uint64(m.GetNumber())) +
+				sizeText(m.GetNodeId()) + sizeNumber(m.GetEpoch()) +
+				sizeNumber(uint64(m.GetSince())) + sizeText(m.GetReason()) + sizeText(m.GetFromNodeId()) +
+				sizeFlag(m.GetPlanned()) +
 				sizeNumber(uint64(m.GetLeaseMillis())) + sizeNumber(uint64(m.GetFormerLeaseMillis()))
 		case *skeinv1.Answer:
 			if n, ok := sizeAnswer(m); ok {
@@ -93,8 +97,10 @@ func sizeOf(m proto.Message) int {
 }
 
 func sizeNode(n *skeinv1.Node) int {
-	size := sizeText(n.GetId()) + sizeText(n.GetName()) + sizeText(n.GetIdentityKey()) + sizeText(n.GetWireguardKey()) + sizeText(n.GetIpv4()) + sizeText(n.GetIpv6()) +
-		sizeNumber(uint64(n.GetAdmittedAt())) + sizeNumber(n.GetAdmittedIndex()) + sizeNumber(uint64(n.GetMinSchema())) + sizeNumber(uint64(n.GetMaxSchema())) +
+	size := sizeText(n.GetId()) + sizeText(n.GetName()) + sizeText(n.GetIdentityKey()) + sizeText(n.GetWireguardKey()) +
+		sizeText(n.GetIpv4()) + sizeText(n.GetIpv6()) +
+		sizeNumber(uint64(n.GetAdmittedAt())) + sizeNumber(n.GetAdmittedIndex()) + sizeNumber(uint64(n.GetMinSchema())) +
+		sizeNumber(uint64(n.GetMaxSchema())) +
 		sizeFlag(n.GetAgentsOnly()) + sizeFlag(n.GetDraining()) + sizeFlag(n.GetAdmin())
 	for k, v := range n.GetLabels() { // key and value of an entry are written even when they are empty
 		size += sizeMessage(2 + protowire.SizeBytes(len(k)) + protowire.SizeBytes(len(v)))
@@ -103,7 +109,8 @@ func sizeNode(n *skeinv1.Node) int {
 }
 
 func sizeBlock(b *skeinv1.Block) int {
-	return sizeText(b.GetPool()) + sizeNumber(b.GetNumber()) + sizeText(b.GetIpv4()) + sizeText(b.GetIpv6()) + sizeText(b.GetNodeId()) + sizeText(b.GetReason()) +
+	return sizeText(b.GetPool()) + sizeNumber(b.GetNumber()) + sizeText(b.GetIpv4()) + sizeText(b.GetIpv6()) +
+		sizeText(b.GetNodeId()) + sizeText(b.GetReason()) +
 		sizeNumber(uint64(b.GetSince())) + sizeNumber(b.GetIndex())
 }
 

@@ -32,7 +32,8 @@ func FromProto(p *skeinv1.State) (*State, error) {
 		return nil, errors.New("snapshot: it is missing")
 	}
 	if len(p.ProtoReflect().GetUnknown()) > 0 {
-		return nil, fmt.Errorf("snapshot at %d: it holds parts that this skein does not know (it folds schemas %d to %d); install the version that the servers run: %w",
+		return nil, fmt.Errorf("snapshot at %d: it holds parts that this skein does not know (it folds schemas %d to %d); "+
+			"install the version that the servers run: %w",
 			p.GetIndex(), SchemaMin, SchemaMax, ErrUnknownEvent)
 	}
 	s := NewState()
@@ -53,7 +54,8 @@ func FromProto(p *skeinv1.State) (*State, error) {
 func (s *State) load(p *skeinv1.State) error {
 	for _, n := range p.GetNodes() {
 		if !s.admit(n) {
-			return fmt.Errorf("node %q (%q): its ID is malformed, or its ID, name, key or address is there twice", n.GetId(), n.GetName())
+			return fmt.Errorf("node %q (%q): its ID is malformed, or its ID, name, key or address is there twice",
+				n.GetId(), n.GetName())
 		}
 	}
 	for _, r := range p.GetRevoked() {
@@ -83,7 +85,8 @@ func (s *State) load(p *skeinv1.State) error {
 	var last uint64
 	for _, a := range p.GetAnswers() {
 		if a.GetIndex() <= last || a.GetIndex() > p.GetIndex() || !s.remember(a) {
-			return fmt.Errorf("answer to request %q: its request ID is missing or there twice, or its index %d is out of order", a.GetRequestId(), a.GetIndex())
+			return fmt.Errorf("answer to request %q: its request ID is missing or there twice, or its index %d is out of order",
+				a.GetRequestId(), a.GetIndex())
 		}
 		last = a.GetIndex()
 	}

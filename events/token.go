@@ -41,13 +41,16 @@ func checkProof(t *skeinv1.Token, c *skeinv1.AdmitNode) error {
 	}
 	switch {
 	case t.GetSigned() && len(shown) == ed25519.SeedSize && sameSecret(t.GetSecretHash(), sum256(TokenKey(shown))):
-		return refuse(PermissionDenied, "join token %s has to be used with a version of skein that signs joins: upgrade skein on %s", t.GetId(), c.GetNode().GetName())
+		return refuse(PermissionDenied, "join token %s has to be used with a version of skein that signs joins: upgrade "+
+			"skein on %s", t.GetId(), c.GetNode().GetName())
 	case !sameSecret(t.GetSecretHash(), hash):
 		return wrongToken(t.GetId())
 	case !t.GetSigned():
 		return nil
-	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(shown, joinStatement(c.GetClusterId(), c.GetTokenId(), c.GetNode()), c.GetTokenProof()):
-		return refuse(PermissionDenied, "the join with token %s is not signed with the token's secret for this node: join again at a seed that runs the version of skein that made the token", t.GetId())
+	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(shown, joinStatement(c.GetClusterId(), c.GetTokenId(),
+		c.GetNode()), c.GetTokenProof()):
+		return refuse(PermissionDenied, "the join with token %s is not signed with the token's secret for this node: join "+
+			"again at a seed that runs the version of skein that made the token", t.GetId())
 	}
 	return nil
 }
@@ -58,5 +61,6 @@ func sum256(b []byte) []byte {
 }
 
 func wrongToken(id string) error {
-	return refuse(PermissionDenied, "join token %.40q is wrong or was revoked: make a new one on a member with skein token create", id)
+	return refuse(PermissionDenied, "join token %.40q is wrong or was revoked: make a new one on a member with skein "+
+		"token create", id)
 }

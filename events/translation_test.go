@@ -72,25 +72,32 @@ func TestTranslations(t *testing.T) {
 		command *skeinv1.Command
 		says    string
 	}{
-		{translate("home", "192.168.1.7/24", "10.201.9.0/24"), "prefix 192.168.1.7/24 has host bits set; write 192.168.1.0/24"},
+		{translate("home", "192.168.1.7/24", "10.201.9.0/24"),
+			"prefix 192.168.1.7/24 has host bits set; write 192.168.1.0/24"},
 		{translate("home", "nonsense", "10.201.9.0/24"), "prefix \"nonsense\": want a prefix such as 192.168.1.0/24"},
 		{translate("home", "198.51.100.0/24", "10.201.9.0/24"), "prefix 198.51.100.0/24 is not private"},
 		{translate("home", "192.168.3.0/24", "198.51.100.0/24"), "addresses elsewhere 198.51.100.0/24 is not private"},
-		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 has not as many addresses; each has one elsewhere, so name a /24"},
+		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 has not as many addresses; each has one " +
+			"elsewhere, so name a /24"},
 		{translate("home", "192.168.3.0/24", "fd00::/24"), "fd00::/24 has not as many addresses"},
 		{translate(strings.Repeat("s", 300), "192.168.3.0/24", "10.201.9.0/24"), "has 300 bytes: at most 64 are allowed"},
 		{translate("home", "192.168.3.0/24", "192.168.3.0/24"), "192.168.3.0/24 overlaps it"},
-		{translate("home", "192.168.3.0/24", "10.201.2.0/24"), "10.201.2.0/24 overlaps 10.201.2.0/24, which is 192.168.1.0/24 of the default site elsewhere"},
+		{translate("home", "192.168.3.0/24", "10.201.2.0/24"), "10.201.2.0/24 overlaps 10.201.2.0/24, which is " +
+			"192.168.1.0/24 of the default site elsewhere"},
 		{translate("home", "192.168.1.0/25", "10.201.9.0/25"), "it overlaps 192.168.1.0/24, which is translated already"},
-		{translate("dc", "192.168.3.0/24", "192.168.1.0/24"), "192.168.1.0/24 overlaps 192.168.1.0/24, a network of the default site"},
-		{translate("dc", "10.201.2.0/24", "10.201.9.0/24"), "it overlaps 10.201.2.0/24, which is 192.168.1.0/24 of the default site elsewhere"},
+		{translate("dc", "192.168.3.0/24", "192.168.1.0/24"), "192.168.1.0/24 overlaps 192.168.1.0/24, a network of the " +
+			"default site"},
+		{translate("dc", "10.201.2.0/24", "10.201.9.0/24"), "it overlaps 10.201.2.0/24, which is 192.168.1.0/24 of the " +
+			"default site elsewhere"},
 		{translate("home", "192.168.3.0/24", "10.4.9.0/24"), "10.4.9.0/24 overlaps the overlay 10.4.0.0/16"},
 		{translate("home", "10.4.0.0/24", "10.201.9.0/24"), "10.4.0.0/24 overlaps the overlay"},
 		{translate("home", "192.168.3.0/24", "192.168.8.0/24"), "overlaps 192.168.8.0/24 behind plain peer office"},
-		{translate("home", "192.168.3.0/24", "10.244.1.0/24"), "overlaps 10.244.1.0/24, where another CNI runs the pods of b"},
+		{translate("home", "192.168.3.0/24", "10.244.1.0/24"),
+			"overlaps 10.244.1.0/24, where another CNI runs the pods of b"},
 		{untranslate("home", "192.168.3.0/24"), "192.168.3.0/24 of site home is not translated: skein site list"},
 		{plain("phone", "b", "192.168.1.0/25"), "network 192.168.1.0/25 overlaps the translation of 192.168.1.0/24 in"},
-		{plain("phone", "b", "10.201.2.128/25"), "network 10.201.2.128/25 overlaps the translation of 192.168.1.0/24 in the default site as 10.201.2.0/24"},
+		{plain("phone", "b", "10.201.2.128/25"), "network 10.201.2.128/25 overlaps the translation of 192.168.1.0/24 in " +
+			"the default site as 10.201.2.0/24"},
 		{podCIDRs("c", "node-c", "10.201.2.0/25"), "pod CIDR 10.201.2.0/25 overlaps the translation of"},
 		{createPool(pool("lan", 5, "10.201.0.0/16")), "subnet 10.201.0.0/16 overlaps the translation of"},
 	} {
@@ -129,10 +136,12 @@ func TestForgedTranslationChangesNothing(t *testing.T) {
 // An old server could not fold it, so it is refused.
 func TestTranslationsNeedTheirSchema(t *testing.T) {
 	w := newPools(t)
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"), MinSchema: 1,
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id("a"),
+		MinSchema: 1,
 		MaxSchema: translationSchema - 1}}})
 	_, _, err := w.propose(translate("home", "192.168.1.0/24", "10.201.1.0/24"))
-	if err == nil || !strings.Contains(err.Error(), "folds event schemas up to 6 and this command needs 7: upgrade skein on a first") {
+	if err == nil || !strings.Contains(err.Error(), "folds event schemas up to 6 and this command needs 7: upgrade "+
+		"skein on a first") {
 		t.Errorf("it gives %v", err)
 	}
 }
@@ -158,11 +167,13 @@ func TestTranslate(t *testing.T) {
 
 // anyTranslationCommand draws a command about translations that meet each other, pools, pods and plain peers.
 func anyTranslationCommand(t *rapid.T, n func() string) *skeinv1.Command {
-	prefix := rapid.SampledFrom([]string{"192.168.8.0/24", "192.168.9.0/24", "192.168.8.0/25", "10.244.1.0/24", "nonsense"})
+	prefix := rapid.SampledFrom([]string{"192.168.8.0/24", "192.168.9.0/24", "192.168.8.0/25",
+		"10.244.1.0/24", "nonsense"})
 	if rapid.IntRange(0, 2).Draw(t, "remove") == 0 {
 		return untranslate(n(), prefix.Draw(t, "prefix"))
 	}
-	as := rapid.SampledFrom([]string{"10.201.1.0/24", "10.201.2.0/24", "192.168.9.0/24", "10.64.0.0/24", "10.4.0.0/24", "10.201.1.0/25"})
+	as := rapid.SampledFrom([]string{"10.201.1.0/24", "10.201.2.0/24", "192.168.9.0/24", "10.64.0.0/24", "10.4.0.0/24",
+		"10.201.1.0/25"})
 	return translate(n(), prefix.Draw(t, "prefix"), as.Draw(t, "as"))
 }
 

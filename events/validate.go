@@ -46,12 +46,14 @@ func checkOverlay(s string) (netip.Prefix, error) {
 		return p, refuse(InvalidArgument, "overlay %s: it has host bits set; write %s", s, p.Masked())
 	}
 	if p.Bits() > maxOverlayBits {
-		return p, refuse(InvalidArgument, "overlay %s: it is too small; use a /%d or larger, it can never grow", s, maxOverlayBits)
+		return p, refuse(InvalidArgument, "overlay %s: it is too small; use a /%d or larger, it can never grow",
+			s, maxOverlayBits)
 	}
 	if addr.Private(p) {
 		return p, nil
 	}
-	return p, refuse(InvalidArgument, "overlay %s: it is not private; use a part of 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10", s)
+	return p, refuse(InvalidArgument, "overlay %s: it is not private; use a part of 10.0.0.0/8, 172.16.0.0/12, "+
+		"192.168.0.0/16 or 100.64.0.0/10", s)
 }
 
 func checkClusterID(id string) (identity.ClusterID, error) {
@@ -69,7 +71,8 @@ func checkName(name string) error {
 	case len(name) > MaxName:
 		return refuse(InvalidArgument, "name %.20q… has %d characters: at most %d are allowed", name, len(name), MaxName)
 	case !dnsname.IsLabel(name):
-		return refuse(InvalidArgument, "name %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", name)
+		return refuse(InvalidArgument, "name %q: use lower-case letters, digits and hyphens, with a letter or digit at "+
+			"both ends", name)
 	}
 	if _, isID := hexKey(name); isID {
 		return refuse(InvalidArgument, "name %q: 16 hex digits would be taken for a node ID; choose another name", name)
@@ -93,8 +96,10 @@ func checkLabels(labels map[string]string) error {
 		return refuse(InvalidArgument, "%d labels: at most %d are allowed", len(labels), MaxLabels)
 	}
 	for _, k := range slices.Sorted(maps.Keys(labels)) { // sorted, so that the error is always the same
-		if k == "" || len(k) > MaxLabelKey || strings.Trim(strings.ToLower(k), "abcdefghijklmnopqrstuvwxyz0123456789-_./") != "" {
-			return refuse(InvalidArgument, "label %.80q: a key has 1 to %d letters, digits, hyphens, underscores, dots or slashes", k, MaxLabelKey)
+		if k == "" || len(k) > MaxLabelKey || strings.Trim(strings.ToLower(k),
+			"abcdefghijklmnopqrstuvwxyz0123456789-_./") != "" {
+			return refuse(InvalidArgument, "label %.80q: a key has 1 to %d letters, digits, hyphens, underscores, dots or "+
+				"slashes", k, MaxLabelKey)
 		}
 		if err := checkText("label "+k, labels[k], MaxLabelText); err != nil {
 			return err

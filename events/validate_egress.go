@@ -15,9 +15,10 @@ import (
 
 // Bounds of what commands may bring into egresses.
 const (
-	MaxEgresses        = 1024
-	MaxReplicas        = 64     // of an egress
-	MaxSlots           = 8192   // of all egresses: with its blocks, a node that owns all of them is still revoked by one entry of the log
+	MaxEgresses = 1024
+	MaxReplicas = 64 // of an egress
+	// of all egresses: with its blocks, a node that owns all of them is still revoked by one entry of the log
+	MaxSlots           = 8192
 	MaxDestinations    = 1024   // of an egress
 	MaxAllDestinations = 65_536 // of all egresses: the state must fit into a message
 	MaxProbes          = 8      // of an egress
@@ -40,9 +41,11 @@ func checkLabel(what, name string) error {
 	case name == "":
 		return refuse(InvalidArgument, "an egress needs a %s: name it NAMESPACE/NAME", what)
 	case len(name) > MaxName:
-		return refuse(InvalidArgument, "the egress's %s %.20q… has %d characters: at most %d are allowed", what, name, len(name), MaxName)
+		return refuse(InvalidArgument, "the egress's %s %.20q… has %d characters: at most %d are allowed", what, name,
+			len(name), MaxName)
 	case !dnsname.IsLabel(name):
-		return refuse(InvalidArgument, "the egress's %s %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", what, name)
+		return refuse(InvalidArgument, "the egress's %s %q: use lower-case letters, digits and hyphens, with a letter or "+
+			"digit at both ends", what, name)
 	}
 	return nil
 }
@@ -64,29 +67,35 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 	e.Pool = cmp.Or(e.Pool, DefaultPool)
 	ref := refOf(e)
 	if e.GetReplicas() < 1 || e.GetReplicas() > MaxReplicas {
-		return nil, nil, refuse(InvalidArgument, "egress %s: %d replicas are out of range; use 1 to %d", ref, e.GetReplicas(), MaxReplicas)
+		return nil, nil, refuse(InvalidArgument, "egress %s: %d replicas are out of range; use 1 to %d", ref,
+			e.GetReplicas(), MaxReplicas)
 	}
 	if len(e.GetGateways()) == 0 {
-		return nil, nil, refuse(InvalidArgument, "egress %s names no label of its gateways: name at least one that only nodes have that may forward for it", ref)
+		return nil, nil, refuse(InvalidArgument, "egress %s names no label of its gateways: name at least one that only "+
+			"nodes have that may forward for it", ref)
 	}
 	if n := len(e.GetGateways()); n > MaxGatewayLabels {
-		return nil, nil, refuse(InvalidArgument, "egress %s names %d labels of its gateways: at most %d are allowed", ref, n, MaxGatewayLabels)
+		return nil, nil, refuse(InvalidArgument, "egress %s names %d labels of its gateways: at most %d are allowed", ref, n,
+			MaxGatewayLabels)
 	}
 	if err := checkLabels(e.GetGateways()); err != nil {
 		return nil, nil, refuse(InvalidArgument, "egress %s: gateways: %s", ref, err)
 	}
 	if l := e.GetLeaseMillis(); l != 0 && (l < MinEgressLease || l > MaxEgressLease) {
-		return nil, nil, refuse(InvalidArgument, "egress %s: a lease of %d ms is out of range; use %d to %d, or 0 for the default of %d", ref, l, MinEgressLease, MaxEgressLease, DefaultEgressLease)
+		return nil, nil, refuse(InvalidArgument, "egress %s: a lease of %d ms is out of range; use %d to %d, or 0 for the "+
+			"default of %d", ref, l, MinEgressLease, MaxEgressLease, DefaultEgressLease)
 	}
 	if l := e.GetDrainMillis(); l != 0 && (l < MinDrain || l > MaxDrain) {
-		return nil, nil, refuse(InvalidArgument, "egress %s: slots that drain for %d ms at most are out of range; use %d to %d, or 0 for the default of %d", ref, l, MinDrain, MaxDrain, DefaultDrain)
+		return nil, nil, refuse(InvalidArgument, "egress %s: slots that drain for %d ms at most are out of range; use %d "+
+			"to %d, or 0 for the default of %d", ref, l, MinDrain, MaxDrain, DefaultDrain)
 	}
 	switch e.GetSpread() {
 	case "", SpreadFlow:
 	case SpreadClient:
 		e.Spread = ""
 	default:
-		return nil, nil, refuse(InvalidArgument, "egress %s: spread %.20q is unknown; use %s, the default, or %s", ref, e.GetSpread(), SpreadClient, SpreadFlow)
+		return nil, nil, refuse(InvalidArgument, "egress %s: spread %.20q is unknown; use %s, the default, or %s", ref,
+			e.GetSpread(), SpreadClient, SpreadFlow)
 	}
 	destinations, err := readDestinations(ref, e.GetDestinations())
 	if err != nil {
@@ -139,15 +148,18 @@ func Destinations(texts []string) ([]string, error) {
 func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 	switch n := len(in); {
 	case n == 0:
-		return nil, refuse(InvalidArgument, "egress %s has no destination: name prefixes, or 0.0.0.0/0 and ::/0 for everything outside the mesh", ref)
+		return nil, refuse(InvalidArgument, "egress %s has no destination: name prefixes, or 0.0.0.0/0 and ::/0 for "+
+			"everything outside the mesh", ref)
 	case n > MaxDestinations:
-		return nil, refuse(InvalidArgument, "egress %s: %d destinations are too many; use up to %d, or larger prefixes", ref, n, MaxDestinations)
+		return nil, refuse(InvalidArgument, "egress %s: %d destinations are too many; use up to %d, or larger prefixes", ref,
+			n, MaxDestinations)
 	}
 	var all []netip.Prefix
 	for _, text := range in {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p.Addr().Is4In6() {
-			return nil, refuse(InvalidArgument, "egress %s: destination %.80q is no prefix; write one like 192.0.2.0/24 or 2001:db8::/32", ref, text)
+			return nil, refuse(InvalidArgument, "egress %s: destination %.80q is no prefix; write one like 192.0.2.0/24 or "+
+				"2001:db8::/32", ref, text)
 		}
 		if p != p.Masked() {
 			return nil, refuse(InvalidArgument, "egress %s: destination %s has host bits set; write %s", ref, p, p.Masked())
@@ -157,7 +169,8 @@ func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 		}
 		for _, u := range unroutable {
 			if !isDefault(p) && p.Overlaps(netip.MustParsePrefix(u.prefix)) {
-				return nil, refuse(InvalidArgument, "egress %s: destination %s overlaps %s (%s); use other prefixes, or the default route, which leaves that out", ref, p, u.prefix, u.why)
+				return nil, refuse(InvalidArgument, "egress %s: destination %s overlaps %s (%s); use other prefixes, or the "+
+					"default route, which leaves that out", ref, p, u.prefix, u.why)
 			}
 		}
 		all = append(all, p)
@@ -168,7 +181,8 @@ func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 // private are the destinations for which clients look before those outside of them, in a table of their own. So a
 // default route does not take the place of a private destination, whose packets would stay in the site without it.
 var private = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("fc00::/7"),
 }
 
 func within(p, in netip.Prefix) bool { return in.Bits() <= p.Bits() && in.Contains(p.Addr()) }
@@ -181,7 +195,8 @@ func isPrivate(p netip.Prefix) bool {
 // covers.
 func mergeDestinations(all []netip.Prefix) (out []netip.Prefix) {
 	slices.SortFunc(all, func(x, y netip.Prefix) int {
-		return cmp.Or(cmp.Compare(x.Addr().BitLen(), y.Addr().BitLen()), x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
+		return cmp.Or(cmp.Compare(x.Addr().BitLen(), y.Addr().BitLen()), x.Addr().Compare(y.Addr()),
+			cmp.Compare(x.Bits(), y.Bits()))
 	})
 	var last [2]netip.Prefix // the last one kept, public and private: whatever covers a prefix, the last of its kind does
 	for _, p := range all {
@@ -214,7 +229,8 @@ func readSources(e *skeinv1.Egress, destinations []netip.Prefix) (out []*skeinv1
 		return nil, nil
 	}
 	if n != int(e.GetReplicas()) {
-		return nil, refuse(InvalidArgument, "egress %s has %d addresses for %d replicas: name as many addresses as replicas, or none to use those of the gateway nodes", ref, n, e.GetReplicas())
+		return nil, refuse(InvalidArgument, "egress %s has %d addresses for %d replicas: name as many addresses as "+
+			"replicas, or none to use those of the gateway nodes", ref, n, e.GetReplicas())
 	}
 	four, six := families(destinations)
 	seen := map[netip.Addr]bool{}
@@ -222,11 +238,13 @@ func readSources(e *skeinv1.Egress, destinations []netip.Prefix) (out []*skeinv1
 		family := map[bool]string{false: "IPv4", true: "IPv6"}[is6]
 		switch {
 		case text == "" && wanted:
-			return "", refuse(InvalidArgument, "egress %s: slot %d has no %s address, and the egress has %s destinations; name one", ref, i, family, family)
+			return "", refuse(InvalidArgument, "egress %s: slot %d has no %s address, and the egress has %s destinations; "+
+				"name one", ref, i, family, family)
 		case text == "":
 			return "", nil
 		case !wanted:
-			return "", refuse(InvalidArgument, "egress %s: slot %d has the %s address %.80s, and the egress has no %s destination; leave it out", ref, i, family, text, family)
+			return "", refuse(InvalidArgument, "egress %s: slot %d has the %s address %.80s, and the egress has no %s "+
+				"destination; leave it out", ref, i, family, text, family)
 		}
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.Zone() != "" || a.Is6() != is6 || a.Is4In6() {
@@ -261,7 +279,8 @@ func probeAddr(probe string) (a netip.Addr, plain string, ok bool) {
 	case "tcp":
 		p, err := netip.ParseAddrPort(rest)
 		a := p.Addr()
-		return a, "tcp:" + netip.AddrPortFrom(a, p.Port()).String(), err == nil && a.Zone() == "" && !a.Is4In6() && p.Port() != 0 &&
+		return a, "tcp:" + netip.AddrPortFrom(a, p.Port()).String(), err == nil && a.Zone() == "" && !a.Is4In6() &&
+			p.Port() != 0 &&
 			strings.HasSuffix(rest, ":"+strconv.Itoa(int(p.Port())))
 	}
 	return a, "", false
@@ -275,15 +294,18 @@ func readProbes(ref egressRef, in []string, destinations []netip.Prefix) (out []
 		a, plain, ok := probeAddr(text)
 		switch {
 		case !ok:
-			return nil, refuse(InvalidArgument, "egress %s: probe %.80q is none; write icmp:ADDRESS, or tcp:ADDRESS:PORT with an IPv6 address in brackets", ref, text)
+			return nil, refuse(InvalidArgument, "egress %s: probe %.80q is none; write icmp:ADDRESS, or tcp:ADDRESS:PORT with "+
+				"an IPv6 address in brackets", ref, text)
 		case slices.Contains(out, plain):
 			return nil, refuse(InvalidArgument, "egress %s: probe %s is there twice; write it once", ref, plain)
 		case !slices.ContainsFunc(destinations, func(p netip.Prefix) bool { return p.Contains(a) }):
-			return nil, refuse(InvalidArgument, "egress %s: probe %s lies in none of its destinations, so no gateway could reach it; probe an address inside them", ref, plain)
+			return nil, refuse(InvalidArgument, "egress %s: probe %s lies in none of its destinations, so no gateway could "+
+				"reach it; probe an address inside them", ref, plain)
 		}
 		for _, u := range unroutable {
 			if netip.MustParsePrefix(u.prefix).Contains(a) {
-				return nil, refuse(InvalidArgument, "egress %s: probe %s lies in %s (%s), which no egress leads to; probe another address", ref, plain, u.prefix, u.why)
+				return nil, refuse(InvalidArgument, "egress %s: probe %s lies in %s (%s), which no egress leads to; probe "+
+					"another address", ref, plain, u.prefix, u.why)
 			}
 		}
 		out = append(out, plain)
@@ -299,21 +321,25 @@ func (s *State) checkOutside(e *skeinv1.Egress, destinations []netip.Prefix) err
 			continue
 		}
 		if o, inside := s.overlap(p); inside {
-			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s of pool %s, which is in the mesh; use other prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.pool)
+			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s of pool %s, which is in the mesh; use other "+
+				"prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.pool)
 		}
 		if o, inside := s.podNetOverlapping(p, ""); inside {
-			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s, the pods of %s, which are in the mesh; use other prefixes, or the default route, which leaves the mesh out",
+			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s, the pods of %s, which are in the mesh; use "+
+				"other prefixes, or the default route, which leaves the mesh out",
 				ref, p, o.prefix, s.called(o.node))
 		}
 		if o, inside := s.plainNetOverlapping(p, ""); inside {
-			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s behind plain peer %s, which is in the mesh; use other prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.peer)
+			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s behind plain peer %s, which is in the mesh; "+
+				"use other prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.peer)
 		}
 		if err := s.checkNotTranslated("egress "+ref.String()+": destination", p, false); err != nil {
 			return err
 		}
 		for _, o := range s.overlays() {
 			if p.Overlaps(o) {
-				return refuse(InvalidArgument, "egress %s: destination %s overlaps the overlay %s, where nodes have their addresses; use other prefixes, or the default route, which leaves the mesh out", ref, p, o)
+				return refuse(InvalidArgument, "egress %s: destination %s overlaps the overlay %s, where nodes have their "+
+					"addresses; use other prefixes, or the default route, which leaves the mesh out", ref, p, o)
 			}
 		}
 	}
@@ -321,11 +347,13 @@ func (s *State) checkOutside(e *skeinv1.Egress, destinations []netip.Prefix) err
 		a, plain, _ := probeAddr(probe)
 		p := netip.PrefixFrom(a, a.BitLen())
 		if o, inside := s.overlap(p); inside {
-			return refuse(InvalidArgument, "egress %s: probe %s lies in pool %s, which is in the mesh; probe an address outside", ref, plain, o.pool)
+			return refuse(InvalidArgument, "egress %s: probe %s lies in pool %s, which is in the mesh; probe an address outside",
+				ref, plain, o.pool)
 		}
 		for _, o := range s.overlays() {
 			if o.Contains(a) {
-				return refuse(InvalidArgument, "egress %s: probe %s lies in the overlay %s; probe an address outside the mesh", ref, plain, o)
+				return refuse(InvalidArgument, "egress %s: probe %s lies in the overlay %s; probe an address outside the mesh", ref,
+					plain, o)
 			}
 		}
 	}
@@ -339,12 +367,14 @@ func (s *State) checkNoDestination(what string, prefixes []netip.Prefix) error {
 		for _, prefix := range prefixes {
 			for _, d := range o.destinations {
 				if !isDefault(d) && d.Overlaps(prefix) {
-					return refuse(FailedPrecondition, "%s %s overlaps the destination %s of egress %s, whose packets would stay in the mesh; use other addresses, or change that egress first", what, prefix, d, ref)
+					return refuse(FailedPrecondition, "%s %s overlaps the destination %s of egress %s, whose packets would stay in "+
+						"the mesh; use other addresses, or change that egress first", what, prefix, d, ref)
 				}
 			}
 			for _, probe := range o.egress.get().GetProbes() {
 				if a, plain, _ := probeAddr(probe); prefix.Contains(a) {
-					return refuse(FailedPrecondition, "%s %s holds %s, which egress %s probes; use other addresses, or change that egress first", what, prefix, plain, ref)
+					return refuse(FailedPrecondition, "%s %s holds %s, which egress %s probes; use other addresses, or change that "+
+						"egress first", what, prefix, plain, ref)
 				}
 			}
 		}

@@ -20,16 +20,18 @@ const (
 	MaxPoolNamespaces = 1024                // that a pool serves, and as many that may name it
 	MaxQuotas         = 1024                // of a pool
 	MaxNamespace      = 253                 // characters of a namespace or a pod's name, as in Kubernetes
-	MaxNodeBlocks     = 16_384              // of a node in all pools: as many events revoke it at once, and an entry of the log holds 65,536
-	MaxGrants         = 16_384              // in all pools
-	MaxNodeGrants     = 1024                // of a node in all pools
-	MaxStatics        = 16_384              // in all pools
-	MaxNodeStatics    = 1024                // that a node holds in all pools
-	MaxPodStatics     = 16                  // static addresses of one pod
-	MaxNumbers        = 1 << 18             // blocks in all pools that belong to somebody or did
-	MaxFreed          = 1 << 16             // blocks of a pool that were given back, before they come again ahead of new ones
-	MaxBlocksAtOnce   = 16                  // given by one command
-	MaxReleased       = 1024                // given back by one command
+	// of a node in all pools: as many events revoke it at once, and an entry of the log holds 65,536
+	MaxNodeBlocks  = 16_384
+	MaxGrants      = 16_384  // in all pools
+	MaxNodeGrants  = 1024    // of a node in all pools
+	MaxStatics     = 16_384  // in all pools
+	MaxNodeStatics = 1024    // that a node holds in all pools
+	MaxPodStatics  = 16      // static addresses of one pod
+	MaxNumbers     = 1 << 18 // blocks in all pools that belong to somebody or did
+	// blocks of a pool that were given back, before they come again ahead of new ones
+	MaxFreed        = 1 << 16
+	MaxBlocksAtOnce = 16   // given by one command
+	MaxReleased     = 1024 // given back by one command
 )
 
 func checkPoolName(name string) error {
@@ -39,7 +41,8 @@ func checkPoolName(name string) error {
 	case len(name) > MaxName:
 		return refuse(InvalidArgument, "pool name %.20q… has %d characters: at most %d are allowed", name, len(name), MaxName)
 	case !dnsname.IsLabel(name):
-		return refuse(InvalidArgument, "pool name %q: use lower-case letters, digits and hyphens, with a letter or digit at both ends", name)
+		return refuse(InvalidArgument, "pool name %q: use lower-case letters, digits and hyphens, with a letter or digit "+
+			"at both ends", name)
 	}
 	return nil
 }
@@ -52,9 +55,12 @@ func checkKubeName(what, name string) error {
 	case name == "":
 		return refuse(InvalidArgument, "the %s is missing: name it", what)
 	case len(name) > MaxNamespace:
-		return refuse(InvalidArgument, "%s %.20q… has %d characters: at most %d are allowed", what, name, len(name), MaxNamespace)
-	case strings.Trim(name, ends+"-._") != "" || !strings.Contains(ends, name[:1]) || !strings.Contains(ends, name[len(name)-1:]):
-		return refuse(InvalidArgument, "%s %q: use letters, digits, hyphens, underscores and dots, with a letter or digit at both ends", what, name)
+		return refuse(InvalidArgument, "%s %.20q… has %d characters: at most %d are allowed", what, name,
+			len(name), MaxNamespace)
+	case strings.Trim(name, ends+"-._") != "" || !strings.Contains(ends, name[:1]) ||
+		!strings.Contains(ends, name[len(name)-1:]):
+		return refuse(InvalidArgument, "%s %q: use letters, digits, hyphens, underscores and dots, with a letter or digit "+
+			"at both ends", what, name)
 	}
 	return nil
 }
@@ -137,7 +143,8 @@ func checkPool(p *skeinv1.Pool) error {
 		{"quotas", uint32(len(p.GetQuotas())), MaxQuotas},
 	} {
 		if r.value > r.utmost {
-			return refuse(InvalidArgument, "pool %s: %s: %d is out of range; use up to %d", p.GetName(), r.name, r.value, r.utmost)
+			return refuse(InvalidArgument, "pool %s: %s: %d is out of range; use up to %d", p.GetName(), r.name,
+				r.value, r.utmost)
 		}
 	}
 	return checkPoolNames(p)
@@ -166,23 +173,27 @@ func checkPoolNames(p *skeinv1.Pool) error {
 func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 	for _, prefix := range prefixes {
 		if o, taken := s.overlap(prefix); taken {
-			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s of pool %s; use other addresses, or remove that pool", p.GetName(), prefix, o.prefix, o.pool)
+			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s of pool %s; use other addresses, or remove that pool",
+				p.GetName(), prefix, o.prefix, o.pool)
 		}
 		for _, o := range s.overlays() {
 			if prefix.Overlaps(o) {
-				return refuse(InvalidArgument, "pool %s: subnet %s overlaps the overlay %s, where nodes have their addresses; use other addresses", p.GetName(), prefix, o)
+				return refuse(InvalidArgument, "pool %s: subnet %s overlaps the overlay %s, where nodes have their addresses; "+
+					"use other addresses", p.GetName(), prefix, o)
 			}
 		}
 	}
 	for _, prefix := range prefixes {
 		if o, taken := s.podNetOverlapping(prefix, ""); taken {
-			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s, where another CNI runs the pods of %s; use other addresses",
+			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s, where another CNI runs the pods of %s; use other "+
+				"addresses",
 				p.GetName(), prefix, o.prefix, s.called(o.node))
 		}
 	}
 	for _, prefix := range prefixes {
 		if o, taken := s.plainNetOverlapping(prefix, ""); taken {
-			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s behind plain peer %s; use other addresses, or remove that peer first", p.GetName(), prefix, o.prefix, o.peer)
+			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s behind plain peer %s; use other addresses, or remove "+
+				"that peer first", p.GetName(), prefix, o.prefix, o.peer)
 		}
 	}
 	for _, prefix := range prefixes {
@@ -198,7 +209,8 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 	}
 	for _, ns := range p.GetNamespaces() {
 		if other, ok := s.namespaces.get(textKey(ns), ns); ok && other != p.GetName() {
-			return refuse(AlreadyExists, "pool %s: namespace %s is served by pool %s, and by one pool only; take it from there first", p.GetName(), ns, other)
+			return refuse(AlreadyExists, "pool %s: namespace %s is served by pool %s, and by one pool only; take it from "+
+				"there first", p.GetName(), ns, other)
 		}
 	}
 	return nil

@@ -66,7 +66,8 @@ func runOwners(t *testing.T, binary string) {
 	if artifacts == "" {
 		artifacts = t.TempDir()
 	}
-	r, err := owners.Run(t.Context(), owners.Options{Name: fmt.Sprintf("x%d-owners", os.Getpid()%10000), Schedules: 6, Seed: 1, Artifacts: artifacts, Progress: func(s string) { t.Log(s) },
+	r, err := owners.Run(t.Context(), owners.Options{Name: fmt.Sprintf("x%d-owners", os.Getpid()%10000), Schedules: 6,
+		Seed: 1, Artifacts: artifacts, Progress: func(s string) { t.Log(s) },
 		Lab: lab.Options{Dir: dir, Binary: binary, Artifacts: artifacts}})
 	var text strings.Builder
 	r.Text(&text)
@@ -105,11 +106,12 @@ func runExample(t *testing.T, file, binary string) {
 	if artifacts == "" {
 		artifacts = t.TempDir()
 	}
-	res, err := lab.Run(t.Context(), spec, lab.RunOptions{Artifacts: artifacts, Options: lab.Options{Dir: dir, Binary: binary, Progress: func(s string) {
-		mu.Lock()
-		said = append(said, s)
-		mu.Unlock()
-	}}})
+	res, err := lab.Run(t.Context(), spec, lab.RunOptions{Artifacts: artifacts, Options: lab.Options{Dir: dir,
+		Binary: binary, Progress: func(s string) {
+			mu.Lock()
+			said = append(said, s)
+			mu.Unlock()
+		}}})
 	if err != nil {
 		t.Errorf("%v\n%s\nfailed: %v", err, strings.Join(said, "\n"), err) // again: a log is often cut at its head
 		return

@@ -25,7 +25,8 @@ func TestAskCodec(t *testing.T) {
 	other := slices.Clone(b)
 	other[0] = answerRecord
 	for name, bad := range map[string][]byte{
-		"empty": nil, "no mark": b[:9], "half a mark": b[:9+markSize/2], "one mark too many": append(slices.Clone(b), b[9:9+markSize]...),
+		"empty": nil, "no mark": b[:9], "half a mark": b[:9+markSize/2], "one mark too many": append(slices.Clone(b),
+			b[9:9+markSize]...),
 		"a byte too many": append(slices.Clone(b[:9+markSize]), 0), "another kind": other,
 	} {
 		if _, got, err := decodeAsk(bad); err == nil {

@@ -73,7 +73,8 @@ func manyRecords(tb testing.TB, n int) (*simRoster, []*skeinv1.SignedRecord) {
 		r := simRecord(fmt.Sprintf("site-%d", i%20))
 		r.NodeId, r.Epoch, r.Seq = k.ID().String(), 1, uint64(i)
 		r.Relay = &skeinv1.RelayOffer{Addresses: []string{fmt.Sprintf("203.0.113.%d:7443", i%250)}}
-		r.RelayLinks = []*skeinv1.RelayLink{{NodeId: k.ID().String(), RttMicros: 1500}, {NodeId: k.ID().String(), RttMicros: 2500}}
+		r.RelayLinks = []*skeinv1.RelayLink{{NodeId: k.ID().String(), RttMicros: 1500},
+			{NodeId: k.ID().String(), RttMicros: 2500}}
 		s, err := Sign(k, r)
 		if err != nil {
 			tb.Fatal(err)

@@ -50,7 +50,8 @@ func TestMergeOrderDoesNotMatter(t *testing.T) {
 		for i, m := range marks {
 			a.put(Entry{}, m)
 			b.put(Entry{}, marks[len(marks)-1-i])
-			if old, ok := newest[m.ID]; !ok || cmp.Or(cmp.Compare(m.Epoch, old.Epoch), cmp.Compare(m.Seq, old.Seq), bytes.Compare(old.Sum[:], m.Sum[:])) > 0 {
+			if old, ok := newest[m.ID]; !ok || cmp.Or(cmp.Compare(m.Epoch, old.Epoch), cmp.Compare(m.Seq, old.Seq),
+				bytes.Compare(old.Sum[:], m.Sum[:])) > 0 {
 				newest[m.ID] = m
 			}
 		}
@@ -223,7 +224,8 @@ func FuzzAnswer(f *testing.F) {
 	have.Write([]byte{streamMagic, streamVersion})
 	want.Write([]byte{streamMagic, streamVersion})
 	d := encodeDigests(simKey(1).ID(), []mark{{ID: simKey(0).ID(), Epoch: 9, Seq: 9}})
-	if writeFrame(&have, frameHave, d) != nil || writeRecords(&have, []*skeinv1.SignedRecord{signed(f, nil)}) != nil || writeFrame(&want, frameWant, d) != nil {
+	if writeFrame(&have, frameHave, d) != nil || writeRecords(&have, []*skeinv1.SignedRecord{signed(f, nil)}) != nil ||
+		writeFrame(&want, frameWant, d) != nil {
 		f.Fatal("cannot write frames")
 	}
 	f.Add(have.Bytes())
@@ -236,7 +238,8 @@ func FuzzAnswer(f *testing.F) {
 
 func FuzzAsk(f *testing.F) {
 	var b bytes.Buffer
-	if writeRecords(&b, []*skeinv1.SignedRecord{signed(f, nil)}) != nil || writeFrame(&b, frameWant, encodeDigests(simKey(1).ID(), nil)) != nil {
+	if writeRecords(&b, []*skeinv1.SignedRecord{signed(f, nil)}) != nil ||
+		writeFrame(&b, frameWant, encodeDigests(simKey(1).ID(), nil)) != nil {
 		f.Fatal("cannot write frames")
 	}
 	f.Add(b.Bytes())
@@ -255,7 +258,10 @@ func (s *script) Write(b []byte) (int, error) { return len(b), nil }
 func FuzzVerify(f *testing.F) {
 	s := signed(f, nil)
 	f.Add(s.GetRecord(), s.GetSignature())
-	f.Add(signed(f, func(r *skeinv1.Record) { r.NodeAddresses = []string{"10.0.0.0/8"}; r.InternalIp = "10.0.0.1" }).GetRecord(), []byte{})
+	f.Add(signed(f, func(r *skeinv1.Record) {
+		r.NodeAddresses = []string{"10.0.0.0/8"}
+		r.InternalIp = "10.0.0.1"
+	}).GetRecord(), []byte{})
 	roster := newRoster(simKey(0))
 	f.Fuzz(func(t *testing.T, record, signature []byte) {
 		r, err := Verify(&skeinv1.SignedRecord{Record: record, Signature: signature}, roster)

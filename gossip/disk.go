@@ -81,7 +81,8 @@ func loadRecords(dir string) ([]*skeinv1.SignedRecord, error) {
 }
 
 func damagedRecords(path string, cause error) error {
-	return fmt.Errorf("%w: %s: %w: it only caches what other nodes say of themselves, so move it away and start again (mv %s %s.damaged)",
+	return fmt.Errorf("%w: %s: %w: it only caches what other nodes say of themselves, so move it away and start again "+
+		"(mv %s %s.damaged)",
 		ErrDamaged, path, cause, path, path)
 }
 
@@ -122,7 +123,9 @@ func loadEpoch(dir string) (uint64, error) {
 	}
 	n, err := decodeEpoch(string(b))
 	if err != nil {
-		return 0, fmt.Errorf("%w: %s: %w: if its first word is still a number, write that number plus one with its checksum; else move the file away: the node sees its own older records when it meets others and counts on from there", ErrDamaged, path, err)
+		return 0, fmt.Errorf("%w: %s: %w: if its first word is still a number, write that number plus one with its "+
+			"checksum; else move the file away: the node sees its own older records when it meets others and counts on from "+
+			"there", ErrDamaged, path, err)
 	}
 	return n, nil
 }

@@ -89,7 +89,8 @@ func TestDamagedFileStopsTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := newSimNet(1).join(simKey(0))
-	_, err := Start(Config{Self: n.key.ID(), Key: n.key, Roster: newRoster(n.key), Transport: n, Streams: n, Packets: n.packets, Keys: gossipKeys(1), Dir: dir})
+	_, err := Start(Config{Self: n.key.ID(), Key: n.key, Roster: newRoster(n.key), Transport: n, Streams: n,
+		Packets: n.packets, Keys: gossipKeys(1), Dir: dir})
 	if !errors.Is(err, ErrDamaged) {
 		t.Fatalf("%v", err)
 	}

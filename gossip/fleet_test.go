@@ -147,12 +147,14 @@ func TestOwnSiteHasAChangeAtOnce(t *testing.T) {
 		time.Sleep(rest)
 		count(&after)
 		for kind, n := range []int{places * (per - wides), places * wides} {
-			t.Logf("at rest a %s node sends %.0f bytes/s", []string{"local", "wide"}[kind], float64(after[kind]-before[kind])/rest.Seconds()/float64(n))
+			t.Logf("at rest a %s node sends %.0f bytes/s", []string{"local", "wide"}[kind],
+				float64(after[kind]-before[kind])/rest.Seconds()/float64(n))
 		}
 		var m runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&m)
-		t.Logf("%d KiB of heap and %d KiB of stacks for each node", m.HeapAlloc/uint64(total)>>10, m.StackInuse/uint64(total)>>10)
+		t.Logf("%d KiB of heap and %d KiB of stacks for each node", m.HeapAlloc/uint64(total)>>10,
+			m.StackInuse/uint64(total)>>10)
 	})
 	t.Logf("took %s", time.Since(began).Round(time.Second))
 }

@@ -73,7 +73,9 @@ func TestSiteCutOff(t *testing.T) {
 			if i >= 4 {
 				rest = 2
 			}
-			t.Logf("node %d knows after %s more", i, s.within(20*time.Second, "the cut is seen", func() bool { return n.g.aliveCount() == rest }))
+			t.Logf("node %d knows after %s more", i, s.within(20*time.Second, "the cut is seen", func() bool {
+				return n.g.aliveCount() == rest
+			}))
 		}
 		s.net.mu.Lock()
 		clear(s.net.side)
@@ -138,7 +140,8 @@ func TestLargeRecordIsPulled(t *testing.T) {
 		for _, n := range s.nodes {
 			pulls += n.g.Stats().Pulls
 		}
-		t.Logf("a record of %d bytes reached all in %s with %d pulls since the start", len(s.nodes[7].g.Records()[s.nodes[7].key.ID()].Signed.GetRecord()), took, pulls)
+		t.Logf("a record of %d bytes reached all in %s with %d pulls since the start",
+			len(s.nodes[7].g.Records()[s.nodes[7].key.ID()].Signed.GetRecord()), took, pulls)
 	})
 }
 
@@ -310,7 +313,9 @@ func TestAdmittedNodeIsTakenIn(t *testing.T) {
 		for _, n := range s.nodes[:4] {
 			n.g.RosterChanged()
 		}
-		took := s.within(4*time.Second, "the new node is in", func() bool { return s.meshed(s.nodes)() && s.agreed(s.nodes)() })
+		took := s.within(4*time.Second, "the new node is in", func() bool {
+			return s.meshed(s.nodes)() && s.agreed(s.nodes)()
+		})
 		t.Logf("in after %s", took)
 	})
 }
@@ -327,7 +332,8 @@ func TestKeyRotation(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.publish(i, fmt.Sprintf("key-%d-%d", k.GetPrimary()[0], i))
-				s.within(time.Second, "changes are seen while keys change", sees(s.nodes, n.key.ID(), fmt.Sprintf("key-%d-%d", k.GetPrimary()[0], i)))
+				s.within(time.Second, "changes are seen while keys change",
+					sees(s.nodes, n.key.ID(), fmt.Sprintf("key-%d-%d", k.GetPrimary()[0], i)))
 			}
 		}
 		for k := byte(2); k < 5; k++ {

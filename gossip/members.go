@@ -29,12 +29,14 @@ const (
 	probeTimeout   = 500 * time.Millisecond
 	// A suspect has 4 s to defend itself in a mesh of up to ten nodes, 9 s among 200; with few
 	// confirmations by others up to twice that.
-	suspicionMult        = 4
-	suspicionMaxMult     = 2
-	awarenessMax         = 8 // a node that misses answers probes so much more rarely at most, since it may itself be what is slow
-	gossipInterval       = 100 * time.Millisecond
-	gossipNodes          = 4
-	uncounted            = 2 + 5 // bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
+	suspicionMult    = 4
+	suspicionMaxMult = 2
+	// a node that misses answers probes so much more rarely at most, since it may itself be what is slow
+	awarenessMax   = 8
+	gossipInterval = 100 * time.Millisecond
+	gossipNodes    = 4
+	// bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
+	uncounted            = 2 + 5
 	lateForStreams       = 200 * time.Millisecond
 	pushPullInterval     = time.Minute
 	gossipToTheDead      = 30 * time.Second

@@ -83,7 +83,8 @@ func TestANodeChangesItsSite(t *testing.T) {
 			if to != 0 {
 				there = append(there, s.nodes[i])
 			}
-			t.Logf("known there after %s", s.within(10*time.Second, "the new site has it", heard(there, id, fmt.Sprint("at", to))))
+			t.Logf("known there after %s", s.within(10*time.Second, "the new site has it",
+				heard(there, id, fmt.Sprint("at", to))))
 			s.within(time.Minute, "all know, the former site has forgotten it, and all hold the same", func() bool {
 				sites := map[string][32]byte{}
 				for _, n := range s.nodes {
@@ -91,7 +92,8 @@ func TestANodeChangesItsSite(t *testing.T) {
 					name := n.g.place.Load().Site
 					_, shown := n.g.Records()[id]
 					h, ok := sites[name]
-					if site != siteName(to) || shown != (name == siteName(to)) || !n.g.Alive(id) || n.g.Hash() != s.nodes[0].g.Hash() || ok && h != n.g.Held().SiteHash {
+					if site != siteName(to) || shown != (name == siteName(to)) || !n.g.Alive(id) ||
+						n.g.Hash() != s.nodes[0].g.Hash() || ok && h != n.g.Held().SiteHash {
 						return false
 					}
 					sites[name] = n.g.Held().SiteHash
@@ -130,7 +132,9 @@ func TestTopologyIsSwitchedLive(t *testing.T) {
 				watch(100 * time.Millisecond)
 			}
 			watch(time.Minute)
-			t.Logf("all hold all: %s", s.within(time.Minute, "full", func() bool { return s.agreed(s.nodes)() && s.meshed(s.nodes)() }))
+			t.Logf("all hold all: %s", s.within(time.Minute, "full", func() bool {
+				return s.agreed(s.nodes)() && s.meshed(s.nodes)()
+			}))
 			for i, n := range s.nodes {
 				if n.g.near.Load() != nil || n.g.wide.Load() == nil || n.g.Held().Site != 0 {
 					t.Errorf("node %d: %+v", i, n.g.Held())
@@ -353,7 +357,10 @@ func TestASiteWithoutWideNodes(t *testing.T) {
 		time.Sleep(time.Minute)
 		s.say(4, "news")
 		t.Logf("heard after %s", s.within(2*outsideSpacing, "the site hears news", heard(s.nodes, simKey(4).ID(), "news")))
-		s.within(time.Minute, "the other site takes it for away", func() bool { return !s.nodes[4].g.Alive(simKey(0).ID()) && !s.nodes[5].g.Alive(simKey(1).ID()) })
+		s.within(time.Minute, "the other site takes it for away", func() bool {
+			return !s.nodes[4].g.Alive(simKey(0).ID()) &&
+				!s.nodes[5].g.Alive(simKey(1).ID())
+		})
 	})
 }
 

@@ -298,7 +298,8 @@ func (g *Gossip) foreignOwn(m mark) {
 	g.own.jumps++
 	g.own.jumped = time.Now()
 	if g.own.jumps == 3 {
-		g.log.Warn("records of this node keep coming from elsewhere: does another host use a copy of its state directory?", "node", g.cfg.Self)
+		g.log.Warn("records of this node keep coming from elsewhere: does another host use a copy of its state directory?",
+			"node", g.cfg.Self)
 	}
 	if g.own.last == nil {
 		return // the next Publish will be beyond it

@@ -23,7 +23,8 @@ const (
 )
 
 // scoped is a record of node i.
-func scoped(t testing.TB, i int, scope skeinv1.RecordScope, site string, epoch, seq uint64, change func(*skeinv1.Record)) *skeinv1.SignedRecord {
+func scoped(t testing.TB, i int, scope skeinv1.RecordScope, site string, epoch, seq uint64,
+	change func(*skeinv1.Record)) *skeinv1.SignedRecord {
 	t.Helper()
 	r := &skeinv1.Record{NodeId: simKey(i).ID().String(), Epoch: epoch, Seq: seq, Site: site, Scope: scope}
 	if change != nil {
@@ -45,7 +46,10 @@ func atSite(wide bool) *Gossip {
 		homes[simKey(i).ID()] = []string{"a", "b"}[i/4]
 	}
 	g := bareGossip(newRoster(all...))
-	g.place.Store(&Place{Sited: true, Site: "a", Wide: wide, Home: func(id identity.ID) (string, bool) { s, ok := homes[id]; return s, ok }})
+	g.place.Store(&Place{Sited: true, Site: "a", Wide: wide, Home: func(id identity.ID) (string, bool) {
+		s, ok := homes[id]
+		return s, ok
+	}})
 	g.near.Store(newPool(g, true, "a"))
 	if !wide {
 		g.wide.Store(nil)
@@ -109,7 +113,8 @@ func TestRecordsOfAnotherSiteAreNotKept(t *testing.T) {
 	}
 	g.dropStrays()
 	shown := g.Records()
-	if len(shown) != 2 || shown[simKey(0).ID()].Record == nil || shown[simKey(5).ID()].Record == nil || g.Held().Mesh != 2 {
+	if len(shown) != 2 || shown[simKey(0).ID()].Record == nil || shown[simKey(5).ID()].Record == nil ||
+		g.Held().Mesh != 2 {
 		t.Errorf("%d are shown, %+v held", len(shown), g.Held())
 	}
 	for i, want := range map[int]string{0: "a", 1: "b", 2: "a", 4: "b", 5: "a"} {
@@ -150,7 +155,8 @@ func TestScopesMergeInAnyOrder(t *testing.T) {
 			newest[i] = seq + 1
 		}
 		for i := range newest { // a place is followed by the record itself
-			all = append(all, scoped(t, i, rapid.SampledFrom([]skeinv1.RecordScope{forSite, forBoth}).Draw(rt, "last"), "a", 1, 20, nil))
+			all = append(all, scoped(t, i, rapid.SampledFrom([]skeinv1.RecordScope{forSite, forBoth}).Draw(rt, "last"),
+				"a", 1, 20, nil))
 		}
 		a, b := atSite(true), atSite(false)
 		a.Merge(rapid.Permutation(all).Draw(rt, "one"))
@@ -202,11 +208,13 @@ func TestPoolsTakeTheirOwn(t *testing.T) {
 	})
 	near, wide := g.near.Load(), g.wide.Load()
 	for i, want := range map[int][2]bool{ // in the site's pool, in the mesh pool
-		0: {true, true}, 1: {true, false}, 2: {false, false}, 3: {true, false}, 4: {false, true}, 5: {false, false}, 6: {false, true}, 9: {false, false},
+		0: {true, true}, 1: {true, false}, 2: {false, false}, 3: {true, false}, 4: {false, true}, 5: {false, false},
+		6: {false, true}, 9: {false, false},
 	} {
 		id := simKey(i).ID()
 		at := syntheticAddr(id)
-		n := &memberlist.Node{Name: id.String(), Addr: at.Addr().AsSlice(), Port: at.Port(), Meta: encodeMeta(mark{ID: id}, false), State: memberlist.StateAlive}
+		n := &memberlist.Node{Name: id.String(), Addr: at.Addr().AsSlice(), Port: at.Port(), Meta: encodeMeta(mark{ID: id},
+			false), State: memberlist.StateAlive}
 		if got := [2]bool{(*delegate)(near).NotifyAlive(n) == nil, (*delegate)(wide).NotifyAlive(n) == nil}; got != want {
 			t.Errorf("node %d: %v, want %v", i, got, want)
 		}
@@ -221,8 +229,11 @@ func TestPoolsTakeTheirOwn(t *testing.T) {
 		b    []byte
 		want *pool
 	}{
-		"the mesh's": {make([]byte, 60), wide}, "the site's": {packet(siteLabel("a")), near}, "another site's": {packet(siteLabel("b")), nil},
-		"no name": {[]byte{labelled}, nil}, "a short name": {packet("x"), nil}, "half a name": {packet(siteLabel("a"))[:5], nil}, "nothing": {nil, wide},
+		"the mesh's": {make([]byte, 60), wide}, "the site's": {packet(siteLabel("a")), near},
+		"another site's": {packet(siteLabel("b")), nil},
+		"no name":        {[]byte{labelled}, nil}, "a short name": {packet("x"), nil}, "half a " +
+			"name": {packet(siteLabel("a"))[:5],
+			nil}, "nothing": {nil, wide},
 	} {
 		if got, _ := g.poolOf(c.b); got != c.want {
 			t.Errorf("%s is of another pool", name)
@@ -277,17 +288,29 @@ func TestAliveByHearsay(t *testing.T) {
 		"the log's choice for another site": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
 			scoped(t, 4, forBoth, "c", 1, 1, leads()), scoped(t, 6, forBoth, "b", 1, 1, leads(5))},
 			[]int{0, 4, 6}, []int{4}, 5, false, false},
-		"nobody speaks":                  {nil, []int{0, 4}, nil, 5, false, false},
-		"a leader":                       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
-		"a leader says away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5))}, []int{0, 4}, nil, 5, false, false},
-		"one of two leaders":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())}, []int{0, 4, 6}, nil, 5, true, true},
-		"who does not lead says nothing": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, says())}, []int{0, 4, 6}, nil, 5, false, false},
-		"while nobody leads":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, says()), scoped(t, 4, forBoth, "b", 1, 1, says())}, []int{0, 4}, nil, 5, true, true},
-		"the leader is away":             {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 5, false, false},
-		"another site's word":            {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(5)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
-		"its own word":                   {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 4, false, false},
-		"of the own site nobody's":       {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads())}, []int{0}, nil, 1, false, false},
-		"no member":                      {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()), scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 9, false, false},
+		"nobody speaks": {nil, []int{0, 4}, nil, 5, false, false},
+		"a leader": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
+		"a leader says away": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads(5))}, []int{0, 4}, nil, 5, false, false},
+		"one of two leaders": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())}, []int{0, 4, 6},
+			nil, 5, true, true},
+		"who does not lead says nothing": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, says())}, []int{0, 4, 6}, nil,
+			5, false, false},
+		"while nobody leads": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, says()),
+			scoped(t, 4, forBoth, "b", 1, 1, says())}, []int{0, 4}, nil, 5, true, true},
+		"the leader is away": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)),
+			scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 5, false, false},
+		"another site's word": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(5)),
+			scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 5, true, true},
+		"its own word": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads(4)),
+			scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0}, nil, 4, false, false},
+		"of the own site nobody's": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads())}, []int{0}, nil,
+			1, false, false},
+		"no member": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
+			scoped(t, 4, forBoth, "b", 1, 1, leads())}, []int{0, 4}, nil, 9, false, false},
 	} {
 		for _, wide := range []bool{true, false} {
 			g := atSite(wide)

@@ -108,7 +108,8 @@ type simConn struct {
 func (c simConn) Peer() identity.ID { return c.peer }
 
 func (s *simNet) join(key *identity.Key) *simNode {
-	n := &simNode{net: s, key: key, packets: make(chan Packet, cmp.Or(s.inbox, 4096)), streams: make(chan net.Conn), closed: make(chan struct{})}
+	n := &simNode{net: s, key: key, packets: make(chan Packet, cmp.Or(s.inbox, 4096)), streams: make(chan net.Conn),
+		closed: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.nodes[key.ID()] = n
@@ -357,7 +358,8 @@ func (s *sim) explain() {
 	for i, n := range s.nodes[:min(len(s.nodes), 8)] {
 		if n != nil {
 			h := n.g.Hash()
-			s.t.Logf("node %d %s: hash %x, %d records, %d alive, %+v", i, n.key.ID(), h[:4], len(n.g.Records()), n.g.aliveCount(), n.g.Stats())
+			s.t.Logf("node %d %s: hash %x, %d records, %d alive, %+v", i, n.key.ID(), h[:4], len(n.g.Records()),
+				n.g.aliveCount(), n.g.Stats())
 		}
 	}
 }

@@ -122,7 +122,8 @@ func (s *sited) explain() {
 				away++
 			}
 		}
-		s.t.Logf("node %d %s %+v: hash %x site %x, mesh %d site %d shown %d away %d %+v", i, n.key.ID(), n.g.place.Load().Wide, h[:4], held.SiteHash[:4], held.Mesh, held.Site, len(n.g.Records()), away, n.g.Stats())
+		s.t.Logf("node %d %s %+v: hash %x site %x, mesh %d site %d shown %d away %d %+v", i, n.key.ID(),
+			n.g.place.Load().Wide, h[:4], held.SiteHash[:4], held.Mesh, held.Site, len(n.g.Records()), away, n.g.Stats())
 	}
 }
 
@@ -162,7 +163,8 @@ func TestRecordsStayInTheirSite(t *testing.T) {
 			}
 		}
 		s.say(0, "wide")
-		t.Logf("everybody after %s", s.within(5*time.Second, "all have a wide node's record", heard(s.nodes, simKey(0).ID(), "wide")))
+		t.Logf("everybody after %s", s.within(5*time.Second, "all have a wide node's record",
+			heard(s.nodes, simKey(0).ID(), "wide")))
 		if site, ok := s.nodes[17].g.SiteOf(simKey(4).ID()); site != "site0" || !ok {
 			t.Errorf("node 4 is at %q, %t", site, ok)
 		}

@@ -18,7 +18,8 @@ func TestOnlyMembersAreTakenIn(t *testing.T) {
 	g := bareGossip(newRoster(simKey(0), simKey(1)))
 	node := func(id identity.ID, change func(*memberlist.Node)) *memberlist.Node {
 		at := syntheticAddr(id)
-		n := &memberlist.Node{Name: id.String(), Addr: at.Addr().AsSlice(), Port: at.Port(), Meta: encodeMeta(mark{ID: id}, false), State: memberlist.StateAlive}
+		n := &memberlist.Node{Name: id.String(), Addr: at.Addr().AsSlice(), Port: at.Port(), Meta: encodeMeta(mark{ID: id},
+			false), State: memberlist.StateAlive}
 		if change != nil {
 			change(n)
 		}
@@ -29,14 +30,18 @@ func TestOnlyMembersAreTakenIn(t *testing.T) {
 		n  *memberlist.Node
 		in bool
 	}{
-		"a member":              {node(member, nil), true},
-		"itself":                {node(g.cfg.Self, nil), true},
-		"a stranger":            {node(stranger, nil), false},
-		"no ID":                 {node(member, func(n *memberlist.Node) { n.Name = "dc1" }), false},
-		"another's address":     {node(member, func(n *memberlist.Node) { n.Addr = syntheticAddr(other).Addr().AsSlice() }), false},
-		"another port":          {node(member, func(n *memberlist.Node) { n.Port++ }), false},
-		"no metadata":           {node(member, func(n *memberlist.Node) { n.Meta = nil }), false},
-		"another's metadata":    {node(member, func(n *memberlist.Node) { n.Meta = encodeMeta(mark{ID: other}, false) }), false},
+		"a member":   {node(member, nil), true},
+		"itself":     {node(g.cfg.Self, nil), true},
+		"a stranger": {node(stranger, nil), false},
+		"no ID":      {node(member, func(n *memberlist.Node) { n.Name = "dc1" }), false},
+		"another's address": {node(member, func(n *memberlist.Node) {
+			n.Addr = syntheticAddr(other).Addr().AsSlice()
+		}), false},
+		"another port": {node(member, func(n *memberlist.Node) { n.Port++ }), false},
+		"no metadata":  {node(member, func(n *memberlist.Node) { n.Meta = nil }), false},
+		"another's metadata": {node(member, func(n *memberlist.Node) {
+			n.Meta = encodeMeta(mark{ID: other}, false)
+		}), false},
 		"metadata of a version": {node(member, func(n *memberlist.Node) { n.Meta[0] = 2 }), false},
 	} {
 		if err := d.NotifyAlive(c.n); (err == nil) != c.in {
@@ -67,7 +72,8 @@ func TestOldVersionsAreNotSent(t *testing.T) {
 	for _, c := range []struct {
 		asked mark
 		want  int
-	}{{held, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 4}, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 6}, 0}, {mark{ID: held.ID, Epoch: 3}, 0}, {mark{ID: identity.ID{2}}, 0}} {
+	}{{held, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 4}, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 6}, 0},
+		{mark{ID: held.ID, Epoch: 3}, 0}, {mark{ID: identity.ID{2}}, 0}} {
 		if got := len(table.newerThan([]mark{c.asked})); got != c.want {
 			t.Errorf("asked for %+v: %d records, want %d", c.asked, got, c.want)
 		}

@@ -96,7 +96,8 @@ func Verify(s *skeinv1.SignedRecord, roster Roster) (*skeinv1.Record, error) {
 // decodeRecord is Verify without the signature.
 func decodeRecord(s *skeinv1.SignedRecord) (*skeinv1.Record, identity.ID, error) {
 	if n := len(s.GetRecord()) + len(s.GetSignature()); n > MaxRecordBytes {
-		return nil, identity.ID{}, &RefusedError{Reason: ErrTooLarge, Detail: fmt.Sprintf("%d bytes, the limit is %d", n, MaxRecordBytes)}
+		return nil, identity.ID{}, &RefusedError{Reason: ErrTooLarge, Detail: fmt.Sprintf("%d bytes, the limit is %d", n,
+			MaxRecordBytes)}
 	}
 	r := &skeinv1.Record{}
 	if err := unmarshal.Unmarshal(s.GetRecord(), r); err != nil {
@@ -125,7 +126,8 @@ func checkSignature(s *skeinv1.SignedRecord, id identity.ID, roster Roster) erro
 		return &RefusedError{Node: id, Reason: ErrSignature, Detail: "the roster's key does not belong to this node ID"}
 	}
 	if len(s.GetSignature()) != ed25519.SignatureSize {
-		return &RefusedError{Node: id, Reason: ErrSignature, Detail: fmt.Sprintf("%d bytes, want %d", len(s.GetSignature()), ed25519.SignatureSize)}
+		return &RefusedError{Node: id, Reason: ErrSignature, Detail: fmt.Sprintf("%d bytes, want %d", len(s.GetSignature()),
+			ed25519.SignatureSize)}
 	}
 	if !ed25519.Verify(key, append([]byte(signatureContext), s.GetRecord()...), s.GetSignature()) {
 		return &RefusedError{Node: id, Reason: ErrSignature}
@@ -293,7 +295,8 @@ func checkEndpoints(r *skeinv1.Record) error {
 			return badAddress("internal_ip %q: not an address of a host", ip.String())
 		}
 	}
-	for name, list := range map[string][]string{"relay address": r.GetRelay().GetAddresses(), "stun_addresses": r.GetStunAddresses(), "join_addresses": r.GetJoinAddresses()} {
+	for name, list := range map[string][]string{"relay address": r.GetRelay().GetAddresses(),
+		"stun_addresses": r.GetStunAddresses(), "join_addresses": r.GetJoinAddresses()} {
 		if len(list) > maxHostPorts {
 			return malformed("%d of %s, the limit is %d", len(list), name, maxHostPorts)
 		}

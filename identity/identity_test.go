@@ -43,7 +43,8 @@ func TestLoadOrCreate(t *testing.T) {
 			t.Fatal(err)
 		}
 		for how, bad := range map[string][]byte{
-			"empty": {}, "cut short": whole[:len(whole)/2], "another kind": bytes.ReplaceAll(whole, []byte("SKEIN"), []byte("OTHER")), "noise": []byte("noise"),
+			"empty": {}, "cut short": whole[:len(whole)/2], "another kind": bytes.ReplaceAll(whole, []byte("SKEIN"),
+				[]byte("OTHER")), "noise": []byte("noise"),
 		} {
 			if bytes.Equal(bad, whole) {
 				continue
@@ -160,7 +161,8 @@ func TestTLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if atServer, _ := handshake(t, sc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"skein-join"}}); atServer == nil {
+		if atServer, _ := handshake(t, sc, &tls.Config{InsecureSkipVerify: true,
+			NextProtos: []string{"skein-join"}}); atServer == nil {
 			t.Error("it was let in")
 		}
 	})

@@ -198,7 +198,8 @@ func secret(path, block string, create func() ([]byte, error)) ([]byte, error) {
 	}
 	p, _ := pem.Decode(b)
 	if p == nil || p.Type != block || len(p.Bytes) != 32 {
-		return nil, fmt.Errorf("key file %s is damaged (want a PEM block %q of 32 bytes): restore it from a backup, or move it away to get a new identity and join again", path, block)
+		return nil, fmt.Errorf("key file %s is damaged (want a PEM block %q of 32 bytes): restore it from a backup, or "+
+			"move it away to get a new identity and join again", path, block)
 	}
 	return p.Bytes, nil
 }

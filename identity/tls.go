@@ -59,7 +59,8 @@ func (k *Key) makeCertificate() (tls.Certificate, error) {
 
 // ServerTLS is the configuration of a listener. verify runs on every client's key with the protocol
 // that was negotiated, so that joiners who are not members yet can be let in for ALPNJoin alone.
-func (k *Key) ServerTLS(protocols []string, verify func(alpn string, key ed25519.PublicKey) error) (*tls.Config, error) {
+func (k *Key) ServerTLS(protocols []string,
+	verify func(alpn string, key ed25519.PublicKey) error) (*tls.Config, error) {
 	c, err := k.base(func(s tls.ConnectionState, key ed25519.PublicKey) error {
 		return verify(s.NegotiatedProtocol, key)
 	})

@@ -315,7 +315,8 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 // vanished tells whether a write found that its object is gone, or another one now. The watch is about to say so.
 func vanished(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
-func (c *controller) resourceFailed(m resource.Meta, what string, kind schema.GroupVersionResource, err error) time.Duration {
+func (c *controller) resourceFailed(m resource.Meta, what string, kind schema.GroupVersionResource,
+	err error) time.Duration {
 	if vanished(err) {
 		return c.wait(m, 0)
 	}

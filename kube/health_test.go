@@ -18,15 +18,19 @@ func TestErrorsOfTheApiserverAreExplained(t *testing.T) {
 		err           error
 		message, help string // parts; empty: nothing is told
 	}{
-		"none":        {},
-		"canceled":    {err: context.Canceled},
-		"expired":     {err: apierrors.NewResourceExpired("too old")},
-		"forbidden":   {err: apierrors.NewForbidden(nodes, "n1", errors.New("no")), message: "may not patch nodes", help: "verb patch on nodes"},
-		"token":       {err: apierrors.NewUnauthorized("bad"), message: "does not accept this host's token", help: "token"},
-		"overloaded":  {err: apierrors.NewTooManyRequests("busy", 3), message: "asks to come later", help: "go on as they are"},
-		"another one": {err: apierrors.NewConflict(nodes, "n1", errors.New("uid")), message: "not the one that was seen", help: "tried again"},
-		"internal":    {err: apierrors.NewInternalError(errors.New("boom")), message: "boom", help: "go on as they are"},
-		"refused":     {err: errors.New("connect: connection refused"), message: "connection refused", help: "reached from this host"},
+		"none":     {},
+		"canceled": {err: context.Canceled},
+		"expired":  {err: apierrors.NewResourceExpired("too old")},
+		"forbidden": {err: apierrors.NewForbidden(nodes, "n1", errors.New("no")), message: "may not patch nodes",
+			help: "verb patch on nodes"},
+		"token": {err: apierrors.NewUnauthorized("bad"), message: "does not accept this host's token", help: "token"},
+		"overloaded": {err: apierrors.NewTooManyRequests("busy", 3), message: "asks to come later",
+			help: "go on as they are"},
+		"another one": {err: apierrors.NewConflict(nodes, "n1", errors.New("uid")), message: "not the one that was seen",
+			help: "tried again"},
+		"internal": {err: apierrors.NewInternalError(errors.New("boom")), message: "boom", help: "go on as they are"},
+		"refused": {err: errors.New("connect: connection refused"), message: "connection refused",
+			help: "reached from this host"},
 		"another time": {err: &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &tls.CertificateVerificationError{
 			Err: x509.CertificateInvalidError{Reason: x509.Expired, Detail: "current time is before"}}},
 			message: "expired or is not yet valid", help: "this host's clock"},

@@ -36,14 +36,15 @@ func TestWhoIsANode(t *testing.T) {
 		records map[identity.ID]gossip.Entry
 		is      map[identity.ID]bool
 	}{
-		"both":                  {n, map[identity.ID]gossip.Entry{victim: says("n1")}, map[identity.ID]bool{victim: true}},
-		"another claims it too": {n, map[identity.ID]gossip.Entry{victim: says("n1"), liar: says("n1")}, map[identity.ID]bool{victim: true}},
-		"another claims it":     {n, map[identity.ID]gossip.Entry{victim: says(""), liar: says("n1")}, nil},
-		"it says another":       {n, map[identity.ID]gossip.Entry{victim: says("n2")}, nil},
-		"another record":        {node("n1", "changed"), map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
-		"no record":             {node("n1", ""), map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
-		"made anew":             {&again, map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
-		"no member":             {n, map[identity.ID]gossip.Entry{{9}: says("n1")}, nil},
+		"both": {n, map[identity.ID]gossip.Entry{victim: says("n1")}, map[identity.ID]bool{victim: true}},
+		"another claims it too": {n, map[identity.ID]gossip.Entry{victim: says("n1"), liar: says("n1")},
+			map[identity.ID]bool{victim: true}},
+		"another claims it": {n, map[identity.ID]gossip.Entry{victim: says(""), liar: says("n1")}, nil},
+		"it says another":   {n, map[identity.ID]gossip.Entry{victim: says("n2")}, nil},
+		"another record":    {node("n1", "changed"), map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
+		"no record":         {node("n1", ""), map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
+		"made anew":         {&again, map[identity.ID]gossip.Entry{victim: says("n1")}, nil},
+		"no member":         {n, map[identity.ID]gossip.Entry{{9}: says("n1")}, nil},
 	} {
 		s := &part.Snapshot{State: l.State, Records: c.records}
 		have := map[identity.ID]bool{}
@@ -63,10 +64,13 @@ func TestWhoIsANode(t *testing.T) {
 func TestLabelsOfANode(t *testing.T) {
 	long := Prefix + strings.Repeat("x", 60)
 	for what, c := range map[string]struct{ have, node, want map[string]string }{
-		"none":            {map[string]string{"a": "b"}, nil, map[string]string{"a": "b"}},
-		"added":           {map[string]string{"a": "b"}, map[string]string{"skein.dev/gateway": "yes", "x/y": "z"}, map[string]string{"a": "b", "skein.dev/gateway": "yes"}},
-		"changed":         {map[string]string{"skein.dev/gateway": "yes"}, map[string]string{"skein.dev/gateway": ""}, map[string]string{"skein.dev/gateway": ""}},
-		"removed":         {map[string]string{"skein.dev/gateway": "yes", "gateway": "yes"}, nil, map[string]string{"gateway": "yes"}},
+		"none": {map[string]string{"a": "b"}, nil, map[string]string{"a": "b"}},
+		"added": {map[string]string{"a": "b"}, map[string]string{"skein.dev/gateway": "yes", "x/y": "z"},
+			map[string]string{"a": "b", "skein.dev/gateway": "yes"}},
+		"changed": {map[string]string{"skein.dev/gateway": "yes"}, map[string]string{"skein.dev/gateway": ""},
+			map[string]string{"skein.dev/gateway": ""}},
+		"removed": {map[string]string{"skein.dev/gateway": "yes", "gateway": "yes"}, nil,
+			map[string]string{"gateway": "yes"}},
 		"one is too long": {nil, map[string]string{long: "1", "skein.dev/a": "1"}, map[string]string{"skein.dev/a": "1"}},
 	} {
 		want, bad := labelsOf(c.have, c.node)
@@ -108,7 +112,8 @@ func TestWhoseLabelsChange(t *testing.T) {
 		after  time.Duration
 		want   map[string]string // nil: no change
 	}{
-		{"the Node has a label", labeled, nil, "n1", true, 0, map[string]string{"gateway": "yes", "skein.dev/gateway": "yes"}},
+		{"the Node has a label", labeled, nil, "n1", true, 0, map[string]string{"gateway": "yes",
+			"skein.dev/gateway": "yes"}},
 		{"it is in the log", labeled, nil, "n1", true, 0, nil},
 		{"the proof is gone for a moment", labeled, nil, "n1", false, time.Second, nil},
 		{"and is back", labeled, nil, "n1", true, 59 * time.Second, nil},

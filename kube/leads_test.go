@@ -26,7 +26,8 @@ func TestMeshNodeLeads(t *testing.T) {
 		t.Error("without leaders it does not tell who wishes to lead")
 	}
 	for _, c := range []*skeinv1.Command{
-		{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: &skeinv1.Settings{SiteTopology: map[string]string{"dc": "site"}}, Fields: []string{"site_topology"}}}},
+		{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+			Settings: &skeinv1.Settings{SiteTopology: map[string]string{"dc": "site"}}, Fields: []string{"site_topology"}}}},
 		{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: wishes.String(),
 			Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, SettingsFields: []string{"site"}}}},
 	} {

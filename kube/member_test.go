@@ -15,14 +15,16 @@ import (
 func TestMeshNodeShowsTheRecord(t *testing.T) {
 	w := newPodWorld(t)
 	id := w.ids["a"]
-	record := &skeinv1.Record{NatType: skeinv1.NatType_NAT_TYPE_SYMMETRIC, TransportMode: "mixed", Candidates: []*skeinv1.Candidate{
-		{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: "192.168.1.7:51820", Priority: 100},
-		{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "203.0.113.7:4711", Priority: 50},
-	}}
+	record := &skeinv1.Record{NatType: skeinv1.NatType_NAT_TYPE_SYMMETRIC, TransportMode: "mixed",
+		Candidates: []*skeinv1.Candidate{
+			{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: "192.168.1.7:51820", Priority: 100},
+			{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "203.0.113.7:4711", Priority: 50},
+		}}
 	s := &part.Snapshot{State: w.log.State, Alive: func(identity.ID) bool { return true },
 		Records: map[identity.ID]gossip.Entry{id: {Record: record}}}
 	status := memberStatus(s, s.State.Node(id), homes{})
-	for field, want := range map[string]any{"nat": "symmetric", "mode": "mixed", "endpoint": "203.0.113.7:4711", "alive": true} {
+	for field, want := range map[string]any{"nat": "symmetric", "mode": "mixed", "endpoint": "203.0.113.7:4711",
+		"alive": true} {
 		if status[field] != want {
 			t.Errorf("%s is %v, want %v", field, status[field], want)
 		}
@@ -34,7 +36,8 @@ func TestOneNodeControls(t *testing.T) {
 	l := kubetest.New(t)
 	ids := l.Admit("b", "c", "agent")
 	for _, id := range ids[1:3] {
-		if err := l.Give(&skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: id.String(), Admin: true}}}); err != nil {
+		if err := l.Give(&skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: id.String(),
+			Admin: true}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,7 +47,9 @@ func TestOneNodeControls(t *testing.T) {
 	}
 	who := func() (out []identity.ID) {
 		for _, id := range ids {
-			may, does := mayControl(&part.Snapshot{Self: id, State: l.State, Records: records, Alive: func(id identity.ID) bool { return alive[id] }})
+			may, does := mayControl(&part.Snapshot{Self: id, State: l.State, Records: records, Alive: func(id identity.ID) bool {
+				return alive[id]
+			}})
 			if may != (id != ids[3]) || does && !may {
 				t.Errorf("%s: may %t, does %t", id, may, does)
 			}

@@ -71,13 +71,15 @@ func TestNamesAreMadeAndGo(t *testing.T) {
 		"another address": {wish(moved), there(nil), "+endpointslices/vm-v4", false},
 		"it is gone":      {nameWish{}, there(nil), "-endpointslices/vm-v4 -endpointslices/vm-v6 -services/vm", false},
 		"it is not known": {nameWish{unknown: map[string]bool{"vm": true}}, there(nil), "", false},
-		"one is missing":  {wish(vm), there(func(h all) { delete(h[sliceResource], "ns/vm-v6") }), "+endpointslices/vm-v6", false},
+		"one is missing": {wish(vm), there(func(h all) { delete(h[sliceResource], "ns/vm-v6") }),
+			"+endpointslices/vm-v6", false},
 		"one has changed": {wish(vm), there(func(h all) {
 			_ = unstructured.SetNestedField(h[serviceResource]["ns/vm"].Object, "x", "spec", "selector", "app")
 		}), "+services/vm", false},
 		"no IPv6":         {wish(&skeinv1.Node{Name: "vm", Ipv4: "10.4.0.7"}), there(nil), "-endpointslices/vm-v6", false},
 		"somebody else's": {wish(vm), there(func(h all) { h[serviceResource]["ns/vm"].SetLabels(nil) }), "", true},
-		"others' objects": {nameWish{}, there(func(h all) { h[serviceResource]["ns/vm"].SetLabels(nil) }), "-endpointslices/vm-v4 -endpointslices/vm-v6", false},
+		"others' objects": {nameWish{}, there(func(h all) { h[serviceResource]["ns/vm"].SetLabels(nil) }),
+			"-endpointslices/vm-v4 -endpointslices/vm-v6", false},
 	} {
 		changes := compareNames(c.wish, c.have, "ns")
 		var does []string

@@ -68,7 +68,8 @@ func (p *podPlan) later(d time.Duration) {
 }
 
 // plan decides from what the log, the records and the Nodes say. members are those that are Nodes, by both proofs.
-func (n *podNetworks) plan(s *part.Snapshot, nodes map[string]*Node, members map[identity.ID]*Node, now time.Time) podPlan {
+func (n *podNetworks) plan(s *part.Snapshot, nodes map[string]*Node, members map[identity.ID]*Node,
+	now time.Time) podPlan {
 	p := podPlan{
 		set: map[identity.ID]*skeinv1.PodCidrs{}, gone: map[identity.ID]string{}, bad: map[string]string{},
 	}
@@ -149,7 +150,8 @@ func within(node string, cidrs, ranges []string) (in *skeinv1.PodCidrs, outside 
 }
 
 func samePodCIDRs(a, b *skeinv1.PodCidrs) bool {
-	return (a == nil) == (b == nil) && a.GetKubernetesNode() == b.GetKubernetesNode() && slices.Equal(a.GetCidrs(), b.GetCidrs())
+	return (a == nil) == (b == nil) && a.GetKubernetesNode() == b.GetKubernetesNode() &&
+		slices.Equal(a.GetCidrs(), b.GetCidrs())
 }
 
 // takePodNetworks does what is to be done now, and returns when something more is due; 0: nothing.
@@ -164,7 +166,8 @@ func (c *controller) takePodNetworks(ctx context.Context, a *apiserver, s *part.
 		return 0
 	}
 	if n.read == nil {
-		*n = podNetworks{read: map[string]*podRead{}, gone: map[string]time.Time{}, retry: map[identity.ID]time.Time{}, told: n.told}
+		*n = podNetworks{read: map[string]*podRead{}, gone: map[string]time.Time{},
+			retry: map[identity.ID]time.Time{}, told: n.told}
 	}
 	now := time.Now()
 	p := n.plan(s, nodes, members, now)

@@ -66,7 +66,8 @@ func (w *podWorld) read(uid, holder string, cidrs ...string) {
 // plan is what is to be done, in words, and then done.
 func (w *podWorld) plan() string {
 	w.t.Helper()
-	s := &part.Snapshot{State: w.log.State, Records: map[identity.ID]gossip.Entry{}, Alive: func(identity.ID) bool { return true }}
+	s := &part.Snapshot{State: w.log.State, Records: map[identity.ID]gossip.Entry{},
+		Alive: func(identity.ID) bool { return true }}
 	for name, node := range w.named {
 		s.Records[w.ids[name]] = gossip.Entry{Record: &skeinv1.Record{KubernetesNode: node}}
 	}
@@ -205,18 +206,20 @@ func TestWhoseRecordANodeHolds(t *testing.T) {
 		o    *unstructured.Unstructured
 		want string
 	}{
-		"its own":                      {object("n1", key, record(id, "n1")), id.String()},
-		"copied to another Node":       {object("n2", key, record(id, "n1")), ""},
-		"of a member, another's hand":  {object("n1", key, record(other, "n1")), ""},
-		"of the member, forged":        {object("n1", identity.KeyFromSeed(strange[:]), record(id, "n1")), ""},
-		"of somebody who is no member": {object("n1", identity.KeyFromSeed(strange[:]), record(identity.KeyFromSeed(strange[:]).ID(), "n1")), ""},
-		"none":                         {&unstructured.Unstructured{Object: map[string]any{}}, ""},
+		"its own":                     {object("n1", key, record(id, "n1")), id.String()},
+		"copied to another Node":      {object("n2", key, record(id, "n1")), ""},
+		"of a member, another's hand": {object("n1", key, record(other, "n1")), ""},
+		"of the member, forged":       {object("n1", identity.KeyFromSeed(strange[:]), record(id, "n1")), ""},
+		"of somebody who is no member": {object("n1", identity.KeyFromSeed(strange[:]),
+			record(identity.KeyFromSeed(strange[:]).ID(), "n1")), ""},
+		"none": {&unstructured.Unstructured{Object: map[string]any{}}, ""},
 	} {
 		if have := holderOf(c.o, l.State); have != c.want {
 			t.Errorf("%s: %q, want %q", what, have, c.want)
 		}
 	}
-	if have := podCIDRsOf(object("n1", key, record(id, "n1"))); !slices.Equal(have, []string{"10.244.1.0/24", "fd44::/64"}) {
+	if have := podCIDRsOf(object("n1", key, record(id, "n1"))); !slices.Equal(have,
+		[]string{"10.244.1.0/24", "fd44::/64"}) {
 		t.Errorf("the networks are %q", have)
 	}
 }

@@ -206,7 +206,8 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node, h homes) map[string]any {
 	}
 	status := map[string]any{"alive": s.Alive(id), "leader": leads}
 	for field, value := range map[string]string{
-		"kubernetesNode": r.GetKubernetesNode(), "kubernetesNodeUID": h.of(id, r.GetKubernetesNode()), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
+		"kubernetesNode": r.GetKubernetesNode(), "kubernetesNodeUID": h.of(id, r.GetKubernetesNode()),
+		"nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
 		"site": site, "endpoint": endpointOf(r),
 		"role": string(s.State.Role(n.GetId())), "ipv4": n.GetIpv4(), "ipv6": n.GetIpv6(), "version": r.GetVersion(),
 	} {

@@ -28,10 +28,12 @@ func TestOnlyOurTaintChanges(t *testing.T) {
 		after   []any
 		changed bool
 	}{
-		"on":                  {taints("a", "NoExecute"), true, taints("a", "NoExecute", taintKey, "NoSchedule"), true},
-		"the first":           {nil, true, taints(taintKey, "NoSchedule"), true},
-		"on already":          {taints(taintKey, "NoSchedule", "a", ""), true, taints(taintKey, "NoSchedule", "a", ""), false},
-		"on twice":            {taints(taintKey, "NoSchedule", taintKey, "NoSchedule"), true, taints(taintKey, "NoSchedule"), true},
+		"on":        {taints("a", "NoExecute"), true, taints("a", "NoExecute", taintKey, "NoSchedule"), true},
+		"the first": {nil, true, taints(taintKey, "NoSchedule"), true},
+		"on already": {taints(taintKey, "NoSchedule", "a", ""), true, taints(taintKey, "NoSchedule",
+			"a", ""), false},
+		"on twice": {taints(taintKey, "NoSchedule", taintKey, "NoSchedule"), true,
+			taints(taintKey, "NoSchedule"), true},
 		"with another effect": {taints(taintKey, "NoExecute"), true, taints(taintKey, "NoSchedule"), true},
 		"off":                 {taints("a", "", taintKey, "NoSchedule", "b", ""), false, taints("a", "", "b", ""), true},
 		"the last":            {taints(taintKey, "NoExecute"), false, nil, true},

@@ -96,7 +96,8 @@ func (p *Part) keepTokens(ctx context.Context, a *apiserver) {
 }
 
 // openDoors writes what is due now, and returns when to look again if nothing changes; 0: no matter.
-func (p *Part) openDoors(ctx context.Context, a *apiserver, d doors, s *part.Snapshot, now time.Time) (time.Duration, error) {
+func (p *Part) openDoors(ctx context.Context, a *apiserver, d doors, s *part.Snapshot,
+	now time.Time) (time.Duration, error) {
 	if o := only(d.claim); o != nil {
 		if c := claimOf(o); join.Adopt(&c) {
 			err := a.replaceData(ctx, configMapResource, o,

@@ -62,7 +62,8 @@ func appendBind(b []byte, m bindMessage, key *[pairKeySize]byte) []byte {
 
 // parseBind reads the message that b begins with, proving nothing; rest is what the kernel has joined to it.
 func parseBind(b []byte) (m bindMessage, rest []byte, err error) {
-	if len(b) < bindSize || binary.BigEndian.Uint32(b) != bindMagic || b[4] != bindVersion || binary.BigEndian.Uint16(b[6:]) != bindSize {
+	if len(b) < bindSize || binary.BigEndian.Uint32(b) != bindMagic || b[4] != bindVersion ||
+		binary.BigEndian.Uint16(b[6:]) != bindSize {
 		return m, nil, errNoBind
 	}
 	m = bindMessage{

@@ -65,7 +65,8 @@ func TestBindProvesItsKeyAndNothingElseDoes(t *testing.T) {
 
 func TestChallengeIsNoLongerThanItsBind(t *testing.T) {
 	key := [pairKeySize]byte{}
-	if a, b := appendBind(nil, bindMessage{kind: typeBind}, &key), appendBind(nil, bindMessage{kind: typeChallenge}, &key); len(a) != bindSize || len(b) > len(a) {
+	if a, b := appendBind(nil, bindMessage{kind: typeBind}, &key), appendBind(nil, bindMessage{kind: typeChallenge},
+		&key); len(a) != bindSize || len(b) > len(a) {
 		t.Errorf("bind %d bytes, challenge %d", len(a), len(b))
 	}
 }

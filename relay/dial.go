@@ -52,7 +52,8 @@ func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn 
 	return conn, nil
 }
 
-func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config, connected func()) (*tls.Conn, error) {
+func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config,
+	connected func()) (*tls.Conn, error) {
 	d := net.Dialer{Control: p.cfg.Control, KeepAlive: -1} // tune sets keepalives
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -294,7 +294,8 @@ func TestDeadAddressDelaysLittle(t *testing.T) {
 	closed.Close()
 	n := newNode(t, m, newKey(t))
 	began := time.Now()
-	n.SetRelays([]Relay{{ID: r.key.ID(), Addresses: []string{closed.Addr().String(), mute.Addr().String(), wrong.address, r.address}, Key: r.key.Public()}})
+	n.SetRelays([]Relay{{ID: r.key.ID(), Addresses: []string{closed.Addr().String(), mute.Addr().String(), wrong.address,
+		r.address}, Key: r.key.Public()}})
 	waitFor(t, "the session", func() bool { return n.connected(r.key.ID()) })
 	if d := time.Since(began); d > 2*time.Second {
 		t.Errorf("took %s past a closed, a mute and a wrong address", d)

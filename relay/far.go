@@ -119,7 +119,8 @@ func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
 // farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that
 // the peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller
 // holds the peer's lock.
-func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration, quiet bool) *farRoute {
+func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration,
+	quiet bool) *farRoute {
 	if back := s.far.in; s.comesBy(now) && back.c.queue() != nil && !back.c.state().suspect {
 		return &back
 	}

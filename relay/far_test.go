@@ -174,20 +174,23 @@ func TestHandedOverByRelaysOnly(t *testing.T) {
 	liar := rawSession(t, r2, newKey(t), identity.ALPNRelay)
 	unroutable := func() uint64 { return r2.server.Stats().Unroutable }
 	before := unroutable()
-	if _, err := liar.Write(appendFar(nil, frameForwarded, victim.ID(), b.id, ChannelSignal, []byte("as if from the victim"))); err != nil {
+	if _, err := liar.Write(appendFar(nil, frameForwarded, victim.ID(), b.id, ChannelSignal,
+		[]byte("as if from the victim"))); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, "a member that is no relay to be refused", func() bool { return unroutable() == before+1 })
 	pool1.Close() // its session would replace the one below
 	asRelay := rawSession(t, r2, r1.key, identity.ALPNRelay)
 	stranger := newKey(t)
-	if _, err := asRelay.Write(appendFar(nil, frameForwarded, stranger.ID(), b.id, ChannelSignal, []byte("from no member"))); err != nil {
+	if _, err := asRelay.Write(appendFar(nil, frameForwarded, stranger.ID(), b.id, ChannelSignal,
+		[]byte("from no member"))); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, "an origin that is no member to be refused", func() bool { return unroutable() == before+2 })
 	// To a node that is not there: it goes back, and no further, though the origin is a client here.
 	other := newKey(t)
-	if _, err := asRelay.Write(appendFar(nil, frameForwarded, b.id, other.ID(), ChannelSignal, []byte("loop?"))); err != nil {
+	if _, err := asRelay.Write(appendFar(nil, frameForwarded, b.id, other.ID(), ChannelSignal,
+		[]byte("loop?"))); err != nil {
 		t.Fatal(err)
 	}
 	_ = asRelay.SetReadDeadline(time.Now().Add(10 * time.Second))

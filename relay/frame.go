@@ -32,10 +32,11 @@ type frameType byte
 
 // Types from ignorable on are skipped by those who do not know them; other unknown types are errors.
 const (
-	frameHello   frameType = 0x01 // relay to client: limits
-	framePing    frameType = 0x02 // client to relay
-	framePong    frameType = 0x03 // relay to client: the ping's token
-	frameData    frameType = 0x10 // to the relay: destination; from the relay: source. Empty WireGuard data to the relay asks: is that node here?
+	frameHello frameType = 0x01 // relay to client: limits
+	framePing  frameType = 0x02 // client to relay
+	framePong  frameType = 0x03 // relay to client: the ping's token
+	// to the relay: destination; from the relay: source. Empty WireGuard data to the relay asks: is that node here?
+	frameData    frameType = 0x10
 	frameGone    frameType = 0x11 // relay to client: no session of that node here; the refused packet may follow
 	frameHere    frameType = 0x12 // relay to client: a node that was reported gone has come, or was asked for
 	frameOffer   frameType = 0x20 // relay to client: a stream waits for you

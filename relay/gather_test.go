@@ -46,7 +46,10 @@ func TestTogether(t *testing.T) {
 	}
 
 	failed := errors.New("failed")
-	if _, err := together(c, &buffer, func() (int, error) { _, _ = c.Write([]byte("alert")); return 0, failed }); err != failed {
+	if _, err := together(c, &buffer, func() (int, error) {
+		_, _ = c.Write([]byte("alert"))
+		return 0, failed
+	}); err != failed {
 		t.Errorf("the writer's error is lost: %v", err)
 	}
 	if last := under.calls[len(under.calls)-1]; last != "alert" {
@@ -57,7 +60,8 @@ func TestTogether(t *testing.T) {
 		t.Errorf("the connection's error is lost: %v", err)
 	}
 	plain := &notes{}
-	if n, err := together(plain, &buffer, func() (int, error) { return plain.Write([]byte("eight")) }); n != 5 || err != nil || len(plain.calls) != 1 {
+	if n, err := together(plain, &buffer, func() (int, error) { return plain.Write([]byte("eight")) }); n != 5 ||
+		err != nil || len(plain.calls) != 1 {
 		t.Errorf("a connection that does not gather: %d, %v, %q", n, err, plain.calls)
 	}
 }

@@ -61,7 +61,8 @@ func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 	children[i].signal(sig)
 	lost := time.Now()
 	waitFor(t, "traffic both ways by another relay", func() bool {
-		return time.Since(lost) > 3*time.Second && gaps[0].since() < 200*time.Millisecond && gaps[1].since() < 200*time.Millisecond
+		return time.Since(lost) > 3*time.Second && gaps[0].since() < 200*time.Millisecond &&
+			gaps[1].since() < 200*time.Millisecond
 	})
 	if sig == syscall.SIGSTOP {
 		children[i].signal(syscall.SIGCONT)

@@ -60,14 +60,16 @@ func TestClientsRateIsLimited(t *testing.T) {
 		a.want(t, got{quiet.id, ChannelSignal, "ping"})
 		delays = append(delays, time.Since(ping))
 	}
-	slices.Sort(delays) // behind the client that waits most would take half a second; a busy machine delays one or the other
+	// behind the client that waits most would take half a second; a busy machine delays one or the other
+	slices.Sort(delays)
 	if d := delays[len(delays)/2]; d > 250*time.Millisecond {
 		t.Errorf("another client's packets took %s", delays)
 	}
 	s := r.server.Stats()
 	took := time.Since(began).Seconds() // after the count: no byte of it is younger
 	passed := float64(s.Bytes) - float64(len(delays)*len("ping"))
-	if most := rate * (took + 0.3); passed > most || passed < rate/4 { // the bucket's tenth of a second, and what one read brings
+	// the bucket's tenth of a second, and what one read brings
+	if most := rate * (took + 0.3); passed > most || passed < rate/4 {
 		t.Errorf("%.0f bytes passed of %d sent in %.1f s, limit %d a second", passed, sent, took, rate)
 	}
 	if sent < 3*rate || s.Limited == 0 {
@@ -115,7 +117,9 @@ func TestMemoryIsBounded(t *testing.T) {
 		late := newNode(t, m, key)
 		late.use(r)
 		refused := r.server.Stats().Refused
-		waitFor(t, "a session or a refusal", func() bool { return late.connected(r.key.ID()) || r.server.Stats().Refused > refused })
+		waitFor(t, "a session or a refusal", func() bool {
+			return late.connected(r.key.ID()) || r.server.Stats().Refused > refused
+		})
 		if r.server.Stats().Refused > refused {
 			break
 		}

@@ -103,7 +103,8 @@ func appendDenied(b []byte, peer identity.ID, d denial) []byte {
 func decodePairID(b []byte) PairID { return PairID(binary.BigEndian.Uint64(b)) }
 
 func decodeGrant(b []byte) grant {
-	return grant{PairID(binary.BigEndian.Uint64(b)), identity.ID(b[8:16]), binary.BigEndian.Uint16(b[16:]), [pairKeySize]byte(b[18:])}
+	return grant{PairID(binary.BigEndian.Uint64(b)), identity.ID(b[8:16]), binary.BigEndian.Uint16(b[16:]),
+		[pairKeySize]byte(b[18:])}
 }
 
 func decodeState(b []byte) (PairID, pairState) {

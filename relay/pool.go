@@ -393,14 +393,16 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 		st := c.state()
 		word, isGone := s.gone[id]
 		said := word.at
-		if isGone && !st.connected && (now-said >= s.far.goneFor(id, said) || said <= c.lastGivenUp() || s.listedSince(id, said)) {
+		if isGone && !st.connected && (now-said >= s.far.goneFor(id, said) || said <= c.lastGivenUp() ||
+			s.listedSince(id, said)) {
 			delete(s.gone, id)
 			isGone = false
 		}
 		if usable && !st.connected && (isGone || s.listed[id] == 0 || c.failing()) {
 			continue
 		}
-		o := option{relay: id, healthy: st.connected && !st.suspect, own: cmp.Or(st.published, c.lastRTT()), peer: s.listed[id], know: unlisted}
+		o := option{relay: id, healthy: st.connected && !st.suspect, own: cmp.Or(st.published, c.lastRTT()),
+			peer: s.listed[id], know: unlisted}
 		switch {
 		case isGone:
 			o.know = knownGone

@@ -242,7 +242,9 @@ func TestProxiesAreSmall(t *testing.T) {
 	const n = 1000
 	p := NewPool(PoolConfig{})
 	defer p.Close()
-	x := NewProxies(p, func() netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 9) }, ProxyOptions{})
+	x := NewProxies(p, func() netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 9)
+	}, ProxyOptions{})
 	defer x.Close()
 	// settled is the memory in use once two collections agree: an earlier test's remains, or the start's
 	// own garbage, are neither ours to count nor to hide behind.

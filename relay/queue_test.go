@@ -200,14 +200,21 @@ func TestPick(t *testing.T) {
 		{"a little better is not worth a change", []option{near, almost}, 1, 1},
 		{"much better is", []option{far, near}, 2, 1},
 		{"the current is suspect", []option{with(near, func(o *option) { o.healthy = false }), far}, 1, 2},
-		{"all are suspect: stay", []option{with(near, func(o *option) { o.healthy = false }), with(far, func(o *option) { o.healthy = false })}, 2, 1},
+		{"all are suspect: stay", []option{with(near, func(o *option) {
+			o.healthy = false
+		}), with(far, func(o *option) { o.healthy = false })}, 2, 1},
 		{"the peer is gone from the current", []option{with(near, func(o *option) { o.know = knownGone }), far}, 1, 2},
 		{"gone everywhere", []option{with(near, func(o *option) { o.know = knownGone })}, 1, 0},
 		{"known beats nearer but unknown", []option{with(near, func(o *option) { o.know = unknown }), far}, 0, 2},
-		{"unknown beats unlisted", []option{with(near, func(o *option) { o.know = unlisted }), with(far, func(o *option) { o.know = unknown })}, 0, 2},
-		{"healthy but unlisted beats suspect", []option{with(near, func(o *option) { o.healthy = false }), with(far, func(o *option) { o.know = unlisted })}, 1, 2},
+		{"unknown beats unlisted", []option{with(near, func(o *option) {
+			o.know = unlisted
+		}), with(far, func(o *option) { o.know = unknown })}, 0, 2},
+		{"healthy but unlisted beats suspect", []option{with(near, func(o *option) {
+			o.healthy = false
+		}), with(far, func(o *option) { o.know = unlisted })}, 1, 2},
 		{"fresh joiner: by own RTT", []option{
-			{relay: node(1), healthy: true, know: unknown, own: 30 * ms}, {relay: node(2), healthy: true, know: unknown, own: 3 * ms}}, 0, 2},
+			{relay: node(1), healthy: true, know: unknown, own: 30 * ms}, {relay: node(2), healthy: true, know: unknown,
+				own: 3 * ms}}, 0, 2},
 	} {
 		o, ok := pick(c.options, node(c.current), false, 0)
 		if ok != (c.want != 0) || ok && o.relay != node(c.want) {
@@ -234,7 +241,8 @@ func TestPick(t *testing.T) {
 }
 
 func TestBackoff(t *testing.T) {
-	for i, want := range []time.Duration{firstRetry, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 30 * time.Second, 30 * time.Second} {
+	for i, want := range []time.Duration{firstRetry, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second,
+		16 * time.Second, 30 * time.Second, 30 * time.Second} {
 		if lo, hi := backoff(i, 0), backoff(i, 1); lo != want/2 || hi != want {
 			t.Errorf("after %d failures: %s to %s, want %s to %s", i, lo, hi, want/2, want)
 		}

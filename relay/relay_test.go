@@ -89,12 +89,13 @@ func (r *testRelay) listen(t testing.TB, address string) {
 
 // open serves at an address. Without members everybody is one.
 func (r *testRelay) open(address string) error {
-	config, err := r.key.ServerTLS([]string{identity.ALPNRelay, identity.ALPNSplice}, func(_ string, key ed25519.PublicKey) error {
-		if r.members != nil && !r.members.has(identity.IDOf(key)) {
-			return errors.New("not a member")
-		}
-		return nil
-	})
+	config, err := r.key.ServerTLS([]string{identity.ALPNRelay, identity.ALPNSplice},
+		func(_ string, key ed25519.PublicKey) error {
+			if r.members != nil && !r.members.has(identity.IDOf(key)) {
+				return errors.New("not a member")
+			}
+			return nil
+		})
 	if err != nil {
 		return err
 	}
@@ -211,7 +212,8 @@ func (n *testNode) connected(relay identity.ID) bool {
 
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute) // nothing takes so long; a busy machine, with the race detector, takes some of it
+	// nothing takes so long; a busy machine, with the race detector, takes some of it
+	deadline := time.Now().Add(time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for: %s", what)
@@ -275,7 +277,9 @@ func TestImpersonatedRelayIsRefused(t *testing.T) {
 	n := newNode(t, m, newKey(t))
 	other := newKey(t)
 	n.SetRelays([]Relay{{ID: other.ID(), Addresses: []string{r.address}, Key: other.Public()}})
-	waitFor(t, "the refusal", func() bool { return strings.Contains(n.Stats()[0].LastError, identity.ErrUnknownPeer.Error()) })
+	waitFor(t, "the refusal", func() bool {
+		return strings.Contains(n.Stats()[0].LastError, identity.ErrUnknownPeer.Error())
+	})
 	if len(n.Links()) != 0 {
 		t.Errorf("links with an impersonated relay: %v", n.Links())
 	}
@@ -548,7 +552,8 @@ func TestStreamOfferNeedsItsOwnerAndSecret(t *testing.T) {
 		key    *identity.Key
 		secret [secretSize]byte
 		want   replyCode
-	}{{thief, o.secret, replyRefused}, {key, wrong, replyRefused}, {key, o.secret, replyOK}, {key, o.secret, replyRefused}} {
+	}{{thief, o.secret, replyRefused}, {key, wrong, replyRefused}, {key, o.secret, replyOK},
+		{key, o.secret, replyRefused}} {
 		conn := rawSession(t, r, c.key, identity.ALPNSplice)
 		if _, err := conn.Write(appendAccept(nil, o.stream, c.secret)); err != nil {
 			t.Fatal(err)

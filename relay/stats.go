@@ -83,8 +83,10 @@ func (s *Server) Clients() []ClientStats {
 	all := make([]ClientStats, 0, len(s.sessions))
 	for _, x := range s.sessions {
 		c := ClientStats{
-			ID: x.id, Address: x.conn.RemoteAddr().String(), Since: x.began, RxPackets: x.rxPackets.Load(), RxBytes: x.rxBytes.Load(),
-			TxPackets: x.q.sent.Load(), TxBytes: x.q.sentBytes.Load(), Rate: x.rate.now.Load(), Dropped: x.q.dropped.Load(), Limited: x.limited.Load(),
+			ID: x.id, Address: x.conn.RemoteAddr().String(), Since: x.began, RxPackets: x.rxPackets.Load(),
+			RxBytes:   x.rxBytes.Load(),
+			TxPackets: x.q.sent.Load(), TxBytes: x.q.sentBytes.Load(), Rate: x.rate.now.Load(), Dropped: x.q.dropped.Load(),
+			Limited: x.limited.Load(),
 		}
 		c.QueueBytes, c.Packets, c.Window = x.q.held()
 		all = append(all, c)
@@ -142,5 +144,6 @@ func (p *Pool) users() map[identity.ID]int {
 // byNeed puts the sessions in use first, and of these the nearest.
 func byNeed(a, b RelayStats) int {
 	rank := map[string]int{string(needWarm): 1, string(needDemand): 2, string(needTrial): 3, string(needNone): 4}
-	return cmp.Or(cmp.Compare(rank[a.Need], rank[b.Need]), cmp.Compare(a.RTT, b.RTT), slices.Compare(a.Relay[:], b.Relay[:]))
+	return cmp.Or(cmp.Compare(rank[a.Need], rank[b.Need]), cmp.Compare(a.RTT, b.RTT),
+		slices.Compare(a.Relay[:], b.Relay[:]))
 }

@@ -175,7 +175,8 @@ func NewUDP(cfg UDPConfig) (*UDP, error) {
 	}
 	return &UDP{
 		cfg: cfg, next: cfg.First, stop: make(chan struct{}), buffers: newBursts(),
-		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{}, pace: map[identity.ID]*rate.Limiter{},
+		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{},
+		pace: map[identity.ID]*rate.Limiter{},
 		fell: map[nodes]time.Time{},
 	}, nil
 }
@@ -197,7 +198,8 @@ func (u *UDP) Driver() (name string, why error) {
 
 // ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late
 // shows that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
-var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
+var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded " +
+	"packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
 func (u *UDP) reserve(from *session, node identity.ID) {
@@ -328,7 +330,8 @@ func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage
 	}
 	e.asked, e.at = from, now
 	_, _ = rand.Read(e.nonce[:])
-	e.port.send(from, local, appendBind(nil, bindMessage{kind: typeChallenge, pair: p.id, counter: m.counter, nonce: e.nonce}, &e.key))
+	e.port.send(from, local, appendBind(nil, bindMessage{kind: typeChallenge, pair: p.id, counter: m.counter,
+		nonce: e.nonce}, &e.key))
 	return true
 }
 

@@ -128,7 +128,8 @@ func (l *benchLine) open() {
 		}
 		raw, _ := l.from.conn.SyscallConn()
 		_ = raw.Write(func(fd uintptr) bool {
-			_, err := unix.SendmsgN(int(fd), data, appendSegment(nil, segment), &unix.SockaddrInet4{Addr: there.Addr().As4(), Port: int(there.Port())}, 0)
+			_, err := unix.SendmsgN(int(fd), data, appendSegment(nil, segment), &unix.SockaddrInet4{Addr: there.Addr().As4(),
+				Port: int(there.Port())}, 0)
 			return err != unix.EAGAIN
 		})
 	}

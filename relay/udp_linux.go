@@ -73,7 +73,8 @@ func (b *receiveBatch) receive(fd uintptr) int {
 	for i := range b.headers {
 		b.headers[i].hdr.SetControllen(len(b.control[i]))
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages, unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages,
+		unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
 		return int(n)
@@ -177,7 +178,8 @@ func (b *sendBatch) send(raw syscall.RawConn) int {
 func (b *sendBatch) write(fd uintptr) {
 	failures := 0
 	for i := 0; i < b.messages; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[i])), uintptr(b.messages-i), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[i])), uintptr(b.messages-i),
+			unix.MSG_DONTWAIT, 0, 0)
 		if errno == 0 {
 			for ; n > 0; n-- {
 				b.sent += int(b.headers[i].hdr.Iovlen)
@@ -191,7 +193,8 @@ func (b *sendBatch) write(fd uintptr) {
 			return
 		case errno == unix.ECONNREFUSED, errno == unix.EINTR:
 			// ECONNREFUSED reports an earlier datagram; this one has not been tried yet.
-		case b.headers[i].hdr.Iovlen > 1 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.ENOPROTOOPT || errno == unix.EOPNOTSUPP):
+		case b.headers[i].hdr.Iovlen > 1 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.ENOPROTOOPT ||
+			errno == unix.EOPNOTSUPP):
 			b.plain.Store(true)
 			i = b.flatten(i)
 		default:

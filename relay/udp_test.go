@@ -27,9 +27,14 @@ func TestUDPPassesBetweenSymmetricNATs(t *testing.T) {
 		}
 		for _, size := range []int{1, 1472} {
 			large := strings.Repeat("x", size)
-			waitFor(t, fmt.Sprintf("a packet of %d bytes", size), func() bool { a.send(b, large); _, ok := b.from(large); return ok })
+			waitFor(t, fmt.Sprintf("a packet of %d bytes", size), func() bool {
+				a.send(b, large)
+				_, ok := b.from(large)
+				return ok
+			})
 		}
-		if st := r.udp.Stats(); st.Ready != 1 || (st.InKernel == 1) != (driver == "kernel") || (st.Packets > 0) != (driver == "userspace") {
+		if st := r.udp.Stats(); st.Ready != 1 || (st.InKernel == 1) != (driver == "kernel") ||
+			(st.Packets > 0) != (driver == "userspace") {
 			t.Errorf("%+v", st)
 		}
 	})
@@ -40,7 +45,8 @@ func TestOneMappingMayHaveManyPairs(t *testing.T) {
 		n, m := nattest.New(t), newMembers()
 		r := startUDP(t, n.Host(nattest.Public), m, driver)
 		a := startEnd(t, m, n.Host(nattest.PortRestricted), r) // one outside port for all that it sends
-		others := []*udpEnd{startEnd(t, m, n.Host(nattest.PortRestricted), r), startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Public), r)}
+		others := []*udpEnd{startEnd(t, m, n.Host(nattest.PortRestricted), r), startEnd(t, m, n.Host(nattest.Symmetric), r),
+			startEnd(t, m, n.Host(nattest.Public), r)}
 		for _, b := range others {
 			join(t, a, b)
 		}
@@ -65,7 +71,8 @@ func TestUDPSpeaksIPv6AndBetweenFamilies(t *testing.T) {
 		for _, other := range []*udpEnd{b, c} {
 			atA, atOther := passes(t, a, other)
 			if atA != a.port(other) || atOther != other.port(a) {
-				t.Errorf("packets come from %s and %s, want the reserved ports %s and %s", atA, atOther, a.port(other), other.port(a))
+				t.Errorf("packets come from %s and %s, want the reserved ports %s and %s", atA, atOther,
+					a.port(other), other.port(a))
 			}
 		}
 		if st := r.udp.Stats(); driver == "kernel" && st.InKernel != 1 { // it does not translate between families
@@ -131,17 +138,24 @@ func TestUDPFollowsAReboundMappingAndNoReplay(t *testing.T) {
 func TestUnusedPairsEndAndTheirPortsAreFree(t *testing.T) {
 	eachDriver(t, func(t *testing.T, driver string) {
 		n, m := nattest.New(t), newMembers()
-		r := startUDP(t, n.Host(nattest.Public), m, driver, func(c *UDPConfig) { c.Idle = 2 * time.Second; c.First, c.Last = 24000, 24001 })
+		r := startUDP(t, n.Host(nattest.Public), m, driver, func(c *UDPConfig) {
+			c.Idle = 2 * time.Second
+			c.First,
+				c.Last = 24000, 24001
+		})
 		// The kernel remembers a UDP flow for so long after its last packet.
 		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout", "1")
 		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout_stream", "1")
-		a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)
+		a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r),
+			startEnd(t, m, n.Host(nattest.Public), r)
 		join(t, a, b)
 		passes(t, a, b)
 		if err := a.Reserve(r.key.ID(), c.id); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "the refusal while all ports are taken", func() bool { return a.reservation(c).Refused == deniedFull.String() })
+		waitFor(t, "the refusal while all ports are taken", func() bool {
+			return a.reservation(c).Refused == deniedFull.String()
+		})
 		waitFor(t, "the end of the pair", func() bool { return r.udp.Stats().Pairs == 0 && a.reservation(b).Refused != "" })
 		if driver == "kernel" && r.entries(t) != 0 {
 			t.Errorf("%d entries of the ended pair are left", r.entries(t))
@@ -208,7 +222,8 @@ func TestWithoutForwardingInTheKernelThisProcessForwards(t *testing.T) {
 	if name, why := r.udp.Driver(); name != "userspace" || why == nil || !strings.Contains(why.Error(), "ip_forward") {
 		t.Errorf("driver %s: %v", name, why)
 	}
-	a, b, c := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Public), r)
+	a, b, c := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r),
+		startEnd(t, m, n.Host(nattest.Public), r)
 	join(t, a, b)
 	passes(t, a, b)
 	if st := r.udp.Stats(); st.InKernel != 0 {
@@ -227,7 +242,8 @@ func TestAFirewallThatDropsIsNoticed(t *testing.T) {
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
 	c, drop := r.nft(t), nftables.ChainPolicyDrop
 	other := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "other"})
-	c.AddChain(&nftables.Chain{Table: other, Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	c.AddChain(&nftables.Chain{Table: other, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
 	if err := c.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +325,8 @@ func TestFewPairsAreLookedAtWhenOneFails(t *testing.T) {
 	now := time.Now()
 	u.seeOthers(u.pairs[0], now)
 	if asked := kernel.used.Load(); asked != othersSeen || !u.worked.Load().IsZero() {
-		t.Errorf("the kernel was asked about %d of %d pairs, want %d; one is used: %t", asked, len(u.pairs), othersSeen, !u.worked.Load().IsZero())
+		t.Errorf("the kernel was asked about %d of %d pairs, want %d; one is used: %t", asked, len(u.pairs), othersSeen,
+			!u.worked.Load().IsZero())
 	}
 	u.worked.Set(now)
 	u.seeOthers(u.pairs[0], now.Add(time.Second))
@@ -425,7 +442,8 @@ func TestAClientsRequestsArePaced(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "userspace")
 	h := n.Host(nattest.Public)
-	a, b := startEnd(t, m, h, r, func(e *udpEnd) { e.holds = true }), startEnd(t, m, h, r) // refusals may still be on their way when b asks
+	// refusals may still be on their way when b asks
+	a, b := startEnd(t, m, h, r, func(e *udpEnd) { e.holds = true }), startEnd(t, m, h, r)
 	for range 1000 {
 		if err := a.Reserve(r.key.ID(), b.id); err != nil {
 			t.Fatal(err)
@@ -442,7 +460,8 @@ func TestAClientsRequestsArePaced(t *testing.T) {
 func TestAFloodAtAReservedPortWakesNobody(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
-	a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)
+	a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r),
+		startEnd(t, m, n.Host(nattest.Public), r)
 	join(t, a, b)
 	passes(t, a, b)
 	for range 2000 {

@@ -165,13 +165,14 @@ func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay, change 
 	}
 	key := newKey(t)
 	m.allow(key.ID())
-	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnPacket: func(_ identity.ID, _ byte, b []byte) { e.onPacket(b) }, OnReserved: func(x Reservation) {
-		e.mu.Lock()
-		if !e.holds || x.Endpoint.IsValid() || !e.reserved[x.Peer].Endpoint.IsValid() {
-			e.reserved[x.Peer] = x
-		}
-		e.mu.Unlock()
-	}})
+	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnPacket: func(_ identity.ID, _ byte, b []byte) { e.onPacket(b) },
+		OnReserved: func(x Reservation) {
+			e.mu.Lock()
+			if !e.holds || x.Endpoint.IsValid() || !e.reserved[x.Peer].Endpoint.IsValid() {
+				e.reserved[x.Peer] = x
+			}
+			e.mu.Unlock()
+		}})
 	t.Cleanup(func() { pool.Close() })
 	e.testNode = &testNode{Pool: pool, key: key, id: key.ID()}
 	e.use(r.testRelay)
@@ -278,7 +279,9 @@ func join(t testing.TB, a, b *udpEnd) {
 	if err := a.Reserve(a.relay.key.ID(), b.id); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "both ends' ports", func() bool { return a.reservation(b).Endpoint.IsValid() && b.reservation(a).Endpoint.IsValid() })
+	waitFor(t, "both ends' ports", func() bool {
+		return a.reservation(b).Endpoint.IsValid() && b.reservation(a).Endpoint.IsValid()
+	})
 	proven(t, a, b)
 }
 

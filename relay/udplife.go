@@ -283,8 +283,10 @@ func (u *UDP) close() {
 func (u *UDP) Stats() UDPStats {
 	c := &u.counters
 	st := UDPStats{
-		Ports: int(u.cfg.Last) - int(u.cfg.First) + 1, Reserved: c.reserved.Load(), Ended: c.ended.Load(), Denied: c.denied.Load(),
-		Proven: c.ready.Load(), Rebound: c.rebound.Load(), Refused: c.refused.Load(), FellBack: c.fellBack.Load(), Mended: c.mended.Load(),
+		Ports: int(u.cfg.Last) - int(u.cfg.First) + 1, Reserved: c.reserved.Load(), Ended: c.ended.Load(),
+		Denied: c.denied.Load(),
+		Proven: c.ready.Load(), Rebound: c.rebound.Load(), Refused: c.refused.Load(), FellBack: c.fellBack.Load(),
+		Mended:  c.mended.Load(),
 		Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(),
 	}
 	for _, p := range u.all() {

@@ -138,7 +138,8 @@ var onlyBinds = []unix.SockFilter{
 func (l *port) filter(on bool) {
 	_ = l.raw.Control(func(fd uintptr) {
 		if on {
-			_ = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(onlyBinds)), Filter: &onlyBinds[0]})
+			_ = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+				&unix.SockFprog{Len: uint16(len(onlyBinds)), Filter: &onlyBinds[0]})
 		} else {
 			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
 		}
@@ -302,7 +303,8 @@ func (b *udpBurst) receive(fd uintptr) int {
 		h.SetIovlen(1)
 		h.SetControllen(len(b.control[i]))
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages, unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages,
+		unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
 		return int(n)
@@ -407,7 +409,8 @@ func appendSegment(c []byte, size int) []byte {
 func (b *udpBurst) write(fd uintptr, w *way) (packets, bytes int) {
 	failures := 0
 	for k := 0; k < len(b.out) && failures <= receiveMessages; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.sends[k])), uintptr(len(b.out)-k), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.sends[k])), uintptr(len(b.out)-k),
+			unix.MSG_DONTWAIT, 0, 0)
 		if errno == 0 {
 			for range int(n) {
 				packets += b.count(b.out[k])
@@ -420,7 +423,8 @@ func (b *udpBurst) write(fd uintptr, w *way) (packets, bytes int) {
 		switch {
 		case errno == unix.EINTR, errno == unix.ECONNREFUSED: // the latter reports an earlier datagram
 			continue
-		case b.segment(b.out[k]) > 0 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP):
+		case b.segment(b.out[k]) > 0 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.EMSGSIZE ||
+			errno == unix.EOPNOTSUPP):
 			p, n := b.singly(fd, b.out[k], w)
 			packets, bytes = packets+p, bytes+n
 		}

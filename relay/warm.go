@@ -237,7 +237,8 @@ func (c *client) standing(bound bool) standing {
 		c.used.Store(int64(max(c.pool.now(), 1)))
 	}
 	s := standing{
-		id: c.relay.ID, order: c.relay.Order, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected && !c.status.suspect,
+		id: c.relay.ID, order: c.relay.Order, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected &&
+			!c.status.suspect,
 		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
 		warm: c.need == needWarm, used: time.Duration(c.used.Load()), bound: bound,
 	}

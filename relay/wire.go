@@ -129,7 +129,8 @@ func tune(c net.Conn, userTimeout time.Duration, unsent int) {
 	}
 	// Best effort: a kernel that refuses an option only notices later what keepalives notice anyway.
 	_ = t.SetNoDelay(true)
-	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3})
+	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second,
+		Interval: 5 * time.Second, Count: 3})
 	raw, err := t.SyscallConn()
 	if err != nil {
 		return

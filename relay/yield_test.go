@@ -38,7 +38,8 @@ func TestAReaderYieldsToTheWriterItIsAheadOf(t *testing.T) {
 		}()
 		(&forwarder{s: s, ahead: to}).yield()
 		if left := to.q.waiting(); waits != (left > aheadPackets) {
-			t.Errorf("the writer waits for its network %t: %d of %d packets are left after the reader has yielded", waits, left, packets)
+			t.Errorf("the writer waits for its network %t: %d of %d packets are left after the reader has yielded",
+				waits, left, packets)
 		}
 		<-ended
 	}

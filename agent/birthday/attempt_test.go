@@ -43,7 +43,8 @@ func TestAPeerThatIsSilent(t *testing.T) {
 	before := testenv.OpenFiles(t)
 	one.engine.Start(bob)
 	e := one.phase(Silent, 2*requestWait)
-	if n := one.engine.Stats(); e.Probes != 0 || n.Mappings != 0 || many.engine.Stats().Running != 0 || testenv.OpenFiles(t) > before {
+	if n := one.engine.Stats(); e.Probes != 0 || n.Mappings != 0 || many.engine.Stats().Running != 0 ||
+		testenv.OpenFiles(t) > before {
 		t.Errorf("%+v after a peer that did not answer: %+v", n, e)
 	}
 }
@@ -56,10 +57,14 @@ func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 		liar  func(one, many *station) (liar, honest *station)
 		begin func(liar, honest *station) *station
 	}{
-		{"many ports of it, when this end begins", func(o, m *station) (*station, *station) { return m, o }, func(_, h *station) *station { return h }},
-		{"many ports of it, when the peer begins", func(o, m *station) (*station, *station) { return m, o }, func(l, _ *station) *station { return l }},
-		{"one port from many sockets, when this end begins", func(o, m *station) (*station, *station) { return o, m }, func(_, h *station) *station { return h }},
-		{"one port from many sockets, when the peer begins", func(o, m *station) (*station, *station) { return o, m }, func(l, _ *station) *station { return l }},
+		{"many ports of it, when this end begins", func(o, m *station) (*station, *station) { return m, o },
+			func(_, h *station) *station { return h }},
+		{"many ports of it, when the peer begins", func(o, m *station) (*station, *station) { return m, o },
+			func(l, _ *station) *station { return l }},
+		{"one port from many sockets, when this end begins", func(o, m *station) (*station, *station) { return o, m },
+			func(_, h *station) *station { return h }},
+		{"one port from many sockets, when the peer begins", func(o, m *station) (*station, *station) { return o, m },
+			func(l, _ *station) *station { return l }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
@@ -75,16 +80,19 @@ func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 			before := testenv.OpenFiles(t)
 			begins := c.begin(liar, honest)
 			begins.engine.Start(begins.peer)
-			if e := begins.phase(Refused, 5*time.Second); !strings.Contains(e.Text, "no relay has seen it there") || e.Retry < busyRetry {
+			if e := begins.phase(Refused, 5*time.Second); !strings.Contains(e.Text, "no relay has seen it there") ||
+				e.Retry < busyRetry {
 				t.Errorf("%+v", e)
 			}
 			within(t, "the end of both", 5*time.Second, func() bool {
 				return honest.engine.Stats().Running == 0 && liar.engine.Stats().Running == 0
 			})
-			if n := honest.engine.Stats(); n.Probes != 0 || n.Sockets != 0 || n.Mappings != 0 || n.Attempts != 0 || testenv.OpenFiles(t) > before {
+			if n := honest.engine.Stats(); n.Probes != 0 || n.Sockets != 0 || n.Mappings != 0 || n.Attempts != 0 ||
+				testenv.OpenFiles(t) > before {
 				t.Errorf("something was sent to the victim: %+v", n)
 			}
-			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine // once it has been seen where it says, ports are guessed as ever
+			// once it has been seen where it says, ports are guessed as ever
+			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine
 			meet(t, one, many, begins)
 		})
 	}
@@ -112,7 +120,8 @@ func TestAPeerThatRefuses(t *testing.T) {
 		retry time.Duration
 	}{
 		{"it has failed lately", many.sit, "has failed lately", pauseFirst},
-		{"it takes the same part", Situation{Role: One, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: many.sit.Mine, Theirs: many.sit.Theirs}, "do not agree", busyRetry},
+		{"it takes the same part", Situation{Role: One, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: many.sit.Mine,
+			Theirs: many.sit.Theirs}, "do not agree", busyRetry},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.retry == pauseFirst {
@@ -136,7 +145,9 @@ func TestAPeerThatRefuses(t *testing.T) {
 
 func TestUnfitPairsAreNotStarted(t *testing.T) {
 	one, _ := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
-	e := New(Config{Prober: one.prober, Report: func(_ identity.ID, e Event) { one.events <- e }, Situation: func(identity.ID) (Situation, error) {
+	e := New(Config{Prober: one.prober, Report: func(_ identity.ID, e Event) {
+		one.events <- e
+	}, Situation: func(identity.ID) (Situation, error) {
 		return Situation{}, errors.New("it is disabled")
 	}, Signal: func(identity.ID, *skeinv1.Signal) error { t.Error("a signal was sent"); return nil }})
 	defer e.Close()
@@ -196,7 +207,8 @@ func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 	internet := nattest.New(t)
 	host := internet.Host(nattest.Public)
 	at := netip.AddrPortFrom(host.Addr, wgPort)
-	s := newStation(t, bob, alice, host, Situation{Role: Many, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: at, Theirs: netip.MustParseAddrPort("203.0.113.250:51820")})
+	s := newStation(t, bob, alice, host, Situation{Role: Many, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: at,
+		Theirs: netip.MustParseAddrPort("203.0.113.250:51820")})
 	s.prober.SetPeer(identity.ID{9}, [32]byte{8})
 	mallory := internet.Host(nattest.Public)
 	in := make(chan *skeinv1.Signal_Birthday, 16)
@@ -214,8 +226,10 @@ func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 	if _, ok := s.prober.Authenticate(seen, time.Now()); !ok {
 		t.Fatal("a genuine ping is refused")
 	}
-	forged := probe.NewCodec([32]byte{1}).EncodePing(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1, Counter: 6})
-	other := probe.NewCodec([32]byte{8}).EncodePing(nil, probe.Message{Sender: identity.ID{9}, Tx: probe.NewTxID(), Epoch: 1, Counter: 1})
+	forged := probe.NewCodec([32]byte{1}).EncodePing(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(),
+		Epoch: 1, Counter: 6})
+	other := probe.NewCodec([32]byte{8}).EncodePing(nil, probe.Message{Sender: identity.ID{9}, Tx: probe.NewTxID(),
+		Epoch: 1, Counter: 1})
 	pong := good.EncodePong(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1})
 	sender := newSocket(t, mallory)
 	for i := range 20 {
@@ -246,7 +260,9 @@ func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 // Signals that make no sense change nothing.
 func TestSignalsWithoutSense(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
-	for _, b := range []*skeinv1.Signal_Birthday{nil, {}, {Phase: 99}, {Phase: skeinv1.Signal_Birthday_END, Hit: true, Tx: []byte("short")}, {Phase: skeinv1.Signal_Birthday_ACCEPT}, {Phase: skeinv1.Signal_Birthday_REFUSE, RetryNanos: -1}} {
+	for _, b := range []*skeinv1.Signal_Birthday{nil, {}, {Phase: 99}, {Phase: skeinv1.Signal_Birthday_END, Hit: true,
+		Tx: []byte("short")}, {Phase: skeinv1.Signal_Birthday_ACCEPT}, {Phase: skeinv1.Signal_Birthday_REFUSE,
+		RetryNanos: -1}} {
 		many.engine.TakeSignal(alice, b)
 	}
 	if n := many.engine.Stats(); n.Running != 0 {
@@ -256,7 +272,8 @@ func TestSignalsWithoutSense(t *testing.T) {
 	many.sit.Rule = skeinv1.PairOutcome_PREDICTION
 	for i, base := range []uint32{0, 65536, 1 << 31} {
 		within(t, "the end", 3*time.Second, func() bool { // requests are paced, so it asks as often as it takes
-			many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
+			many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1,
+				Base: base, Step: 1 << 30})
 			n := many.engine.Stats()
 			return n.Running == 0 && n.Refused == uint64(i+1)
 		})

@@ -72,7 +72,8 @@ func (b *Budget) Begin(a Ask, now time.Time) error {
 	case a.Many && (b.many >= maxManySockets || b.alone || a.Alone && b.many > 0), !a.Many && b.one >= maxOnePort:
 		return &Refusal{"other attempts are under way", busyRetry}
 	case len(b.targets[target]) >= targetTries:
-		return &Refusal{fmt.Sprintf("%d attempts towards %s have failed lately", len(b.targets[target]), target), b.targets[target][0].Add(targetFor).Sub(now)}
+		return &Refusal{fmt.Sprintf("%d attempts towards %s have failed lately", len(b.targets[target]), target),
+			b.targets[target][0].Add(targetFor).Sub(now)}
 	case len(b.targets) >= targetsKept:
 		return &Refusal{"too many addresses were tried lately", targetFor / 10}
 	}
@@ -105,7 +106,8 @@ func (b *Budget) More(id uint64, now time.Time, n, others int) bool {
 
 func (b *Budget) room(now time.Time, cost, others int) error {
 	if used := b.Used(now) + others; used+cost > MaxMappings {
-		return &Refusal{fmt.Sprintf("%d mappings of the %d for this public address are in use", used, MaxMappings), b.relief(now, others)}
+		return &Refusal{fmt.Sprintf("%d mappings of the %d for this public address are in use", used, MaxMappings),
+			b.relief(now, others)}
 	}
 	return nil
 }

@@ -40,22 +40,29 @@ func TestBudget(t *testing.T) {
 		want func(*testing.T, error)
 	}{
 		{"the first", func(*Budget) {}, many(1), 0, allowed},
-		{"two with many sockets are enough", func(b *Budget) { b.Begin(many(1), t0); b.Begin(many(2), t0) }, many(3), 0, refused("other attempts are under way", busyRetry)},
-		{"beside which others may try from one port", func(b *Budget) { b.Begin(many(1), t0); b.Begin(many(2), t0) }, one(3), 0, allowed},
-		{"two from one port are enough", func(b *Budget) { b.Begin(one(1), t0); b.Begin(one(2), t0) }, one(3), 0, refused("other attempts are under way", busyRetry)},
-		{"one that predicts waits for others", func(b *Budget) { b.Begin(many(1), t0) }, Ask{ID: 2, Many: true, Alone: true, Cost: 64, Target: target}, 0, refused("other attempts are under way", busyRetry)},
-		{"and others for it", func(b *Budget) { b.Begin(Ask{ID: 1, Many: true, Alone: true, Cost: 64, Target: target}, t0) }, many(2), 0, refused("other attempts are under way", busyRetry)},
+		{"two with many sockets are enough", func(b *Budget) { b.Begin(many(1), t0); b.Begin(many(2), t0) }, many(3), 0,
+			refused("other attempts are under way", busyRetry)},
+		{"beside which others may try from one port", func(b *Budget) { b.Begin(many(1), t0); b.Begin(many(2), t0) },
+			one(3), 0, allowed},
+		{"two from one port are enough", func(b *Budget) { b.Begin(one(1), t0); b.Begin(one(2), t0) }, one(3), 0,
+			refused("other attempts are under way", busyRetry)},
+		{"one that predicts waits for others", func(b *Budget) { b.Begin(many(1), t0) }, Ask{ID: 2, Many: true, Alone: true,
+			Cost: 64, Target: target}, 0, refused("other attempts are under way", busyRetry)},
+		{"and others for it", func(b *Budget) { b.Begin(Ask{ID: 1, Many: true, Alone: true, Cost: 64, Target: target}, t0) },
+			many(2), 0, refused("other attempts are under way", busyRetry)},
 		{"until it is over", func(b *Budget) {
 			a := Ask{ID: 1, Many: true, Alone: true, Cost: 64, Target: target}
 			b.Begin(a, t0)
 			b.End(a, t0, 64, true)
 		}, many(2), 0, allowed},
-		{"neighbours use it up", func(*Budget) {}, Ask{ID: 1, Many: true, Cost: MaxSockets, Others: MaxMappings - 100, Target: target}, 0,
+		{"neighbours use it up", func(*Budget) {}, Ask{ID: 1, Many: true, Cost: MaxSockets, Others: MaxMappings - 100,
+			Target: target}, 0,
 			refused("3996 mappings of the 4096 for this public address are in use", sharedRetry)},
 		{"what was used counts for a minute", func(b *Budget) {
 			b.Begin(one(1), t0)
 			b.End(one(1), t0, MaxMappings-100, true)
-		}, many(2), 20 * time.Second, refused("3996 mappings of the 4096 for this public address are in use", 40*time.Second)},
+		}, many(2), 20 * time.Second, refused("3996 mappings of the 4096 for this public address are in use",
+			40*time.Second)},
 		{"and no longer", func(b *Budget) {
 			b.Begin(one(1), t0)
 			b.End(one(1), t0, MaxMappings-100, true)

@@ -11,7 +11,8 @@
 // Invariants:
 //   - an attempt sends at most MaxProbes packets from WireGuard's port and has at most MaxSockets sockets;
 //   - nothing is sent before the peer has agreed, but for the few sockets that a prediction needs;
-//   - only packets that prove the pair's key count; nothing that arrives at a socket is answered before WireGuard can use it;
+//   - only packets that prove the pair's key count; nothing that arrives at a socket is answered before WireGuard can
+//     use it;
 //   - sockets are closed when the attempt ends, whatever ended it, but for the one that was hit, until Settle.
 //
 // Engine is safe for concurrent use. Budget and Memory are not: their owner guards them. Source: DESIGN.md section 8,

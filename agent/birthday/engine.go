@@ -103,7 +103,8 @@ type Config struct {
 	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer.
 	// It may take two seconds. nil: nobody can tell, so nothing is sent to any address.
 	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
-	Shared func() int                                    // mappings in use by others behind the same public address; nil: none
+	// mappings in use by others behind the same public address; nil: none
+	Shared func() int
 	Told   func(Situation) []Outcome                     // what others' records tell about the pair of NATs; nil: nothing
 	Newest func(context.Context) (netip.AddrPort, error) // the newest mapping of a NAT that counts its ports
 	Report func(peer identity.ID, e Event)               // must not block
@@ -156,7 +157,8 @@ func New(c Config) *Engine {
 	if c.Ports.Count == 0 {
 		c.Ports = allPorts
 	}
-	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, asked: map[identity.ID]time.Time{}, budget: NewBudget(), memory: c.Memory}
+	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{},
+		asked: map[identity.ID]time.Time{}, budget: NewBudget(), memory: c.Memory}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -252,7 +254,8 @@ func (e *Engine) Stats() Stats {
 	running := len(e.sessions)
 	e.mu.Unlock()
 	return Stats{
-		Attempts: s.attempts.Load(), Hits: s.hits.Load(), Failed: s.failed.Load(), Refused: s.refused.Load(), Silent: s.silent.Load(),
+		Attempts: s.attempts.Load(), Hits: s.hits.Load(), Failed: s.failed.Load(), Refused: s.refused.Load(),
+		Silent: s.silent.Load(),
 		Probes: s.probes.Load(), Sockets: s.sockets.Load(), Running: running, Mappings: e.Mappings(),
 	}
 }
@@ -313,7 +316,8 @@ func (e *Engine) permit(s *session) (Advice, error) {
 	defer e.mu.Unlock()
 	a := e.memory.Advise(s.sit.Mine.Addr(), s.sit.Theirs.Addr(), s.sit.Rule, told)
 	if a.NotBefore.After(now) {
-		return a, &Refusal{fmt.Sprintf("guessing between %s and %s has failed lately", s.sit.Mine.Addr(), s.sit.Theirs.Addr()), a.NotBefore.Sub(now)}
+		return a, &Refusal{fmt.Sprintf("guessing between %s and %s has failed lately", s.sit.Mine.Addr(),
+			s.sit.Theirs.Addr()), a.NotBefore.Sub(now)}
 	}
 	return a, e.budget.Begin(s.ask(others), now)
 }

@@ -45,7 +45,8 @@ type station struct {
 
 func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situation) *station {
 	t.Helper()
-	s := &station{t: t, id: id, peer: peer, host: host, sit: sit, events: make(chan Event, 64), pongs: make(chan probe.Pong, 4096)}
+	s := &station{t: t, id: id, peer: peer, host: host, sit: sit, events: make(chan Event, 64),
+		pongs: make(chan probe.Pong, 4096)}
 	var socket *probe.Socket
 	host.Do(func() {
 		var err error

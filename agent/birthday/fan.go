@@ -56,7 +56,8 @@ func (f *fan) grow(n int) error {
 		if err != nil {
 			return fmt.Errorf("open socket %d of %d to guess ports with: %w", len(f.fds)+1, n, err)
 		}
-		if err := unix.EpollCtl(f.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(len(f.fds))}); err != nil {
+		if err := unix.EpollCtl(f.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN,
+			Fd: int32(len(f.fds))}); err != nil {
 			unix.Close(fd)
 			return fmt.Errorf("watch socket %d of %d to guess ports with: %w", len(f.fds)+1, n, err)
 		}

@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	memoryFile   = "birthday.json"
-	memoryMax    = 128 // outcomes kept
-	memoryFor    = 7 * 24 * time.Hour
-	briefMax     = 8 // of them in the record
-	memoryBytes  = 1 << 20
-	pauseFirst   = 30 * time.Second // between attempts of a pair of NATs after a failure: twice as long after each, up to pauseLast
+	memoryFile  = "birthday.json"
+	memoryMax   = 128 // outcomes kept
+	memoryFor   = 7 * 24 * time.Hour
+	briefMax    = 8 // of them in the record
+	memoryBytes = 1 << 20
+	// between attempts of a pair of NATs after a failure: twice as long after each, up to pauseLast
+	pauseFirst   = 30 * time.Second
 	pauseLast    = time.Hour
 	countMax     = 255
 	distrustWhen = 2 // predictions lost in a row: then it begins with random ports
@@ -66,7 +67,8 @@ func OpenMemory(dir string, now time.Time) (*Memory, error) {
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err == nil && st.Size() > memoryBytes {
-		return m, fmt.Errorf("outcomes of guessing ports: %s has %d bytes, at most %d are read", m.file, st.Size(), memoryBytes)
+		return m, fmt.Errorf("outcomes of guessing ports: %s has %d bytes, at most %d are read", m.file,
+			st.Size(), memoryBytes)
 	}
 	var all []Outcome
 	if err := json.NewDecoder(f).Decode(&all); err != nil {
@@ -128,7 +130,8 @@ func (m *Memory) Brief(mine netip.Addr) []*skeinv1.PairOutcome {
 	var out []*skeinv1.PairOutcome
 	for _, o := range slices.Backward(m.outcomes) {
 		if o.Mine == mine && len(out) < briefMax {
-			out = append(out, &skeinv1.PairOutcome{Address: o.Theirs.AsSlice(), Rule: o.Rule, Won: uint32(o.Won), Lost: uint32(o.Lost), At: o.At.Unix()})
+			out = append(out, &skeinv1.PairOutcome{Address: o.Theirs.AsSlice(), Rule: o.Rule, Won: uint32(o.Won),
+				Lost: uint32(o.Lost), At: o.At.Unix()})
 		}
 	}
 	return out
@@ -144,7 +147,8 @@ func Told(address netip.Addr, told []*skeinv1.PairOutcome, now time.Time) []Outc
 			at = now // clocks differ
 		}
 		if ok && now.Sub(at) < memoryFor {
-			out = append(out, Outcome{Mine: address, Theirs: theirs.Unmap(), Rule: o.GetRule(), Won: min(int(o.GetWon()), countMax), Lost: min(int(o.GetLost()), countMax), At: at})
+			out = append(out, Outcome{Mine: address, Theirs: theirs.Unmap(), Rule: o.GetRule(),
+				Won: min(int(o.GetWon()), countMax), Lost: min(int(o.GetLost()), countMax), At: at})
 		}
 	}
 	return out

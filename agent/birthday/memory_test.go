@@ -44,13 +44,18 @@ func TestAdvice(t *testing.T) {
 		{"one failure", lose(random, 0), nil, Advice{NotBefore: t0.Add(30 * time.Second)}},
 		{"three", lose(random, 0, time.Minute, 3*time.Minute), nil, Advice{NotBefore: t0.Add(5 * time.Minute)}},
 		{"very many", lose(random, make([]time.Duration, 300)...), nil, Advice{NotBefore: t0.Add(time.Hour)}},
-		{"a hit ends it", func(m *Memory) { lose(random, 0)(m); m.Note(here, there, random, true, t0.Add(time.Second)) }, nil, Advice{}},
+		{"a hit ends it", func(m *Memory) {
+			lose(random, 0)(m)
+			m.Note(here, there, random, true, t0.Add(time.Second))
+		}, nil, Advice{}},
 		{"a failure of another way", lose(predict, 0), nil, Advice{}},
 		{"predictions that fail", lose(predict, 0, time.Minute), nil, Advice{SkipPrediction: true}},
 		{"a neighbour has failed", func(*Memory) {}, told(here, there, 0, 2, 0), Advice{NotBefore: t0.Add(time.Minute)}},
-		{"the peer's neighbour has failed", func(*Memory) {}, told(there, here, 0, 1, 0), Advice{NotBefore: t0.Add(30 * time.Second)}},
+		{"the peer's neighbour has failed", func(*Memory) {}, told(there, here, 0, 1, 0),
+			Advice{NotBefore: t0.Add(30 * time.Second)}},
 		{"a neighbour has won since", lose(random, 0), told(here, there, 1, 0, time.Second), Advice{}},
-		{"a neighbour won before", lose(random, time.Second), told(here, there, 1, 0, 0), Advice{NotBefore: t0.Add(31 * time.Second)}},
+		{"a neighbour won before", lose(random, time.Second), told(here, there, 1, 0, 0),
+			Advice{NotBefore: t0.Add(31 * time.Second)}},
 		{"somebody else's", func(*Memory) {}, told(netip.MustParseAddr("192.0.2.1"), there, 0, 9, 0), Advice{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -94,7 +99,8 @@ func TestMemoryOnDisk(t *testing.T) {
 
 // A file that is damaged costs what was remembered, and nothing else.
 func TestDamagedMemory(t *testing.T) {
-	for _, text := range []string{"", "{", "[]x", `[{"Mine":"no"}]`, `[{"Mine":"203.0.113.1","Theirs":"198.51.100.1","Lost":-7}]`, "[" + strings.Repeat(" ", memoryBytes) + "]"} {
+	for _, text := range []string{"", "{", "[]x", `[{"Mine":"no"}]`,
+		`[{"Mine":"203.0.113.1","Theirs":"198.51.100.1","Lost":-7}]`, "[" + strings.Repeat(" ", memoryBytes) + "]"} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, memoryFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -124,10 +130,13 @@ func TestBriefIsShortAndReadBack(t *testing.T) {
 		t.Fatalf("%d outcomes in %d bytes", len(brief), size)
 	}
 	out := Told(here, brief, t0.Add(time.Minute))
-	if len(out) != briefMax || out[0].Mine != here || out[0].Theirs != netip.MustParseAddr("198.18.0.19") || out[0].Lost != 1 || !out[0].At.Equal(t0.Add(19*time.Second)) {
+	if len(out) != briefMax || out[0].Mine != here || out[0].Theirs != netip.MustParseAddr("198.18.0.19") ||
+		out[0].Lost != 1 || !out[0].At.Equal(t0.Add(19*time.Second)) {
 		t.Errorf("read back %+v", out)
 	}
-	bad := []*skeinv1.PairOutcome{{Address: []byte{1, 2}}, {Address: []byte{1, 2, 3, 4}, At: t0.Add(-8 * 24 * time.Hour).Unix()}, {Address: []byte{1, 2, 3, 4}, Lost: 1 << 31, At: t0.Add(time.Hour).Unix()}}
+	bad := []*skeinv1.PairOutcome{{Address: []byte{1, 2}},
+		{Address: []byte{1, 2, 3, 4}, At: t0.Add(-8 * 24 * time.Hour).Unix()}, {Address: []byte{1, 2, 3, 4}, Lost: 1 << 31,
+			At: t0.Add(time.Hour).Unix()}}
 	if out := Told(here, bad, t0); len(out) != 1 || out[0].Lost != countMax || out[0].At.After(t0) {
 		t.Errorf("of what is malformed, old, or of the future, %+v is taken", out)
 	}

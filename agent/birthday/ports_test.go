@@ -65,7 +65,8 @@ func TestMedianAndTailOfProbes(t *testing.T) {
 	slices.Sort(all)
 	share, median := float64(len(all))/runs, all[len(all)/2]
 	t.Logf("%.2f %% hit; probes p50 %d, p99 %d", 100*share, median, all[len(all)*99/100])
-	if perSecond := probesPerTick * int(1e9/tick.Nanoseconds()); share < 0.995 || median > 200 || MaxProbes/perSecond > int(attemptFor.Seconds()) {
+	if perSecond := probesPerTick * int(1e9/tick.Nanoseconds()); share < 0.995 || median > 200 ||
+		MaxProbes/perSecond > int(attemptFor.Seconds()) {
 		t.Errorf("share %.4f, median %d, %d probes a second", share, median, perSecond)
 	}
 }

@@ -31,11 +31,14 @@ type Proxy struct {
 
 // OpenProxy takes over a local port. WireGuard is where it listens on this host; handle gets the peer's pings and
 // pongs, which answer and are answered by SendFrom.
-func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPort, mark uint32, handle func(from netip.AddrPort, b []byte, at time.Time)) (*Proxy, error) {
+func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPort, mark uint32,
+	handle func(from netip.AddrPort, b []byte, at time.Time)) (*Proxy, error) {
 	p := &Proxy{remote: remote, wireGuard: wireGuard, handle: handle}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) }); cerr != nil {
+		if cerr := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+		}); cerr != nil {
 			return cerr
 		}
 		return err
@@ -59,7 +62,8 @@ func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPo
 		}
 	}
 	var err error
-	if p.inside, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0))); err != nil {
+	if p.inside, err = net.ListenUDP("udp4",
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0))); err != nil {
 		p.outside.Close()
 		return fail(err)
 	}

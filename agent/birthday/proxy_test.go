@@ -22,7 +22,8 @@ func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	var proxy *Proxy
 	var err error
 	many.host.Do(func() {
-		proxy, err = OpenProxy(t.Context(), m.Local, m.Remote, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), wgPort), dataplane.DefaultNumbers().MarkWG,
+		proxy, err = OpenProxy(t.Context(), m.Local, m.Remote, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), wgPort),
+			dataplane.DefaultNumbers().MarkWG,
 			func(from netip.AddrPort, b []byte, at time.Time) { many.prober.Handle(from, netip.Addr{}, b, at) })
 	})
 	if err != nil {

@@ -72,11 +72,12 @@ func TestScrub(t *testing.T) {
 		"password: 'hunter 2'":                                      "password: '[redacted]'",
 		"level=INFO msg=joined token_id=ab12":                       "level=INFO msg=joined token_id=[redacted]",
 		// What a maintainer needs stays.
-		"path to 198.51.100.7:51820, node 7ef4fee4c02da850, fd73:6b65::1/128": "path to 198.51.100.7:51820, node 7ef4fee4c02da850, fd73:6b65::1/128",
-		`"clusterId": "17e391664883f273df85f6e4b9e4adab"`:                     `"clusterId": "17e391664883f273df85f6e4b9e4adab"`,
-		"/var/lib/skein/a-long-name-of-a-directory/and/another/one/journal":   "/var/lib/skein/a-long-name-of-a-directory/and/another/one/journal",
-		`"tokens": [], "secret": null, "token": ""`:                           `"tokens": [], "secret": null, "token": ""`,
-		"mail to bob@example.net":                                             "mail to bob@example.net",
+		"path to 198.51.100.7:51820, node 7ef4fee4c02da850, fd73:6b65::1/128": "path to 198.51.100.7:51820, node " +
+			"7ef4fee4c02da850, fd73:6b65::1/128",
+		`"clusterId": "17e391664883f273df85f6e4b9e4adab"`:    `"clusterId": "17e391664883f273df85f6e4b9e4adab"`,
+		"/var/lib/skein/a-long-name/and/another/one/journal": "/var/lib/skein/a-long-name/and/another/one/journal",
+		`"tokens": [], "secret": null, "token": ""`:          `"tokens": [], "secret": null, "token": ""`,
+		"mail to bob@example.net":                            "mail to bob@example.net",
 	} {
 		if out, _ := Scrub(in); out != want {
 			t.Errorf("%s\n gives %s\n want  %s", in, out, want)

@@ -26,7 +26,8 @@ type gateway struct {
 	knows []*skeinv1.EgressClient
 }
 
-func (g *gateway) Sync(_ context.Context, _ identity.ID, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+func (g *gateway) Sync(_ context.Context, _ identity.ID,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.away {
@@ -52,11 +53,16 @@ func (g *gateway) silent(away bool) {
 func withEgress(t *testing.T) (*rig, *clients.Clients, *gateway) {
 	r, gw := newRig(t, dual()), &gateway{}
 	id := identity.IDOf(secret("identity")).String()
-	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id, Labels: map[string]string{"egress": "yes"}, SetLabels: true}}})
-	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
-		Namespace: "internet", Name: "nat", Pool: "default", Replicas: 1, Gateways: map[string]string{"egress": "yes"}, Destinations: []string{"0.0.0.0/0", "::/0"}}}}})
-	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "internet", Name: "nat", NodeId: id}}})
-	c, err := clients.Open(clients.Config{File: filepath.Join(r.dir, clients.ClientsFile), Sender: gw, Open: clients.OpenNamespace("userspace", "", dataplane.Numbers{}, nil)})
+	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id,
+		Labels: map[string]string{"egress": "yes"}, SetLabels: true}}})
+	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{
+		Egress: &skeinv1.Egress{
+			Namespace: "internet", Name: "nat", Pool: "default", Replicas: 1, Gateways: map[string]string{"egress": "yes"},
+			Destinations: []string{"0.0.0.0/0", "::/0"}}}}})
+	r.g.must(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "internet",
+		Name: "nat", NodeId: id}}})
+	c, err := clients.Open(clients.Config{File: filepath.Join(r.dir, clients.ClientsFile), Sender: gw,
+		Open: clients.OpenNamespace("userspace", "", dataplane.Numbers{}, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,15 +103,19 @@ func TestPodWithEgress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if gw.clients() != 1 || !strings.Contains(ipIn(t, pod, "route show table 118"), "default dev fou4_") || !strings.Contains(ipIn(t, pod, "-6 route show table 118"), "default dev fou6_") {
-		t.Errorf("after ADD the gateway knows %d clients; %s%s", gw.clients(), ipIn(t, pod, "route show table 118"), ipIn(t, pod, "-6 route show table 118"))
+	if gw.clients() != 1 || !strings.Contains(ipIn(t, pod, "route show table 118"), "default dev fou4_") ||
+		!strings.Contains(ipIn(t, pod, "-6 route show table 118"), "default dev fou6_") {
+		t.Errorf("after ADD the gateway knows %d clients; %s%s", gw.clients(), ipIn(t, pod, "route show table 118"),
+			ipIn(t, pod, "-6 route show table 118"))
 	}
 	report := c.Report()
-	if len(report) != 1 || report[0].GetKey() != "shop/web-c1" || report[0].GetEgresses()[0].GetState() != clients.Ready || report[0].GetEgresses()[1].GetState() != clients.Unknown || report[0].GetDriver() != "userspace" {
+	if len(report) != 1 || report[0].GetKey() != "shop/web-c1" || report[0].GetEgresses()[0].GetState() != clients.Ready ||
+		report[0].GetEgresses()[1].GetState() != clients.Unknown || report[0].GetDriver() != "userspace" {
 		t.Errorf("%v", report)
 	}
 	check := func() error {
-		_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod), Ips: []string{a.GetIpv4(), a.GetIpv6()}})
+		_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod),
+			Ips: []string{a.GetIpv4(), a.GetIpv6()}})
 		return err
 	}
 	if err := check(); err != nil {
@@ -126,12 +136,14 @@ func TestPodWithEgress(t *testing.T) {
 func TestDelEndsClient(t *testing.T) {
 	r, c, gw := withEgress(t)
 	pod := testns.New(t, "cp")
-	if _, err := r.Add(t.Context(), asking("c1", pod, map[string]string{cni.EgressAnnotationCoil + "internet": "nat"})); err != nil {
+	if _, err := r.Add(t.Context(),
+		asking("c1", pod, map[string]string{cni.EgressAnnotationCoil + "internet": "nat"})); err != nil {
 		t.Fatal(err)
 	}
 	r.del("c1")
 	eventually(t, "the gateway hears of it", func() bool { return gw.clients() == 0 })
-	if got := ipIn(t, pod, "rule") + ipIn(t, pod, "-6 rule") + ipIn(t, pod, "link"); strings.Contains(got, "lookup 11") || strings.Contains(got, "fou") {
+	if got := ipIn(t, pod, "rule") + ipIn(t, pod, "-6 rule") + ipIn(t, pod, "link"); strings.Contains(got, "lookup 11") ||
+		strings.Contains(got, "fou") {
 		t.Errorf("DEL has left:\n%s", got)
 	}
 	if len(c.Report()) != 0 {
@@ -145,7 +157,8 @@ func TestEgressNeverFailsAPod(t *testing.T) {
 	gw.silent(true)
 	silent, wrong, plain := testns.New(t, "cp"), testns.New(t, "cp"), testns.New(t, "cp")
 	began := time.Now()
-	if _, err := r.Add(t.Context(), asking("c1", silent, map[string]string{cni.EgressAnnotation + "internet": "nat"})); err != nil {
+	if _, err := r.Add(t.Context(),
+		asking("c1", silent, map[string]string{cni.EgressAnnotation + "internet": "nat"})); err != nil {
 		t.Errorf("ADD with a silent gateway: %v", err)
 	}
 	if took := time.Since(began); took < clients.AddWait || took > clients.AddWait+3*time.Second {
@@ -175,13 +188,17 @@ func TestAttachLater(t *testing.T) {
 	r, c, gw := withEgress(t)
 	ns := testns.New(t, "cp")
 	a := r.add("c1", ns)
-	p := clients.Pod{ContainerID: "c1", Interface: "eth0", NetNS: path(ns), Namespace: "shop", Name: "web-c1", IPv4: mustAddr(t, a.GetIpv4()), IPv6: mustAddr(t, a.GetIpv6())}
+	p := clients.Pod{ContainerID: "c1", Interface: "eth0", NetNS: path(ns), Namespace: "shop", Name: "web-c1",
+		IPv4: mustAddr(t, a.GetIpv4()), IPv6: mustAddr(t, a.GetIpv6())}
 	nat := []clients.Ref{{Namespace: "internet", Name: "nat"}}
 	got, err := c.Attach(t.Context(), p, nat, false)
-	if err != nil || len(got) != 1 || got[0].GetState() != clients.Ready || gw.clients() != 1 || !strings.Contains(ipIn(t, ns, "route show table 118"), "default dev fou4_") {
+	if err != nil || len(got) != 1 || got[0].GetState() != clients.Ready || gw.clients() != 1 ||
+		!strings.Contains(ipIn(t, ns, "route show table 118"), "default dev fou4_") {
 		t.Errorf("%v, %v, %d clients", got, err, gw.clients())
 	}
-	if got, err = c.Attach(t.Context(), p, nat, true); err != nil || len(got) != 0 || strings.Contains(ipIn(t, ns, "rule")+ipIn(t, ns, "link"), "proto 30") || strings.Contains(ipIn(t, ns, "link"), "fou") {
+	if got, err = c.Attach(t.Context(), p, nat, true); err != nil || len(got) != 0 ||
+		strings.Contains(ipIn(t, ns, "rule")+ipIn(t, ns, "link"), "proto 30") ||
+		strings.Contains(ipIn(t, ns, "link"), "fou") {
 		t.Errorf("%v, %v; %s", got, err, ipIn(t, ns, "rule"))
 	}
 	if !strings.Contains(ipIn(t, ns, "route"), "default via 169.254.1.1") {

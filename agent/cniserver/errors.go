@@ -47,21 +47,28 @@ func asCNI(err error) *skeinv1.CNIError {
 	case errors.As(err, &refused):
 		return &skeinv1.CNIError{Code: uint32(refused.Code), Message: refused.Msg, Details: refused.Details}
 	case errors.As(err, &ours) && ipamCodes[ours.Code] != 0:
-		return &skeinv1.CNIError{Code: ipamCodes[ours.Code], Message: ours.Message, Details: cmp.Or(ours.Advice, ipamAdvice[ours.Code])}
+		return &skeinv1.CNIError{Code: ipamCodes[ours.Code], Message: ours.Message,
+			Details: cmp.Or(ours.Advice, ipamAdvice[ours.Code])}
 	case errors.Is(err, context.Canceled):
-		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request was given up before its end: " + err.Error(), Details: "what it had made is undone; try again"}
+		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request was given up before its end: " + err.Error(),
+			Details: "what it had made is undone; try again"}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request took too long: " + err.Error(), Details: "see `skein status` for what the agent waits for; what it had made is undone; try again"}
+		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request took too long: " + err.Error(),
+			Details: "see `skein status` for what the agent waits for; what it had made is undone; try again"}
 	case errors.Is(err, podnet.ErrAddressInUse): // what lies beside the records is found when the agent looks for leaks
-		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: err.Error(), Details: "see who has it with `ip route show table all`; another try gets another address"}
+		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: err.Error(), Details: "see who has it with `ip route " +
+			"show table all`; another try gets another address"}
 	case errors.Is(err, podnet.ErrNoIPv6):
-		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "let the namespace use a pool that has IPv4, or enable IPv6"}
+		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "let the namespace use a pool that " +
+			"has IPv4, or enable IPv6"}
 	case errors.Is(err, podnet.ErrInvalid):
 		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "see what the runtime passes"}
 	case errors.Is(err, podnet.ErrExists):
-		return &skeinv1.CNIError{Code: cni.CodeExists, Message: err.Error(), Details: "another plugin or an earlier ADD has made it: remove it, or choose another name for the interface"}
+		return &skeinv1.CNIError{Code: cni.CodeExists, Message: err.Error(), Details: "another plugin or an earlier ADD " +
+			"has made it: remove it, or choose another name for the interface"}
 	case errors.Is(err, fs.ErrPermission):
-		return &skeinv1.CNIError{Code: uint32(types.ErrIOFailure), Message: err.Error(), Details: "the agent needs CAP_NET_ADMIN and CAP_SYS_ADMIN for pods: see docs/cni.md"}
+		return &skeinv1.CNIError{Code: uint32(types.ErrIOFailure), Message: err.Error(), Details: "the agent needs " +
+			"CAP_NET_ADMIN and CAP_SYS_ADMIN for pods: see docs/cni.md"}
 	}
 	return &skeinv1.CNIError{Code: cni.CodeInternal, Message: err.Error(), Details: "see the agent's log"}
 }

@@ -44,8 +44,10 @@ func secret(purpose string) []byte {
 
 func newAgreement(t testing.TB, pools ...*skeinv1.Pool) *agreement {
 	g := &agreement{t: t, state: events.NewState()}
-	node := &skeinv1.NewNode{Name: "a", IdentityKey: secret("identity"), WireguardKey: secret("wireguard"), MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
-	g.must(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "00112233445566778899aabbccddeeff", OverlayIpv4: "10.4.0.0/16", FirstNode: node}}})
+	node := &skeinv1.NewNode{Name: "a", IdentityKey: secret("identity"), WireguardKey: secret("wireguard"),
+		MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+	g.must(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: "00112233445566778899aabbccddeeff", OverlayIpv4: "10.4.0.0/16", FirstNode: node}}})
 	for _, p := range pools {
 		g.must(&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: p}}})
 	}
@@ -153,7 +155,8 @@ type rig struct {
 
 func newRig(t testing.TB, pools ...*skeinv1.Pool) *rig {
 	r := &rig{t: t, g: newAgreement(t, pools...), net: &inside{ns: testns.New(t, "cn")}, dir: t.TempDir()}
-	m, _, err := ipam.Open(ipam.Config{Self: identity.IDOf(secret("identity")), File: filepath.Join(r.dir, "ipam.db"), Propose: r.g.propose, BootID: "b"})
+	m, _, err := ipam.Open(ipam.Config{Self: identity.IDOf(secret("identity")), File: filepath.Join(r.dir, "ipam.db"),
+		Propose: r.g.propose, BootID: "b"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +175,8 @@ func newRig(t testing.TB, pools ...*skeinv1.Pool) *rig {
 func (r *rig) serve() (stop func()) {
 	r.t.Helper()
 	r.srv = New(Config{
-		Allocator: r.m, Network: r.net, Egresses: r.egresses, MTU: func() uint32 { return 1420 }, NoteDir: filepath.Join(r.dir, "cni-deleted"),
+		Allocator: r.m, Network: r.net, Egresses: r.egresses, MTU: func() uint32 { return 1420 },
+		NoteDir:   filepath.Join(r.dir, "cni-deleted"),
 		Condition: func(context.Context) Condition { return r.limits }, Ready: r.ready,
 		Done: func(verb string, code uint32, _ time.Duration) {
 			r.mu.Lock()
@@ -187,10 +191,12 @@ func (r *rig) serve() (stop func()) {
 	}
 	stop = r.srv.Serve(r.t.Context(), l)
 	r.t.Cleanup(stop)
-	r.CNIServiceClient = skeinv1connect.NewCNIServiceClient(&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
-	}}}, "http://skein")
+	r.CNIServiceClient =
+		skeinv1connect.NewCNIServiceClient(&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _,
+			_ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		}}}, "http://skein")
 	return stop
 }
 
@@ -202,7 +208,8 @@ func path(ns *testns.NS) string { return "/run/netns/" + ns.Name }
 
 // request asks for a pod's addresses.
 func request(container string, ns *testns.NS) *skeinv1.CNIAddRequest {
-	return &skeinv1.CNIAddRequest{Attachment: at(container), Netns: path(ns), Namespace: "shop", Pod: "web-" + container, Network: "skein"}
+	return &skeinv1.CNIAddRequest{Attachment: at(container), Netns: path(ns), Namespace: "shop", Pod: "web-" + container,
+		Network: "skein"}
 }
 
 func (r *rig) add(container string, ns *testns.NS) *skeinv1.CNIAddResponse {
@@ -265,7 +272,8 @@ func small(name, subnet string, bits uint32) *skeinv1.Pool {
 }
 
 func dual() *skeinv1.Pool {
-	return &skeinv1.Pool{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd64::/112"}}}
+	return &skeinv1.Pool{Name: "default", BlockSizeBits: 5,
+		Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd64::/112"}}}
 }
 
 func mustAddr(t testing.TB, s string) netip.Addr {

@@ -33,7 +33,8 @@ func (s *Server) ReadNotes(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("note of %s of %s: %w", n.Interface, n.ContainerID, err))
 			continue
 		}
-		s.cfg.Log.Info("an attachment was removed while the agent was away", "container", n.ContainerID, "interface", n.Interface)
+		s.cfg.Log.Info("an attachment was removed while the agent was away", "container", n.ContainerID,
+			"interface", n.Interface)
 	}
 	return errors.Join(errs...)
 }

@@ -139,11 +139,13 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) (stop func()) {
 		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(skeinv1connect.NewCNIServiceHandler(s, connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(compressMin)))
+	mux.Handle(skeinv1connect.NewCNIServiceHandler(s, connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompressMinBytes(compressMin)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // gRPC
-	srv := &http.Server{Handler: mux, Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	srv := &http.Server{Handler: mux, Protocols: protocols, ReadHeaderTimeout: 5 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
 	go srv.Serve(l)
 	looking, enough := context.WithCancel(ctx)
 	go s.watchNotes(looking)
@@ -158,7 +160,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) (stop func()) {
 }
 
 // answer runs one request for one attachment and reports it. The attachment is nobody else's until f returns.
-func (s *Server) answer(ctx context.Context, verb string, a *skeinv1.CNIAttachment, f func(context.Context, ipam.Key) error) error {
+func (s *Server) answer(ctx context.Context, verb string, a *skeinv1.CNIAttachment,
+	f func(context.Context, ipam.Key) error) error {
 	began := time.Now()
 	key := ipam.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}
 	err := cni.CheckNames(key.ContainerID, key.Interface)
@@ -178,6 +181,7 @@ func (s *Server) report(verb string, key ipam.Key, began time.Time, err error) e
 	}
 	e := asCNI(err)
 	s.cfg.Done(verb, e.GetCode(), took)
-	s.cfg.Log.Warn("CNI request failed", "verb", verb, "container", key.ContainerID, "interface", key.Interface, "code", e.GetCode(), "error", e.GetMessage(), "details", e.GetDetails(), "took", took)
+	s.cfg.Log.Warn("CNI request failed", "verb", verb, "container", key.ContainerID, "interface", key.Interface, "code",
+		e.GetCode(), "error", e.GetMessage(), "details", e.GetDetails(), "took", took)
 	return asConnect(e)
 }

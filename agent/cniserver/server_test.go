@@ -31,18 +31,22 @@ const nothing = "0 leases, 0 addresses in the kernel, 0 links"
 func TestLifeOfAnAttachment(t *testing.T) {
 	r, pod := newRig(t, dual()), testns.New(t, "cp")
 	a := r.add("c1", pod)
-	if !netip.MustParsePrefix("10.64.0.0/16").Contains(mustAddr(t, a.GetIpv4())) || !netip.MustParsePrefix("fd64::/112").Contains(mustAddr(t, a.GetIpv6())) ||
-		a.GetGateway4() != "169.254.1.1" || a.GetGateway6() != "fe80::1" || a.GetMtu() != 1420 || a.GetPool() != "default" || a.GetHostInterface() != podnet.HostLink("c1", "eth0") || a.GetMac() == "" {
+	if !netip.MustParsePrefix("10.64.0.0/16").Contains(mustAddr(t, a.GetIpv4())) ||
+		!netip.MustParsePrefix("fd64::/112").Contains(mustAddr(t, a.GetIpv6())) ||
+		a.GetGateway4() != "169.254.1.1" || a.GetGateway6() != "fe80::1" || a.GetMtu() != 1420 || a.GetPool() != "default" ||
+		a.GetHostInterface() != podnet.HostLink("c1", "eth0") || a.GetMac() == "" {
 		t.Errorf("%v", a)
 	}
 	check := func() error {
-		_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod), Ips: []string{a.GetIpv4(), a.GetIpv6()}})
+		_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod),
+			Ips: []string{a.GetIpv4(), a.GetIpv6()}})
 		return err
 	}
 	if err := check(); err != nil {
 		t.Error(err)
 	}
-	if l, ok := r.m.Lookup(ipam.Key{ContainerID: "c1", Interface: "eth0"}); !ok || l.Namespace != "shop" || l.Pod != "web-c1" || l.Network != "skein" || l.NetNS != path(pod) {
+	if l, ok := r.m.Lookup(ipam.Key{ContainerID: "c1", Interface: "eth0"}); !ok || l.Namespace != "shop" ||
+		l.Pod != "web-c1" || l.Network != "skein" || l.NetNS != path(pod) {
 		t.Errorf("%+v", l)
 	}
 	for range 3 {
@@ -63,7 +67,9 @@ func TestLifeOfAnAttachment(t *testing.T) {
 
 // Each way in which an ADD fails leaves what was there before.
 func TestAFailedAddLeavesNothing(t *testing.T) {
-	r, pod := newRig(t, small("default", "10.64.0.0/30", 0), &skeinv1.Pool{Name: "gold", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.65.0.0/24"}}, Namespaces: []string{"vip"}}), testns.New(t, "cp")
+	r, pod := newRig(t, small("default", "10.64.0.0/30", 0),
+		&skeinv1.Pool{Name: "gold", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.65.0.0/24"}}, Namespaces: []string{"vip"}}),
+		testns.New(t, "cp")
 	other := testns.New(t, "co")
 	testns.Link(pod, other, "taken", nil, nil)
 	for _, c := range []struct {
@@ -79,7 +85,8 @@ func TestAFailedAddLeavesNothing(t *testing.T) {
 		{"no container", func(r *skeinv1.CNIAddRequest) { r.Attachment.ContainerId = "" }, cni.CodeEnvironment},
 		{"bad interface", func(r *skeinv1.CNIAddRequest) { r.Attachment.Interface = "../eth0" }, cni.CodeEnvironment},
 		{"no address", func(r *skeinv1.CNIAddRequest) { r.Ips = []string{"ten"} }, cni.CodeConfig},
-		{"two addresses of a family", func(r *skeinv1.CNIAddRequest) { r.Ips = []string{"10.64.0.1", "10.64.0.2"} }, cni.CodeConfig},
+		{"two addresses of a family", func(r *skeinv1.CNIAddRequest) { r.Ips = []string{"10.64.0.1", "10.64.0.2"} },
+			cni.CodeConfig},
 		{"address of no pool", func(r *skeinv1.CNIAddRequest) { r.Ips = []string{"192.0.2.1"} }, cni.CodeConfig},
 		{"pool that is not allowed", func(r *skeinv1.CNIAddRequest) { r.Pool = "gold" }, cni.CodeDenied},
 		{"unknown pool", func(r *skeinv1.CNIAddRequest) { r.Pool = "silver" }, cni.CodeTryAgain},
@@ -302,7 +309,8 @@ func TestCheckSeesChanges(t *testing.T) {
 	}
 	r, pod := newRig(t, dual()), testns.New(t, "cp")
 	r.add("c1", pod)
-	_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod), Ips: []string{"10.64.9.9"}})
+	_, err := r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod),
+		Ips: []string{"10.64.9.9"}})
 	want(t, err, cni.CodeChanged)
 	_, err = r.Check(t.Context(), &skeinv1.CNICheckRequest{Attachment: at("c1"), Netns: path(pod)})
 	want(t, err, cni.CodeConfig)
@@ -322,7 +330,8 @@ func TestGCRemovesOnlyWhatIsNotListed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein", Valid: []*skeinv1.CNIAttachment{at("keep"), at("unknown")}})
+	g, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein", Valid: []*skeinv1.CNIAttachment{at("keep"),
+		at("unknown")}})
 	if err != nil || len(g.GetRemoved()) != 1 || g.GetRemoved()[0].GetContainerId() != "leak" {
 		t.Errorf("%v, %v", g, err)
 	}
@@ -342,7 +351,8 @@ func TestGCWithoutAList(t *testing.T) {
 	r.add("runs", testns.New(t, "cp"))
 	t.Run("a pod that goes away", func(t *testing.T) { r.add("gone", testns.New(t, "cp")) }) // its namespace ends with it
 	var removed []string
-	for deadline := time.Now().Add(10 * time.Second); len(removed) == 0 && time.Now().Before(deadline); { // the kernel takes the link away a little later
+	// the kernel takes the link away a little later
+	for deadline := time.Now().Add(10 * time.Second); len(removed) == 0 && time.Now().Before(deadline); {
 		g, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein", Unlisted: true})
 		if err != nil {
 			t.Fatal(err)
@@ -388,7 +398,8 @@ func TestNotesOfThePlugin(t *testing.T) {
 		t.Errorf("an old note took a new pod away: %v", err)
 	}
 	away("c1")
-	if _, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein", Valid: []*skeinv1.CNIAttachment{at("c1")}}); err != nil || r.traces() != nothing {
+	if _, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein",
+		Valid: []*skeinv1.CNIAttachment{at("c1")}}); err != nil || r.traces() != nothing {
 		t.Errorf("after GC: %s, %v", r.traces(), err)
 	}
 }

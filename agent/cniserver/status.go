@@ -31,7 +31,8 @@ func judge(c Condition, rights, addresses error) error {
 	case c.Limited != "":
 		return refuse(cni.CodeLimited, c.Limited, "pods that run may not reach others: see `skein status` for what is wrong")
 	case rights != nil:
-		return refuse(cni.CodeUnavailable, rights.Error(), "give the agent these capabilities, in its systemd unit or pod, and start it again; pods that run are not touched")
+		return refuse(cni.CodeUnavailable, rights.Error(), "give the agent these capabilities, in its systemd unit or pod, "+
+			"and start it again; pods that run are not touched")
 	case c.NoAdd != "":
 		return refuse(cni.CodeUnavailable, c.NoAdd, "pods that run are not touched: see `skein status`")
 	}
@@ -69,5 +70,6 @@ func lacking(effective uint32) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the agent lacks %s, which it needs to enter the network namespaces of pods", strings.Join(names, " and "))
+	return fmt.Errorf("the agent lacks %s, which it needs to enter the network namespaces of pods",
+		strings.Join(names, " and "))
 }

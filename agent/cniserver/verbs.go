@@ -50,11 +50,13 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 	if err := judge(s.cfg.Condition(ctx), rights(), nil); refusedWith(err) == cni.CodeUnavailable {
 		return nil, err // older runtimes do not ask for STATUS
 	}
-	req := ipam.Request{Key: key, Namespace: r.GetNamespace(), Pod: r.GetPod(), NetNS: r.GetNetns(), Network: r.GetNetwork(), Pool: r.GetPool()}
+	req := ipam.Request{Key: key, Namespace: r.GetNamespace(), Pod: r.GetPod(), NetNS: r.GetNetns(),
+		Network: r.GetNetwork(), Pool: r.GetPool()}
 	for _, text := range r.GetIps() {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return nil, refuse(cni.CodeConfig, fmt.Sprintf("%.100q is no address", text), "ask for one IPv4 and one IPv6 address at most")
+			return nil, refuse(cni.CodeConfig, fmt.Sprintf("%.100q is no address", text), "ask for one IPv4 and one IPv6 "+
+				"address at most")
 		}
 		req.Addresses = append(req.Addresses, a)
 	}
@@ -62,7 +64,8 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 	if s.cfg.Facts != nil {
 		f, err := s.cfg.Facts(ctx, r.GetNamespace(), r.GetPod())
 		if err != nil {
-			return nil, refuse(cni.CodeTryAgain, err.Error(), "see `skein status` for what is wrong between this host and the apiserver; the runtime may try again")
+			return nil, refuse(cni.CodeTryAgain, err.Error(), "see `skein status` for what is wrong between this host and the "+
+				"apiserver; the runtime may try again")
 		}
 		req.NamespacePool = f.Pool
 		if f.Annotations != nil { // newer than what the runtime has
@@ -97,7 +100,8 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 	if err != nil {
 		return nil, s.undo(ctx, lease, made, err)
 	}
-	out := &skeinv1.CNIAddResponse{HostInterface: link.Host, HostMac: link.HostMAC.String(), Mac: link.MAC.String(), Mtu: mtu, Pool: lease.Pool}
+	out := &skeinv1.CNIAddResponse{HostInterface: link.Host, HostMac: link.HostMAC.String(), Mac: link.MAC.String(),
+		Mtu: mtu, Pool: lease.Pool}
 	if lease.IPv4.IsValid() {
 		out.Ipv4, out.Gateway4 = lease.IPv4.String(), dataplane.PodGateway
 	}
@@ -123,14 +127,16 @@ func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link
 	}
 	for _, e := range s.cfg.Egresses.AddPod(ctx, p, annotations) {
 		if e.GetState() != clients.Ready {
-			s.cfg.Log.Warn("an egress of a pod is not ready", "pod", l.Namespace+"/"+l.Pod, "egress", e.GetNamespace()+"/"+e.GetName(), "state", e.GetState(), "reason", e.GetReason())
+			s.cfg.Log.Warn("an egress of a pod is not ready", "pod", l.Namespace+"/"+l.Pod, "egress", e.GetNamespace()+"/"+
+				e.GetName(), "state", e.GetState(), "reason", e.GetReason())
 		}
 	}
 }
 
 // ClientOf is the pod that has a lease, as a client of egresses.
 func ClientOf(l ipam.Lease) clients.Pod {
-	return clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
+	return clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace,
+		Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
 }
 
 // leaveEgresses ends what useEgresses made.
@@ -170,9 +176,11 @@ func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 	old, leased := s.cfg.Allocator.Lookup(key)
 	switch {
 	case there:
-		return refuse(cni.CodeExists, fmt.Sprintf("%s of container %s exists already%s", key.Interface, key.ContainerID, addressesOf(old)), "DEL must come before another ADD for the same container and interface")
-	case leased: // its link is gone, and with it whoever used the address: a restart, or a namespace that was removed by hand
-		s.cfg.Log.Info("an attachment without a link is replaced", "container", key.ContainerID, "interface", key.Interface, "ipv4", old.IPv4, "ipv6", old.IPv6)
+		return refuse(cni.CodeExists, fmt.Sprintf("%s of container %s exists already%s", key.Interface, key.ContainerID,
+			addressesOf(old)), "DEL must come before another ADD for the same container and interface")
+	case leased: // its link is gone, and with it whoever used the address: a restart, or somebody removed the namespace
+		s.cfg.Log.Info("an attachment without a link is replaced", "container", key.ContainerID, "interface", key.Interface,
+			"ipv4", old.IPv4, "ipv6", old.IPv6)
 		s.cfg.Allocator.Release(key, "its link is gone, and it was added again")
 	}
 	return nil
@@ -181,9 +189,11 @@ func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 // netNSError says what is wrong with a namespace's path.
 func netNSError(path string, err error) error {
 	if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
-		return refuse(cni.CodeUnknown, fmt.Sprintf("CNI_NETNS %.300s: the network namespace is not there", path), "the container has ended, or the agent does not see the directory: it must share the host's /run/netns and /proc")
+		return refuse(cni.CodeUnknown, fmt.Sprintf("CNI_NETNS %.300s: the network namespace is not there", path),
+			"the container has ended, or the agent does not see the directory: it must share the host's /run/netns and /proc")
 	}
-	return refuse(cni.CodeEnvironment, fmt.Sprintf("CNI_NETNS %.300s: %v", path, err), "the runtime must pass the path of the container's network namespace")
+	return refuse(cni.CodeEnvironment, fmt.Sprintf("CNI_NETNS %.300s: %v", path, err), "the runtime must pass the path "+
+		"of the container's network namespace")
 }
 
 func addressesOf(l ipam.Lease) string {
@@ -205,7 +215,9 @@ func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error)
 	if made {
 		reason = "the ADD was given up"
 		s.leaveEgresses(ctx, l.Key)
-		if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID) }); err != nil {
+		if err := s.kernel(ctx, func() error {
+			return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID)
+		}); err != nil {
 			return errors.Join(cause, fmt.Errorf("undo: %w", err)) // the address stays with the link
 		}
 	}
@@ -232,22 +244,25 @@ func (s *Server) remove(ctx context.Context, key ipam.Key, netns, reason string)
 
 // Del takes back what an attachment has.
 func (s *Server) Del(ctx context.Context, r *skeinv1.CNIDelRequest) (*skeinv1.CNIDelResponse, error) {
-	return &skeinv1.CNIDelResponse{}, s.answer(ctx, "DEL", r.GetAttachment(), func(ctx context.Context, key ipam.Key) error {
-		return s.remove(ctx, key, r.GetNetns(), "CNI DEL")
-	})
+	return &skeinv1.CNIDelResponse{}, s.answer(ctx, "DEL", r.GetAttachment(),
+		func(ctx context.Context, key ipam.Key) error {
+			return s.remove(ctx, key, r.GetNetns(), "CNI DEL")
+		})
 }
 
 // Check holds an attachment against what Add made.
 func (s *Server) Check(ctx context.Context, r *skeinv1.CNICheckRequest) (*skeinv1.CNICheckResponse, error) {
-	return &skeinv1.CNICheckResponse{}, s.answer(ctx, "CHECK", r.GetAttachment(), func(ctx context.Context, key ipam.Key) error {
-		return s.check(ctx, key, r)
-	})
+	return &skeinv1.CNICheckResponse{}, s.answer(ctx, "CHECK", r.GetAttachment(),
+		func(ctx context.Context, key ipam.Key) error {
+			return s.check(ctx, key, r)
+		})
 }
 
 func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckRequest) error {
 	lease, ok := s.cfg.Allocator.Lookup(key)
 	if !ok {
-		return refuse(cni.CodeUnknown, fmt.Sprintf("%s of container %s has no addresses here", key.Interface, key.ContainerID), "it was never added on this node, or was removed since: the runtime must make the container again")
+		return refuse(cni.CodeUnknown, fmt.Sprintf("%s of container %s has no addresses here", key.Interface,
+			key.ContainerID), "it was never added on this node, or was removed since: the runtime must make the container again")
 	}
 	var have []string
 	for _, a := range []netip.Addr{lease.IPv4, lease.IPv6} {
@@ -258,25 +273,30 @@ func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckReq
 	for _, text := range r.GetIps() {
 		a, err := netip.ParseAddr(text)
 		if err != nil || !slices.Contains(have, a.Unmap().String()) {
-			return refuse(cni.CodeChanged, fmt.Sprintf("address %.100s of %s of container %s is not reserved for it; reserved: %v", text, key.Interface, key.ContainerID, have), "the runtime must make the container again")
+			return refuse(cni.CodeChanged, fmt.Sprintf("address %.100s of %s of container %s is not reserved for it; "+
+				"reserved: %v", text, key.Interface, key.ContainerID, have), "the runtime must make the container again")
 		}
 	}
 	if len(r.GetIps()) == 0 {
-		return refuse(cni.CodeConfig, fmt.Sprintf("prevResult has no address for %s, reserved are %v", key.Interface, have), "the runtime must pass the result of the ADD")
+		return refuse(cni.CodeConfig, fmt.Sprintf("prevResult has no address for %s, reserved are %v", key.Interface, have),
+			"the runtime must pass the result of the ADD")
 	}
 	lease.NetNS = r.GetNetns()
 	err := s.kernel(ctx, func() error {
 		if err := s.cfg.Network.CheckNetNS(lease.NetNS); err != nil {
 			return netNSError(lease.NetNS, err)
 		}
-		if err := s.cfg.Network.Check(attachment(lease, 0)); err != nil { // the mesh's MTU may have changed since; that hurts nobody
-			return refuse(cni.CodeChanged, err.Error(), "something else has changed the container's network: the runtime must make the container again")
+		// the mesh's MTU may have changed since; that hurts nobody
+		if err := s.cfg.Network.Check(attachment(lease, 0)); err != nil {
+			return refuse(cni.CodeChanged, err.Error(), "something else has changed the container's network: the runtime must "+
+				"make the container again")
 		}
 		if s.cfg.Egresses == nil {
 			return nil
 		}
 		if err := s.cfg.Egresses.CheckPod(key.ContainerID, key.Interface); err != nil {
-			return refuse(cni.CodeChanged, err.Error(), "the agent mends it within a second unless something changes it again and again: see `skein egress show`")
+			return refuse(cni.CodeChanged, err.Error(), "the agent mends it within a second unless something changes it again "+
+				"and again: see `skein egress show`")
 		}
 		return nil
 	})
@@ -318,7 +338,8 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 			errs = append(errs, err)
 			continue
 		}
-		s.cfg.Log.Info("GC has removed an attachment", "network", l.Network, "container", l.Key.ContainerID, "interface", l.Key.Interface, "ipv4", l.IPv4, "ipv6", l.IPv6)
+		s.cfg.Log.Info("GC has removed an attachment", "network", l.Network, "container", l.Key.ContainerID, "interface",
+			l.Key.Interface, "ipv4", l.IPv4, "ipv6", l.IPv6)
 		out.Removed = append(out.Removed, &skeinv1.CNIAttachment{ContainerId: l.Key.ContainerID, Interface: l.Key.Interface})
 	}
 	return out, s.report("GC", ipam.Key{}, began, errors.Join(errs...))

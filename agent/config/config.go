@@ -41,13 +41,15 @@ type Config struct {
 	Leader bool              `yaml:"leader"` // wish to lead the site
 	Labels map[string]string `yaml:"labels"`
 
-	InternalIP          string   `yaml:"internalIP"`          // the only private address that is offered
-	ForceEndpoint       string   `yaml:"forceEndpoint"`       // host:port
-	PersistentKeepalive uint32   `yaml:"persistentKeepalive"` // seconds
-	StunServers         []string `yaml:"stunServers"`         // host:port; default: the cluster's setting, else the mesh's public nodes
-	NodeAddresses       []string `yaml:"nodeAddresses"`       // private prefixes that peers shall route to this node
-	Advertise           []string `yaml:"advertise"`           // what else peers shall route to this node: node-addresses
-	RouteNodeAddresses  *bool    `yaml:"routeNodeAddresses"`  // take the peers' nodeAddresses; default: the cluster's setting
+	InternalIP          string `yaml:"internalIP"`          // the only private address that is offered
+	ForceEndpoint       string `yaml:"forceEndpoint"`       // host:port
+	PersistentKeepalive uint32 `yaml:"persistentKeepalive"` // seconds
+	// host:port; default: the cluster's setting, else the mesh's public nodes
+	StunServers   []string `yaml:"stunServers"`
+	NodeAddresses []string `yaml:"nodeAddresses"` // private prefixes that peers shall route to this node
+	Advertise     []string `yaml:"advertise"`     // what else peers shall route to this node: node-addresses
+	// take the peers' nodeAddresses; default: the cluster's setting
+	RouteNodeAddresses *bool `yaml:"routeNodeAddresses"`
 
 	NatTraversal               NatTraversal    `yaml:"natTraversal"`
 	Peers                      map[string]Peer `yaml:"peers"` // by name
@@ -147,9 +149,10 @@ type Egress struct {
 
 // EgressClient is the host, or one of its network namespaces, that uses egresses.
 type EgressClient struct {
-	NetNS     string   `yaml:"netns"`     // path; empty: the host itself
-	Interface string   `yaml:"interface"` // in the network namespace: the link with an address of the mesh; not for the host
-	Egresses  []string `yaml:"egresses"`  // namespace/name, in order of precedence
+	NetNS string `yaml:"netns"` // path; empty: the host itself
+	// in the network namespace: the link with an address of the mesh; not for the host
+	Interface string   `yaml:"interface"`
+	Egresses  []string `yaml:"egresses"` // namespace/name, in order of precedence
 }
 
 // Dataplane chooses drivers.
@@ -205,9 +208,10 @@ func Default() Config {
 	name, _ := os.Hostname()
 	name, _, _ = strings.Cut(strings.ToLower(name), ".")
 	c := Config{
-		Name:              name,
-		Relay:             Auto,
-		Ports:             Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		Name:  name,
+		Relay: Auto,
+		Ports: Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821,
+			Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
 		EmptyBlockSeconds: 300,
 		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
@@ -353,7 +357,8 @@ func (c *Config) checkCNI() error {
 		return wrong("cni.confFile", "%q: want the name of a file that ends in .conflist, without a directory", n.ConfFile)
 	}
 	if !cniName.MatchString(n.Network) {
-		return wrong("cni.network", "%q is no name of a network; want letters, digits, dots, underscores and hyphens, a letter or digit first", n.Network)
+		return wrong("cni.network", "%q is no name of a network; want letters, digits, dots, underscores and hyphens, a "+
+			"letter or digit first", n.Network)
 	}
 	for _, p := range n.Chain {
 		if !cniName.MatchString(p) || p == "skein-cni" {
@@ -369,7 +374,8 @@ func (c *Config) checkKubernetes() error {
 		return wrong("kubernetes.kubeconfig", "%q: want a path that begins with /, or %s", k.Kubeconfig, InCluster)
 	}
 	if k.Node != "" && !dnsname.IsName(k.Node) {
-		return wrong("kubernetes.node", "%q is no name of a Node; allowed: a-z, 0-9, - and ., at most 253, neither - nor . at the ends", k.Node)
+		return wrong("kubernetes.node", "%q is no name of a Node; allowed: a-z, 0-9, - and ., at most 253, neither - nor . "+
+			"at the ends", k.Node)
 	}
 	if k.Node != "" && k.Kubeconfig == "" {
 		return wrong("kubernetes.node", "it is set, but kubernetes.kubeconfig is not: without it there is no Kubernetes")
@@ -419,7 +425,8 @@ func (p Ports) UDPRelayRange() (first, last uint16, err error) {
 	x, err1 := strconv.ParseUint(strings.TrimSpace(a), 10, 16)
 	y, err2 := strconv.ParseUint(strings.TrimSpace(b), 10, 16)
 	if !ok || err1 != nil || err2 != nil || x == 0 || y <= x {
-		return 0, 0, wrong("ports.udpRelay", "%q: want first-last, such as 24000-28999, with room for two ports at least", p.UDPRelay)
+		return 0, 0, wrong("ports.udpRelay", "%q: want first-last, such as 24000-28999, with room for two ports at least",
+			p.UDPRelay)
 	}
 	return uint16(x), uint16(y), nil
 }
@@ -429,7 +436,8 @@ func (c *Config) checkUDPRelay() error {
 	if err != nil {
 		return err
 	}
-	for key, port := range map[string]uint16{"ports.wireguard": c.Ports.WireGuard, "ports.stun": c.Ports.Stun, "ports.control": c.Ports.Control} {
+	for key, port := range map[string]uint16{"ports.wireguard": c.Ports.WireGuard, "ports.stun": c.Ports.Stun,
+		"ports.control": c.Ports.Control} {
 		if port >= first && port <= last {
 			return wrong("ports.udpRelay", "%s holds port %d of %s", c.Ports.UDPRelay, port, key)
 		}
@@ -438,7 +446,8 @@ func (c *Config) checkUDPRelay() error {
 }
 
 func (c *Config) checkAddresses() error {
-	if len(c.Site) > maxSite || !utf8.ValidString(c.Site) || strings.ContainsFunc(c.Site, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if len(c.Site) > maxSite || !utf8.ValidString(c.Site) ||
+		strings.ContainsFunc(c.Site, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return wrong("site", "%.80q is no name of a site; allowed: at most %d bytes of printable characters", c.Site, maxSite)
 	}
 	internal, err := addr.Internal(c.InternalIP)
@@ -453,7 +462,8 @@ func (c *Config) checkAddresses() error {
 	}
 	for _, p := range c.NatTraversal.PortMapping {
 		if !slices.Contains(NatTraversal{}.Protocols(), p) {
-			return wrong("natTraversal.portMapping", "%q is not allowed; allowed: pcp, natpmp, upnp, or an empty list for none", p)
+			return wrong("natTraversal.portMapping", "%q is not allowed; allowed: pcp, natpmp, upnp, or an empty list for none",
+				p)
 		}
 	}
 	for _, s := range c.StunServers {
@@ -467,7 +477,8 @@ func (c *Config) checkAddresses() error {
 			return wrong("nodeAddresses", "%q: want a prefix without host bits, such as 192.168.7.0/24", a)
 		}
 		if !addr.Private(p) {
-			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: %s", p, addr.PrivateText)
+			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: %s", p,
+				addr.PrivateText)
 		}
 	}
 	for _, what := range c.Advertise {
@@ -507,7 +518,8 @@ func (c *Config) checkEgress() error {
 		case e.NetNS == "" && e.Interface != "":
 			return wrong(key, "interface %q is not for the host itself, whose tunnels go through dataplane.link", e.Interface)
 		case e.NetNS != "" && !dataplane.ValidLink(e.Interface):
-			return wrong(key, "%s: interface %q is no interface name; want that of the link with an address of the mesh, 1 to 15 characters without / : or blanks", who, e.Interface)
+			return wrong(key, "%s: interface %q is no interface name; want that of the link with an address of the mesh, 1 to "+
+				"15 characters without / : or blanks", who, e.Interface)
 		case len(e.Egresses) == 0:
 			return wrong(key, "%s names no egress", who)
 		case len(e.Egresses) > mostEgresses:
@@ -549,7 +561,8 @@ func (c *Config) checkRelayLimits() error {
 		}
 	}
 	if l.ClientPackets > 0 && l.ClientPackets < 100 {
-		return wrong("relayLimits.clientPackets", "%d is not allowed; want 0 (no limit) or at least 100: fewer would not carry a node's own gossip", l.ClientPackets)
+		return wrong("relayLimits.clientPackets", "%d is not allowed; want 0 (no limit) or at least 100: fewer would not "+
+			"carry a node's own gossip", l.ClientPackets)
 	}
 	return nil
 }

@@ -24,14 +24,16 @@ func TestLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Name != "dc1" || c.Relay != config.On || c.Server == nil || !*c.Server || c.Ports.WireGuard != 51999 || c.Ports.Relay != 7443 {
+	if c.Name != "dc1" || c.Relay != config.On || c.Server == nil || !*c.Server || c.Ports.WireGuard != 51999 ||
+		c.Ports.Relay != 7443 {
 		t.Fatalf("have %+v", c)
 	}
 }
 
 // The ports that hosts, firewalls and documents rely on, and a time.
 func TestDefaults(t *testing.T) {
-	want := config.Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"}
+	want := config.Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469",
+		UDPRelay: "24000-28999"}
 	if have := config.Default().Ports; have != want {
 		t.Errorf("%+v, want %+v", have, want)
 	}
@@ -46,40 +48,52 @@ func TestKilosValues(t *testing.T) {
 	if err != nil || c.InternalIP != "10.0.0.7" || c.ForceEndpoint != "" {
 		t.Errorf("%q, %q, %v", c.InternalIP, c.ForceEndpoint, err)
 	}
-	if c, err = load(t, "name: a\ninternalIP: '-'\nforceEndpoint: edge.example.com:51820\n"); err != nil || c.InternalIP != "" || c.ForceEndpoint != "edge.example.com:51820" {
+	if c, err = load(t, "name: a\ninternalIP: '-'\nforceEndpoint: edge.example.com:51820\n"); err != nil ||
+		c.InternalIP != "" || c.ForceEndpoint != "edge.example.com:51820" {
 		t.Errorf("%q, %q, %v", c.InternalIP, c.ForceEndpoint, err)
 	}
 }
 
 func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
-		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: advertise, cni, dataplane, directRetry`},
-		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, plain, relay, relayOutside, stun, udpRelay, wireguard`},
+		{"unknown key", "name: a\nsit: b\n",
+			`skein.yaml:2: unknown key "sit"; allowed here: advertise, cni, dataplane, directRetry`},
+		{"unknown nested key", "name: a\nports: {wg: 1}\n",
+			`unknown key "ports.wg"; allowed here: control, metrics, plain, relay, relayOutside, stun, udpRelay, wireguard`},
 		{"wrong type", "name: a\nports: {relay: fast}\n", `skein.yaml:2: ports.relay: want a whole number`},
 		{"bad name", "name: A_b\n", `name: "A_b" is no host label`},
 		{"bad relay", "name: a\nrelay: maybe\n", `relay: "maybe" is not allowed; allowed: auto, true, false`},
 		{"same port twice", "name: a\nports: {relay: 7946}\n", `port 7946/tcp is taken by ports.relay`},
 		{"port 0", "name: a\nports: {stun: 0}\n", `ports.stun: 0 is not allowed`},
 		{"bad endpoint", "name: a\nforceEndpoint: nowhere\n", `"nowhere": want host:port`},
-		{"long site", "name: a\nsite: " + strings.Repeat("s", 300) + "\n", `is no name of a site; allowed: at most 64 bytes of printable characters`},
+		{"long site", "name: a\nsite: " + strings.Repeat("s", 300) + "\n",
+			`is no name of a site; allowed: at most 64 bytes of printable characters`},
 		{"site with control characters", "name: a\nsite: \"a\\e[31m\"\n", `site: "a\x1b[31m" is no name of a site`},
 		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is no IP address: want one of the host`},
 		{"advertise", "name: a\nadvertise: [pods]\n", `advertise: "pods" is not allowed; allowed: node-addresses`},
-		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n", `natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
-		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n", `natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
+		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n",
+			`natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
+		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n",
+			`natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
 		{"host bits", "name: a\noverlay: {ipv4: 10.4.1.0/16}\n", `overlay.ipv4`},
 		{"tiny overlay", "name: a\noverlay: {ipv4: 10.4.1.0/30}\n", `overlay.ipv4`},
 		{"FoU driver", "dataplane: {fou: fast}\n", `dataplane.fou: "fast" is not allowed; allowed: auto, kernel, userspace`},
-		{"egress without names", "egress: {clients: [{netns: \"\"}]}\n", `egress.clients: the host itself (netns: "") names no egress`},
+		{"egress without names", "egress: {clients: [{netns: \"\"}]}\n",
+			`egress.clients: the host itself (netns: "") names no egress`},
 		{"egress of no namespace", "egress: {clients: [{egresses: [nat]}]}\n", `"nat" is no egress; want namespace/name`},
 		{"egress twice", "egress: {clients: [{egresses: [a/b, a/b]}]}\n", `"a/b" is there twice`},
-		{"host twice", "egress: {clients: [{egresses: [a/b]}, {egresses: [a/c]}]}\n", `is there twice; name all its egresses in one entry`},
-		{"relative netns", "egress: {clients: [{netns: blue, interface: eth0, egresses: [a/b]}]}\n", `netns "blue": want a path from /`},
-		{"netns without interface", "egress: {clients: [{netns: /run/netns/blue, egresses: [a/b]}]}\n", `/run/netns/blue: interface "" is no interface name`},
-		{"interface of the host", "egress: {clients: [{interface: eth0, egresses: [a/b]}]}\n", `interface "eth0" is not for the host itself`},
+		{"host twice", "egress: {clients: [{egresses: [a/b]}, {egresses: [a/c]}]}\n",
+			`is there twice; name all its egresses in one entry`},
+		{"relative netns", "egress: {clients: [{netns: blue, interface: eth0, egresses: [a/b]}]}\n",
+			`netns "blue": want a path from /`},
+		{"netns without interface", "egress: {clients: [{netns: /run/netns/blue, egresses: [a/b]}]}\n",
+			`/run/netns/blue: interface "" is no interface name`},
+		{"interface of the host", "egress: {clients: [{interface: eth0, egresses: [a/b]}]}\n",
+			`interface "eth0" is not for the host itself`},
 		{"relative directory", "name: a\ncni: {confDir: net.d}\n", `cni.confDir: "net.d": want a path that begins with /`},
 		{"no directory of plugins", "name: a\ncni: {binDir: ''}\n", `cni.binDir: "": want a path that begins with /`},
-		{"file elsewhere", "name: a\ncni: {confFile: ../x.conflist}\n", `cni.confFile: "../x.conflist": want the name of a file`},
+		{"file elsewhere", "name: a\ncni: {confFile: ../x.conflist}\n",
+			`cni.confFile: "../x.conflist": want the name of a file`},
 		{"file of another kind", "name: a\ncni: {confFile: x.yaml}\n", `want the name of a file that ends in .conflist`},
 		{"network", "name: a\ncni: {network: a b}\n", `cni.network: "a b" is no name of a network`},
 		{"chained itself", "name: a\ncni: {chain: [portmap, skein-cni]}\n", `cni.chain: "skein-cni" is no plugin`},
@@ -95,7 +109,8 @@ func TestLoadRefuses(t *testing.T) {
 }
 
 func TestPortMappingCanBeSwitchedOff(t *testing.T) {
-	for in, want := range map[string]string{"name: a\n": "pcp natpmp upnp", "natTraversal: {portMapping: []}\n": "", "natTraversal: {portMapping: [upnp]}\n": "upnp"} {
+	for in, want := range map[string]string{"name: a\n": "pcp natpmp upnp", "natTraversal: {portMapping: []}\n": "",
+		"natTraversal: {portMapping: [upnp]}\n": "upnp"} {
 		c, err := load(t, in)
 		if got := strings.Join(c.NatTraversal.Protocols(), " "); err != nil || got != want {
 			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
@@ -104,8 +119,10 @@ func TestPortMappingCanBeSwitchedOff(t *testing.T) {
 }
 
 func TestEgressClients(t *testing.T) {
-	c, err := load(t, "egress:\n  clients:\n  - egresses: [internet/nat]\n  - {netns: /run/netns/blue, interface: eth0, egresses: [dc/nat, internet/nat]}\ndataplane: {fou: userspace}\n")
-	if err != nil || len(c.Egress.Clients) != 2 || c.Egress.Clients[1].Egresses[1] != "internet/nat" || c.Dataplane.FoU != config.Userspace {
+	c, err := load(t, "egress:\n  clients:\n  - egresses: [internet/nat]\n  - {netns: /run/netns/blue, interface: eth0, "+
+		"egresses: [dc/nat, internet/nat]}\ndataplane: {fou: userspace}\n")
+	if err != nil || len(c.Egress.Clients) != 2 || c.Egress.Clients[1].Egresses[1] != "internet/nat" ||
+		c.Dataplane.FoU != config.Userspace {
 		t.Errorf("%+v, %v", c.Egress, err)
 	}
 }
@@ -135,34 +152,41 @@ func TestNumbers(t *testing.T) {
 	}{
 		{"none", "name: a\n", dataplane.DefaultNumbers(), 51820, "127.0.0.1:9469"},
 		{"instance", "name: a\ndataplane: {instance: 1}\n", dataplane.NumbersOf(1), 51830, "127.0.0.1:9479"},
-		{"single keys", "name: a\nports: {wireguard: 4500}\ndataplane: {link: mesh0, table: 77, mark: 0x800000, tunnelMark: 0x1000000, markMask: 0x1800000, instance: 2, nftTable: mesh}\n",
+		{"single keys", "name: a\nports: {wireguard: 4500}\ndataplane: {link: mesh0, table: 77, mark: 0x800000, " +
+			"tunnelMark: 0x1000000, markMask: 0x1800000, instance: 2, nftTable: mesh}\n",
 			func() dataplane.Numbers {
 				n := dataplane.NumbersOf(2).WithNftTable("mesh")
 				n.Link, n.RouteTable, n.MarkWG, n.MarkRoute, n.MarkMask = "mesh0", 77, 0x800000, 0x1000000, 0x1800000
 				return n
 			}(), 4500, "127.0.0.1:9489"},
-		{"blocks", "name: a\ndataplane: {rule: 9000, firstRule: 8000, firstTable: 200, hopLink: h0, plainLink: p0}\n", func() dataplane.Numbers {
-			n := dataplane.DefaultNumbers()
-			n.RulePriority, n.FirstRule, n.FirstTable, n.HopLink, n.PlainLink = 9000, 8000, 200, "h0", "p0"
-			return n
-		}(), 51820, "127.0.0.1:9469"},
+		{"blocks", "name: a\ndataplane: {rule: 9000, firstRule: 8000, firstTable: 200, hopLink: h0, plainLink: p0}\n",
+			func() dataplane.Numbers {
+				n := dataplane.DefaultNumbers()
+				n.RulePriority, n.FirstRule, n.FirstTable, n.HopLink, n.PlainLink = 9000, 8000, 200, "h0", "p0"
+				return n
+			}(), 51820, "127.0.0.1:9469"},
 	} {
 		cfg, err := load(t, c.file)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
-		if got := cfg.Dataplane.Numbers(); got != c.want || cfg.Ports.WireGuard != c.wireguard || cfg.Ports.Metrics != c.metrics {
+		if got := cfg.Dataplane.Numbers(); got != c.want || cfg.Ports.WireGuard != c.wireguard ||
+			cfg.Ports.Metrics != c.metrics {
 			t.Errorf("%s: %+v, ports %+v", c.name, got, cfg.Ports)
 		}
 	}
 	for file, want := range map[string]string{
-		"name: a\ndataplane: {instance: 3}\n":              "skein.yaml:2: dataplane.instance: 3 is not allowed; want 0 to 2",
-		"name: a\ndataplane:\n  table: 254\n":              "skein.yaml:3: dataplane.table: 254 is no table for us; want 1 to 252",
-		"name: a\ndataplane: {instance: 1, mark: 0x20}\n":  "skein.yaml:2: dataplane.mark: 0x20 has bits outside of the mask 0x18",
-		"name: a\ndataplane:\n  nftTable: my-table\n":      `skein.yaml:3: dataplane.nftTable: "my-table" is no name of an nft table`,
-		"name: a\ndataplane:\n  firstRule: 32400\n":        "skein.yaml:3: dataplane.firstRule: 32400: 306 priorities begin there",
-		"name: a\ndataplane:\n  tunnelMark: 32\n":          "skein.yaml:3: dataplane.tunnelMark: 0x20 is the mark of what does not enter the tunnel",
+		"name: a\ndataplane: {instance: 3}\n": "skein.yaml:2: dataplane.instance: 3 is not allowed; want 0 to 2",
+		"name: a\ndataplane:\n  table: 254\n": "skein.yaml:3: dataplane.table: 254 is no table for us; want 1 " +
+			"to 252",
+		"name: a\ndataplane: {instance: 1, mark: 0x20}\n": "skein.yaml:2: dataplane.mark: 0x20 has bits outside of the " +
+			"mask 0x18",
+		"name: a\ndataplane:\n  nftTable: my-table\n": `skein.yaml:3: dataplane.nftTable: "my-table" is no name of an nft table`,
+		"name: a\ndataplane:\n  firstRule: 32400\n": "skein.yaml:3: dataplane.firstRule: 32400: 306 priorities " +
+			"begin there",
+		"name: a\ndataplane:\n  tunnelMark: 32\n": "skein.yaml:3: dataplane.tunnelMark: 0x20 is the mark of what " +
+			"does not enter the tunnel",
 		"name: a\ndataplane:\n  plainLink: skein0\n":       `skein.yaml:3: dataplane.plainLink: "skein0" is the name of another link`,
 		"name: a\ndataplane: {instance: 1, mask: 0x600}\n": `unknown key "dataplane.mask"`,
 	} {

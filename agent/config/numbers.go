@@ -46,8 +46,10 @@ func (d Dataplane) Numbers() dataplane.Numbers {
 
 // numberKeys are the keys by the names of the fields of dataplane.Numbers.
 var numberKeys = map[string]string{
-	"Link": "link", "HopLink": "hopLink", "PlainLink": "plainLink", "NftTable": "nftTable", "MarkWG": "mark", "MarkRoute": "tunnelMark",
-	"MarkMask": "markMask", "RulePriority": "rule", "FirstRule": "firstRule", "RouteTable": "table", "FirstTable": "firstTable",
+	"Link": "link", "HopLink": "hopLink", "PlainLink": "plainLink", "NftTable": "nftTable", "MarkWG": "mark",
+	"MarkRoute": "tunnelMark",
+	"MarkMask":  "markMask", "RulePriority": "rule", "FirstRule": "firstRule", "RouteTable": "table",
+	"FirstTable": "firstTable",
 }
 
 func (c *Config) checkNumbers() error {
@@ -64,7 +66,8 @@ func (c *Config) checkNumbers() error {
 
 func (c *Config) checkInstance() error {
 	if c.Dataplane.Instance > dataplane.MaxInstance {
-		return wrong("dataplane.instance", "%d is not allowed; want 0 to %d, or 0 and keys of its own for each number", c.Dataplane.Instance, dataplane.MaxInstance)
+		return wrong("dataplane.instance", "%d is not allowed; want 0 to %d, or 0 and keys of its own for each number",
+			c.Dataplane.Instance, dataplane.MaxInstance)
 	}
 	return nil
 }

@@ -17,7 +17,8 @@ func TestInTunnel(t *testing.T) {
 		at    netip.Addr
 		want  uint64
 	}{
-		{100, v4, 160}, {101, v4, 176}, {100, v6, 192}, {0, v4, 64}, {4, netip.MustParseAddr("::ffff:10.4.0.1"), 64}, {5, v4, 80},
+		{100, v4, 160}, {101, v4, 176}, {100, v6, 192}, {0, v4, 64}, {4, netip.MustParseAddr("::ffff:10.4.0.1"),
+			64}, {5, v4, 80},
 	} {
 		if got := inTunnel(c.bytes, c.at); got != c.want {
 			t.Errorf("%d bytes at %s: %d, want %d", c.bytes, c.at, got, c.want)

@@ -85,7 +85,8 @@ type Config struct {
 	Roster Roster
 	Relay  Relay
 	Port   uint16 // TCP and UDP, on the overlay addresses
-	Link   string // the tunnel: nothing leaves in the clear while it is away, and no packet from elsewhere is taken for one of it
+	// the tunnel: nothing leaves in the clear while it is away, and no packet from elsewhere is taken for one of it
+	Link string
 	// Tunnel tells what is known of the tunnel to a node now.
 	Tunnel func(identity.ID) Tunnel
 	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
@@ -129,12 +130,14 @@ type Net struct {
 
 // New makes a control net that carries nothing yet but relayed streams; Bind opens the tunnel's side.
 func New(cfg Config) (*Net, error) {
-	n := &Net{cfg: cfg, streams: map[string]*stream{}, open: map[*Conn]struct{}{}, dials: lag.Gate{Meter: cfg.Lag, Most: dialsMax}}
+	n := &Net{cfg: cfg, streams: map[string]*stream{}, open: map[*Conn]struct{}{}, dials: lag.Gate{Meter: cfg.Lag,
+		Most: dialsMax}}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	var err error
-	n.server, err = cfg.Key.ServerTLS([]string{identity.ALPNRaft, identity.ALPNRPC, identity.ALPNGossip}, func(_ string, key ed25519.PublicKey) error {
-		return n.member(key)
-	})
+	n.server, err = cfg.Key.ServerTLS([]string{identity.ALPNRaft, identity.ALPNRPC, identity.ALPNGossip},
+		func(_ string, key ed25519.PublicKey) error {
+			return n.member(key)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -452,7 +455,8 @@ func (n *Net) TakePacket(from identity.ID, channel byte, b []byte) {
 // proved is what comes behind a packet's code, if a node has made that.
 func (n *Net) proved(from identity.ID, channel byte, b []byte) ([]byte, bool) {
 	key, ok := n.cfg.PacketKey(from)
-	if !ok || len(b) < codeSize || len(b) > MaxPacket+codeSize || !hmac.Equal(b[:codeSize], packetCode(key, from, channel, b[codeSize:])) {
+	if !ok || len(b) < codeSize || len(b) > MaxPacket+codeSize ||
+		!hmac.Equal(b[:codeSize], packetCode(key, from, channel, b[codeSize:])) {
 		return nil, false
 	}
 	return b[codeSize:], true

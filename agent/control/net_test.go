@@ -128,7 +128,8 @@ func trioOver(t *testing.T, link string) (w *wire, nodes []*node) {
 		var err error
 		n.net, err = control.New(control.Config{
 			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port, Link: link,
-			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
+			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received,
+			Log:    slog.New(slog.DiscardHandler),
 			Tunnel: func(identity.ID) control.Tunnel { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
 			Coded:  func(identity.ID) bool { n.mu.Lock(); defer n.mu.Unlock(); return n.codes },
 			OnEcho: func(from identity.ID, at, self netip.AddrPort, b []byte) {
@@ -253,10 +254,12 @@ func TestNothingGoesBesideTheTunnel(t *testing.T) {
 			t.Errorf("over %s the way is %s", link, way)
 		}
 		w.down = true
-		if c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC); !errors.Is(err, control.ErrNoWay) || !errors.Is(err, syscall.ENODEV) {
+		if c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC); !errors.Is(err, control.ErrNoWay) ||
+			!errors.Is(err, syscall.ENODEV) {
 			t.Errorf("a stream over %s: %v, %v", link, c, err)
 		}
-		if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); !errors.Is(err, control.ErrNoWay) || !errors.Is(err, syscall.ENODEV) {
+		if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); !errors.Is(err, control.ErrNoWay) ||
+			!errors.Is(err, syscall.ENODEV) {
 			t.Errorf("a packet over %s: %v", link, err)
 		}
 	}
@@ -291,10 +294,12 @@ func onLink(t *testing.T, here, there *testns.NS, link string, at netip.Addr) {
 		if err != nil {
 			return err
 		}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(at.AsSlice()), Priority: 9999}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(at.AsSlice()),
+			Priority: 9999}); err != nil {
 			return err
 		}
-		return netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: at.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
+		return netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: at.AsSlice(), HardwareAddr: mac,
+			State: netlink.NUD_PERMANENT})
 	})
 }
 
@@ -311,7 +316,8 @@ func TestOverlayAddressesFromOutsideTheTunnelAreForged(t *testing.T) {
 		from, to := netip.MustParseAddr(c.there), netip.MustParseAddr(c.here)
 		lan, tunnel := "lan"+strconv.Itoa(from.BitLen()), "tun"+strconv.Itoa(from.BitLen())
 		bits := from.BitLen() - 8
-		testns.Link(here, there, tunnel, []netip.Prefix{netip.PrefixFrom(to, bits)}, []netip.Prefix{netip.PrefixFrom(from, bits)})
+		testns.Link(here, there, tunnel, []netip.Prefix{netip.PrefixFrom(to, bits)},
+			[]netip.Prefix{netip.PrefixFrom(from, bits)})
 		testns.Link(here, there, lan, nil, nil)
 		here.Must("no reverse path filter", func() error {
 			for _, name := range []string{"all", lan} {
@@ -323,7 +329,8 @@ func TestOverlayAddressesFromOutsideTheTunnelAreForged(t *testing.T) {
 		})
 		onLink(t, here, there, lan, to)
 		packets := make(chan string, 64)
-		n, err := control.New(control.Config{Key: key, Roster: roster{addrs: map[identity.ID]netip.Addr{member: from}}, Port: 7946, Link: tunnel, Log: slog.New(slog.DiscardHandler),
+		n, err := control.New(control.Config{Key: key, Roster: roster{addrs: map[identity.ID]netip.Addr{member: from}},
+			Port: 7946, Link: tunnel, Log: slog.New(slog.DiscardHandler),
 			OnPacket: func(from identity.ID, channel byte, b []byte) { packets <- string(b) }})
 		if err != nil {
 			t.Fatal(err)
@@ -333,10 +340,11 @@ func TestOverlayAddressesFromOutsideTheTunnelAreForged(t *testing.T) {
 		send := func(link, text string) {
 			t.Helper()
 			there.Must("send over "+link, func() error {
-				d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, c syscall.RawConn) (err error) {
-					e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) })
-					return errors.Join(e, err)
-				}}
+				d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+					Control: func(_, _ string, c syscall.RawConn) (err error) {
+						e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) })
+						return errors.Join(e, err)
+					}}
 				s, err := d.Dial("udp", netip.AddrPortFrom(to, 7946).String())
 				if err != nil {
 					return err
@@ -457,7 +465,8 @@ func TestKick(t *testing.T) {
 		}
 	}
 	n[0].net.Kick(n[1].id)
-	for name, c := range map[string]*control.Conn{"dialled": there.from, "accepted": back.to, "the other end of the dialled": there.to, "the other end of the accepted": back.from} {
+	for name, c := range map[string]*control.Conn{"dialled": there.from, "accepted": back.to, "the other end of the " +
+		"dialled": there.to, "the other end of the accepted": back.from} {
 		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 		var timeout net.Error
 		if _, err := c.Read(make([]byte, 1)); err == nil || errors.As(err, &timeout) && timeout.Timeout() {

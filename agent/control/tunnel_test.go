@@ -27,7 +27,8 @@ func overlay(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 77, 0, byte
 // forge sends what a neighbour would, under a node's overlay address, to another's control net.
 func forge(t *testing.T, from, to int, port uint16, b string) {
 	t.Helper()
-	c, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(overlay(from), 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(overlay(to), port)))
+	c, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(overlay(from), 0)),
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(overlay(to), port)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,10 +156,12 @@ func TestEchoesCarryACode(t *testing.T) {
 			forge(t, 0, 1, n[1].port, "\x83"+string(sealed[1:17])+"HELLO"+content[5:]) // changed
 			forge(t, 0, 1, n[1].port, string(sealed))
 			if codes {
-				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port, len(content), content))
+				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port,
+					len(content), content))
 			} else { // without codes for the rest, a packet that has none is another's word
 				n[1].want(t, n[0].id, "3 hello")
-				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port, len(content), content))
+				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port,
+					len(content), content))
 			}
 			if got, ok := n[1].net.OpenEcho(n[0].id, sealed); !ok || string(got) != content {
 				t.Errorf("opened: %v, %d bytes", ok, len(got))

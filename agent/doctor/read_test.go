@@ -135,7 +135,8 @@ func TestReadsTheNetwork(t *testing.T) {
 // TestReadsFirewalls: what nft has made is read as nft means it.
 func TestReadsFirewalls(t *testing.T) {
 	const begin = "table inet filter {\n chain input { type filter hook input priority 0; policy drop;\n"
-	const good = "iifname \"lo\" accept\n ct state established,related accept\n iifname \"skein0\" accept\n meta l4proto 58 accept\n"
+	const good = "iifname \"lo\" accept\n ct state established,related accept\n iifname \"skein0\" accept\n meta " +
+		"l4proto 58 accept\n"
 	for _, c := range []struct {
 		name, text string
 		want       []string // findings that are not ok
@@ -146,7 +147,8 @@ func TestReadsFirewalls(t *testing.T) {
 		{"a set with a name", "table inet filter { set open { type inet_service; elements = { 22, 51820 } }\n" +
 			"chain input { type filter hook input priority 0; policy drop;\n" + good + "udp dport @open accept\n}}", nil},
 		{"by a verdict map", begin + "ct state vmap { established : accept, related : accept, invalid : drop }\n" +
-			"iifname { \"lo\", \"skein0\" } accept\n jump more\n }\n chain more { meta l4proto . th dport vmap { tcp . 22 : accept }\n" +
+			"iifname { \"lo\", \"skein0\" } accept\n jump more\n }\n chain more { meta l4proto . th dport vmap { tcp . 22 : " +
+			"accept }\n" +
 			"udp dport 51820 accept\n}}", nil},
 		{"WireGuard's port is shut", begin + good + "tcp dport 22 accept\n}}", []string{
 			"warning port 51820/udp over IPv4: dropped by table inet filter, chain input, its policy",
@@ -156,8 +158,10 @@ func TestReadsFirewalls(t *testing.T) {
 			"warning port 51820/udp over IPv4: dropped by table ip filter, chain INPUT, rule 3"}},
 		{"only some", begin + good +
 			"ip saddr 198.51.100.0/24 udp dport 51820 accept\n ip6 saddr 2001:db8:9::/48 accept\n}}", []string{
-			"note port 51820/udp over IPv4: whether it is dropped depends on more than the port; see table inet filter, chain input, its policy",
-			"note port 51820/udp over IPv6: whether it is dropped depends on more than the port; see table inet filter, chain input, its policy"}},
+			"note port 51820/udp over IPv4: whether it is dropped depends on more than the port; see table inet filter, chain " +
+				"input, its policy",
+			"note port 51820/udp over IPv6: whether it is dropped depends on more than the port; see table inet filter, chain " +
+				"input, its policy"}},
 		{"the second chain drops", begin + good +
 			"udp dport 51820 accept\n}}\ntable ip late { chain in { type filter hook input priority 10;\n" +
 			"udp dport 51820 drop\n}}",
@@ -270,11 +274,13 @@ func TestModuleIn(t *testing.T) {
 
 func TestParseSocket(t *testing.T) {
 	for line, want := range map[string]string{
-		"  1: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 x":        "127.0.0.1:8080",
-		"  1: 00000000000000000000000000000000:CA6C 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 4711 1": "[::]:51820",
-		"  1: 0100007F:1F90 0200007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x":        "",
-		"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode":          "",
-		"  1: 0100007F 0200007F:1000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 x":             "",
+		"  1: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 " +
+			"x": "127.0.0.1:8080",
+		"  1: 00000000000000000000000000000000:CA6C 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 4711 " +
+			"1": "[::]:51820",
+		"  1: 0100007F:1F90 0200007F:1000 01 00000000:00000000 00:00000000 00000000     0        0 4711 1 x": "",
+		"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode":   "",
+		"  1: 0100007F 0200007F:1000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 x":      "",
 	} {
 		s, inode, ok := parseSocket("tcp", line)
 		switch {

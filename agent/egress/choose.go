@@ -301,7 +301,9 @@ func weight(s Slot, id identity.ID) uint64 {
 // rebalance moves one slot from a node that has several to one that has none, when all has been quiet for a while.
 func (c *chooser) rebalance(e PlaceEgress, at spread) {
 	most := 0
-	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }) {
+	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), func(a, b identity.ID) int {
+		return bytes.Compare(a[:], b[:])
+	}) {
 		most = max(most, number(!n.IsZero())*at.nodes[n])
 	}
 	if most < 2 || c.handing >= PlannedMost {

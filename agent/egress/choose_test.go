@@ -21,7 +21,8 @@ func place(nodes int, owners ...int) Placement {
 	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA,
 		Gateways: map[string]string{"gw": "yes"}}}}
 	for i := range nodes {
-		p.Nodes = append(p.Nodes, PlaceNode{ID: nodeID(i), Name: fmt.Sprintf("g%d", i), Heard: p.Now, Labels: map[string]string{"gw": "yes"},
+		p.Nodes = append(p.Nodes, PlaceNode{ID: nodeID(i), Name: fmt.Sprintf("g%d", i), Heard: p.Now,
+			Labels: map[string]string{"gw": "yes"},
 			States: map[Ref]GatewayState{refA: {Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}}})
 	}
 	for n, o := range owners {
@@ -48,7 +49,8 @@ func health(p *Placement, n int, h skeinv1.GatewayState_Health, ready bool) {
 	p.Nodes[n].States = map[Ref]GatewayState{refA: {Ready: ready, Health: h, Reason: "no answer"}}
 }
 
-const bad, unknown, good = skeinv1.GatewayState_HEALTH_BAD, skeinv1.GatewayState_HEALTH_UNKNOWN, skeinv1.GatewayState_HEALTH_GOOD
+const bad, unknown, good = skeinv1.GatewayState_HEALTH_BAD, skeinv1.GatewayState_HEALTH_UNKNOWN,
+	skeinv1.GatewayState_HEALTH_GOOD
 
 func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -65,13 +67,26 @@ func TestChoose(t *testing.T) {
 		"more slots than gateways":       {place(1, -1, -1), nil, []string{"0: -→g0", "1: -→g0"}},
 		"the owner is dead":              {place(2, 0), func(p *Placement) { dead(p, 0) }, []string{"0: g0→g1"}},
 		"dead, and nobody else":          {place(1, 0), func(p *Placement) { dead(p, 0) }, nil},
-		"silent, but the lease may run":  {place(2, 0), func(p *Placement) { p.Nodes[0].Heard = p.Now.Add(-time.Second) }, nil},
-		"just assigned, not granted yet": {place(2, 0), func(p *Placement) { s := &p.Egresses[0].Slots[0]; s.FreeAt, s.Seen, s.Granted = t0, p.Now, time.Time{} }, nil},
-		"alive but does not renew":       {place(2, 0), func(p *Placement) { p.Egresses[0].Slots[0].FreeAt = p.Now.Add(-2 * time.Second) }, []string{"0: g0→g1"}},
-		"draining":                       {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true }, []string{"0: g0→g1 planned"}},
-		"draining, and nobody else":      {place(1, 0), func(p *Placement) { p.Nodes[0].Draining = true }, nil},
-		"draining and dead":              {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true; dead(p, 0) }, []string{"0: g0→g1"}},
-		"labels fit no more": {place(2, 0), func(p *Placement) { p.Egresses[0].Gateways = map[string]string{"gw": "yes"}; p.Nodes[0].Labels = nil },
+		"silent, but the lease may run": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Heard = p.Now.Add(-time.Second)
+		}, nil},
+		"just assigned, not granted yet": {place(2, 0), func(p *Placement) {
+			s := &p.Egresses[0].Slots[0]
+			s.FreeAt, s.Seen,
+				s.Granted = t0, p.Now, time.Time{}
+		}, nil},
+		"alive but does not renew": {place(2, 0), func(p *Placement) {
+			p.Egresses[0].Slots[0].FreeAt = p.Now.Add(-2 * time.Second)
+		}, []string{"0: g0→g1"}},
+		"draining": {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true },
+			[]string{"0: g0→g1 planned"}},
+		"draining, and nobody else": {place(1, 0), func(p *Placement) { p.Nodes[0].Draining = true }, nil},
+		"draining and dead": {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true; dead(p, 0) },
+			[]string{"0: g0→g1"}},
+		"labels fit no more": {place(2, 0), func(p *Placement) {
+			p.Egresses[0].Gateways = map[string]string{"gw": "yes"}
+			p.Nodes[0].Labels = nil
+		},
 			[]string{"0: g0→g1 planned"}},
 		"labels fit another, not ready yet": {place(2, 0), func(p *Placement) {
 			p.Nodes[0].Labels, p.Egresses[0].Slots[0].Unfit = nil, p.Now
@@ -93,18 +108,32 @@ func TestChoose(t *testing.T) {
 			dead(p, 0)
 			health(p, 1, good, false)
 		}, []string{"0: g0→-"}},
-		"labels fit nobody":           {place(1, 0), func(p *Placement) { p.Egresses[0].Gateways = map[string]string{"gw": "no"} }, []string{"0: g0→-"}},
-		"revoked":                     {place(2, 0), func(p *Placement) { p.Nodes = p.Nodes[1:] }, []string{"0: gone→g1"}},
-		"unhealthy":                   {place(2, 0), func(p *Placement) { health(p, 0, bad, true) }, []string{"0: g0→g1 planned"}},
-		"unhealthy, the other unsure": {place(2, 0), func(p *Placement) { health(p, 0, bad, true); health(p, 1, unknown, true) }, []string{"0: g0→g1 planned"}},
-		"both unhealthy":              {place(2, 0), func(p *Placement) { health(p, 0, bad, true); health(p, 1, bad, true) }, nil},
-		"unhealthy, just come":        {place(2, 0), func(p *Placement) { health(p, 0, bad, true); p.Egresses[0].Slots[0].Seen = p.Now.Add(-time.Second) }, nil},
-		"not ready":                   {place(2, 0), func(p *Placement) { health(p, 0, good, false) }, []string{"0: g0→g1 planned"}},
-		"two on one":                  {place(2, 0, 0), nil, []string{"0: g0→g1 planned"}},
-		"two on one, not long":        {place(2, 0, 0), func(p *Placement) { p.Egresses[0].Slots[1].Seen = p.Now.Add(-20 * time.Second) }, nil},
-		"two on each":                 {place(2, 0, 0, 1, 1), nil, nil},
-		"a gateway more":              {place(3, 0, 1), nil, nil},
-		"busy":                        {place(2, 0), func(p *Placement) { p.Nodes[0].Draining = true; p.Egresses[0].Slots[0].Busy = true }, nil},
+		"labels fit nobody": {place(1, 0), func(p *Placement) {
+			p.Egresses[0].Gateways = map[string]string{"gw": "no"}
+		}, []string{"0: g0→-"}},
+		"revoked": {place(2, 0), func(p *Placement) { p.Nodes = p.Nodes[1:] }, []string{"0: gone→g1"}},
+		"unhealthy": {place(2, 0), func(p *Placement) { health(p, 0, bad, true) },
+			[]string{"0: g0→g1 planned"}},
+		"unhealthy, the other unsure": {place(2, 0), func(p *Placement) {
+			health(p, 0, bad, true)
+			health(p, 1, unknown, true)
+		}, []string{"0: g0→g1 planned"}},
+		"both unhealthy": {place(2, 0), func(p *Placement) { health(p, 0, bad, true); health(p, 1, bad, true) }, nil},
+		"unhealthy, just come": {place(2, 0), func(p *Placement) {
+			health(p, 0, bad, true)
+			p.Egresses[0].Slots[0].Seen = p.Now.Add(-time.Second)
+		}, nil},
+		"not ready":  {place(2, 0), func(p *Placement) { health(p, 0, good, false) }, []string{"0: g0→g1 planned"}},
+		"two on one": {place(2, 0, 0), nil, []string{"0: g0→g1 planned"}},
+		"two on one, not long": {place(2, 0, 0), func(p *Placement) {
+			p.Egresses[0].Slots[1].Seen = p.Now.Add(-20 * time.Second)
+		}, nil},
+		"two on each":    {place(2, 0, 0, 1, 1), nil, nil},
+		"a gateway more": {place(3, 0, 1), nil, nil},
+		"busy": {place(2, 0), func(p *Placement) {
+			p.Nodes[0].Draining = true
+			p.Egresses[0].Slots[0].Busy = true
+		}, nil},
 		"another site first": {place(4, 0, -1), func(p *Placement) {
 			for i := range p.Nodes {
 				p.Nodes[i].Site = []string{"n", "n", "n", "s"}[i]

@@ -84,8 +84,10 @@ func (k *Keeper) untilDrained() (left time.Duration, any bool) {
 
 // end proposes until it is known what came of it.
 func (k *Keeper) end(ctx context.Context, d Drained) {
-	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String(), Body: &skeinv1.Command_ChangeEgress{
-		ChangeEgress: &skeinv1.ChangeEgress{Namespace: d.Namespace, Name: d.Name, EndDraining: d.End, AtChangedIndex: d.Changed}}}
+	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String(),
+		Body: &skeinv1.Command_ChangeEgress{
+			ChangeEgress: &skeinv1.ChangeEgress{Namespace: d.Namespace, Name: d.Name, EndDraining: d.End,
+				AtChangedIndex: d.Changed}}}
 	done := func() {
 		k.mu.Lock()
 		delete(k.ending, d.Ref)

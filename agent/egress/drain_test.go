@@ -12,7 +12,8 @@ import (
 // before clients can have heard of it.
 func TestChooseDrained(t *testing.T) {
 	since := time.Unix(1000, 0)
-	e := &skeinv1.Egress{Namespace: "x", Name: "a", Replicas: 4, Draining: 3, DrainingSince: since.UnixNano(), DrainMillis: 60_000, ChangedIndex: 7}
+	e := &skeinv1.Egress{Namespace: "x", Name: "a", Replicas: 4, Draining: 3, DrainingSince: since.UnixNano(),
+		DrainMillis: 60_000, ChangedIndex: 7}
 	ref := Ref{"x", "a"}
 	owner, other := nodeID(1), nodeID(2)
 	for name, c := range map[string]struct {
@@ -22,17 +23,23 @@ func TestChooseDrained(t *testing.T) {
 		changed func(*skeinv1.Egress)
 		want    uint32
 	}{
-		"all have flows":             {10 * time.Second, []identity.ID{owner, owner, owner}, nil, nil, 0},
-		"the highest has none":       {10 * time.Second, []identity.ID{owner, owner, owner}, map[identity.ID][]uint32{owner: {3}}, nil, 1},
-		"a lower one has none":       {10 * time.Second, []identity.ID{owner, owner, owner}, map[identity.ID][]uint32{owner: {1, 2}}, nil, 0},
-		"none has any":               {10 * time.Second, []identity.ID{owner, other, owner}, map[identity.ID][]uint32{owner: {1, 3}, other: {2}}, nil, 3},
-		"another's word":             {10 * time.Second, []identity.ID{owner, owner, owner}, map[identity.ID][]uint32{other: {1, 2, 3}}, nil, 0},
-		"nobody has the highest":     {10 * time.Second, []identity.ID{owner, owner, {}}, nil, nil, 1},
-		"its owner is no member":     {10 * time.Second, []identity.ID{owner, owner, nodeID(9)}, nil, nil, 0},
-		"too early":                  {DrainLeast - 1, []identity.ID{owner, owner, owner}, map[identity.ID][]uint32{owner: {1, 2, 3}}, nil, 0},
-		"just before the time":       {time.Minute - 1, []identity.ID{owner, owner, owner}, nil, nil, 0},
-		"time is over":               {time.Minute, []identity.ID{owner, owner, owner}, nil, nil, 3},
-		"a slot for new flows alone": {time.Hour, []identity.ID{owner, owner, owner}, nil, func(e *skeinv1.Egress) { e.Draining = 0 }, 0},
+		"all have flows": {10 * time.Second, []identity.ID{owner, owner, owner}, nil, nil, 0},
+		"the highest has none": {10 * time.Second, []identity.ID{owner, owner, owner},
+			map[identity.ID][]uint32{owner: {3}}, nil, 1},
+		"a lower one has none": {10 * time.Second, []identity.ID{owner, owner, owner},
+			map[identity.ID][]uint32{owner: {1, 2}}, nil, 0},
+		"none has any": {10 * time.Second, []identity.ID{owner, other, owner},
+			map[identity.ID][]uint32{owner: {1, 3}, other: {2}}, nil, 3},
+		"another's word": {10 * time.Second, []identity.ID{owner, owner, owner},
+			map[identity.ID][]uint32{other: {1, 2, 3}}, nil, 0},
+		"nobody has the highest": {10 * time.Second, []identity.ID{owner, owner, {}}, nil, nil, 1},
+		"its owner is no member": {10 * time.Second, []identity.ID{owner, owner, nodeID(9)}, nil, nil, 0},
+		"too early": {DrainLeast - 1, []identity.ID{owner, owner, owner},
+			map[identity.ID][]uint32{owner: {1, 2, 3}}, nil, 0},
+		"just before the time": {time.Minute - 1, []identity.ID{owner, owner, owner}, nil, nil, 0},
+		"time is over":         {time.Minute, []identity.ID{owner, owner, owner}, nil, nil, 3},
+		"a slot for new flows alone": {time.Hour, []identity.ID{owner, owner, owner}, nil,
+			func(e *skeinv1.Egress) { e.Draining = 0 }, 0},
 	} {
 		now := since.Add(c.after)
 		one := &skeinv1.Egress{Namespace: e.Namespace, Name: e.Name, Replicas: e.Replicas, Draining: e.Draining,

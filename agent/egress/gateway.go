@@ -73,7 +73,8 @@ type gateway struct {
 
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	ctx, stop := context.WithCancel(context.Background())
-	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), updates: make(chan struct{}, 1), stop: stop,
+	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref),
+		updates: make(chan struct{}, 1), stop: stop,
 		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
 		unsure: map[int]bool{}}
 	gw.known, gw.formerKnown = g.clientsFiles(number, ref)
@@ -131,7 +132,8 @@ func (gw *gateway) save() {
 }
 
 // sync takes a node's clients, and returns the version that has them, and who was refused.
-func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, st *events.State) (uint64, []*skeinv1.SyncEgressClientsResponse_RefusedClient, error) {
+func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
+	st *events.State) (uint64, []*skeinv1.SyncEgressClientsResponse_RefusedClient, error) {
 	gw.mu.Lock()
 	changed, refused, err := gw.registry.Sync(from, q, holder(st))
 	if changed {
@@ -312,14 +314,16 @@ func (gw *gateway) changing(e *skeinv1.Egress) {
 
 // open makes or adopts the namespace and its queue.
 func (gw *gateway) open() (*egressns.NS, error) {
-	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Owner: gw.g.cfg.Numbers.Owner(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
+	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Owner: gw.g.cfg.Numbers.Owner(),
+		Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
 	if err != nil {
 		return nil, err
 	}
 	var queue *hold.Queue
 	if ns.Holds() {
 		if queue, err = hold.Open(gw.file, egressns.HoldQueue, gw.g.cfg.Log); err != nil {
-			gw.g.cfg.Log.Warn("packets of a slot that moves here cannot wait: some may be lost", "egress", gw.ref.String(), "err", err)
+			gw.g.cfg.Log.Warn("packets of a slot that moves here cannot wait: some may be lost", "egress",
+				gw.ref.String(), "err", err)
 			queue = nil
 		}
 	}
@@ -336,8 +340,10 @@ func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	gw.g.mu.Lock()
 	defer gw.g.mu.Unlock()
 	st := gw.g.state
-	in := GatewayInput{Numbers: gw.g.cfg.Numbers, Egress: e, Number: gw.number, MTU: gw.g.mtu, Ports: gw.g.ports, Complete: time.Since(gw.born) > 2*SyncEvery,
-		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st), projection.PlainNetworks(st),
+	in := GatewayInput{Numbers: gw.g.cfg.Numbers, Egress: e, Number: gw.number, MTU: gw.g.mtu, Ports: gw.g.ports,
+		Complete: time.Since(gw.born) > 2*SyncEvery,
+		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st),
+			projection.PlainNetworks(st),
 			projection.Elsewhere(st))}
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
@@ -537,7 +543,8 @@ func (gw *gateway) judge(round []*skeinv1.EgressProbe) {
 func (gw *gateway) stateNow() *skeinv1.GatewayState {
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
-	s := &skeinv1.GatewayState{Namespace: gw.ref.Namespace, Name: gw.ref.Name, Ready: gw.ns != nil && gw.done > 0 && gw.err == nil, Health: skeinv1.GatewayState_HEALTH_UNKNOWN}
+	s := &skeinv1.GatewayState{Namespace: gw.ref.Namespace, Name: gw.ref.Name, Ready: gw.ns != nil && gw.done > 0 &&
+		gw.err == nil, Health: skeinv1.GatewayState_HEALTH_UNKNOWN}
 	if !s.Ready {
 		s.Reason = "its network namespace is being made"
 		if gw.err != nil {
@@ -563,7 +570,8 @@ func (gw *gateway) stateNow() *skeinv1.GatewayState {
 
 // report is what this node does for the egress.
 func (gw *gateway) report() *skeinv1.EgressGateway {
-	out := &skeinv1.EgressGateway{Namespace: gw.ref.Namespace, Name: gw.ref.Name, NodeId: gw.g.cfg.Self.String(), State: gw.stateNow(), Netns: gw.file}
+	out := &skeinv1.EgressGateway{Namespace: gw.ref.Namespace, Name: gw.ref.Name, NodeId: gw.g.cfg.Self.String(),
+		State: gw.stateNow(), Netns: gw.file}
 	gw.mu.Lock()
 	ns := gw.ns
 	clients := maps.Clone(gw.clients)
@@ -583,7 +591,8 @@ func (gw *gateway) report() *skeinv1.EgressGateway {
 		}
 	}
 	out.Conntrack, out.ConntrackMax = uint64(c.Conntrack), uint64(c.ConntrackMax)
-	out.DroppedStrangers, out.DroppedInvalid, out.DroppedLease = c.Dropped.Strangers+c.Dropped.Nested, c.Dropped.Invalid, c.Dropped.Lease
+	out.DroppedStrangers, out.DroppedInvalid, out.DroppedLease = c.Dropped.Strangers+c.Dropped.Nested,
+		c.Dropped.Invalid, c.Dropped.Lease
 	out.DroppedDestination = c.Dropped.Destination
 	for _, h := range gw.g.renewer.Report() {
 		if h.Slot.Ref != gw.ref || h.State == Idle {
@@ -591,8 +600,10 @@ func (gw *gateway) report() *skeinv1.EgressGateway {
 		}
 		x := c.Slots[h.Slot.Number]
 		s := &skeinv1.EgressSlotReport{
-			Number: uint32(h.Slot.Number), Epoch: h.Epoch, Forwarding: h.State == Holding || h.State == Leaving, PacketsOut: x.SentPackets, BytesOut: x.SentBytes,
-			PacketsIn: x.ReceivedPackets, BytesIn: x.ReceivedBytes, Clients: clients[h.Slot.Number], FailoverNanos: int64(h.Failover),
+			Number: uint32(h.Slot.Number), Epoch: h.Epoch, Forwarding: h.State == Holding || h.State == Leaving,
+			PacketsOut: x.SentPackets, BytesOut: x.SentBytes,
+			PacketsIn: x.ReceivedPackets, BytesIn: x.ReceivedBytes, Clients: clients[h.Slot.Number],
+			FailoverNanos: int64(h.Failover),
 		}
 		if !h.End.IsZero() {
 			s.LeaseUntil = h.End.UnixNano()

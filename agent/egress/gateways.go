@@ -165,7 +165,9 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 
 // busy says that a slot of the egress is still being left. The caller has mu.
 func (g *Gateways) busy(ref Ref) bool {
-	return slices.ContainsFunc(g.renewer.Report(), func(h HolderReport) bool { return h.Slot.Ref == ref && h.State != Idle })
+	return slices.ContainsFunc(g.renewer.Report(), func(h HolderReport) bool {
+		return h.Slot.Ref == ref && h.State != Idle
+	})
 }
 
 // open makes the gateway of an egress, or nil with a note. The caller has mu.
@@ -311,17 +313,20 @@ func (g *Gateways) tell(slot Slot, text string) {
 	if what == "" {
 		what = "released"
 	}
-	g.cfg.Journal(&skeinv1.SlotHeld{What: what, Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: h.Epoch, Reason: text, TookNanos: int64(h.Failover)})
+	g.cfg.Journal(&skeinv1.SlotHeld{What: what, Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number),
+		Epoch: h.Epoch, Reason: text, TookNanos: int64(h.Failover)})
 }
 
 // SyncClients takes a node's clients of one egress, and answers when the kernel knows them.
-func (g *Gateways) SyncClients(ctx context.Context, from identity.ID, r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
+func (g *Gateways) SyncClients(ctx context.Context, from identity.ID,
+	r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
 	ref := Ref{r.GetNamespace(), r.GetName()}
 	g.mu.Lock()
 	gw, st := g.served[ref], g.state
 	if gw == nil {
 		g.mu.Unlock()
-		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is no gateway of egress " + ref.String() + " as far as it knows"}
+		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is no gateway of egress " + ref.String() +
+			" as far as it knows"}
 	}
 	g.mu.Unlock()
 	version, refused, err := gw.sync(from, r, st)

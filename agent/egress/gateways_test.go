@@ -33,22 +33,28 @@ func TestAddressesOfANode(t *testing.T) {
 	}
 	key := bytes.Repeat([]byte{1}, 32)
 	node := identity.IDOf(key)
-	do(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "00112233445566778899aabbccddeeff", OverlayIpv4: "10.4.0.0/16",
-		FirstNode: &skeinv1.NewNode{Name: "a", IdentityKey: key, WireguardKey: bytes.Repeat([]byte{2}, 32), Server: true, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: "00112233445566778899aabbccddeeff", OverlayIpv4: "10.4.0.0/16",
+		FirstNode: &skeinv1.NewNode{Name: "a", IdentityKey: key, WireguardKey: bytes.Repeat([]byte{2}, 32), Server: true,
+			MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}})
 	do(&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
-		Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24", Ipv6: "fd00:100::/120"}}, BlockSizeBits: 3}}}})
-	do(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: node.String(), Pool: "default", Total: 1}}})
+		Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24", Ipv6: "fd00:100::/120"}},
+		BlockSizeBits: 3}}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{
+		NodeId: node.String(), Pool: "default", Total: 1}}})
 	self := s.Node(node)
 	for addr, why := range map[string]string{
 		self.GetIpv4(): "", self.GetIpv6(): "", "10.100.0.7": "", "fd00:100::7": "",
-		"10.100.0.8": "is not of node a", "fd00:100::8": "is not of node a", "192.0.2.1": "is not of node a", "10.4.0.99": "is not of node a",
+		"10.100.0.8": "is not of node a", "fd00:100::8": "is not of node a", "192.0.2.1": "is not of node a",
+		"10.4.0.99": "is not of node a",
 	} {
 		err := holder(s)(node, netip.MustParseAddr(addr))
 		if (err == nil) != (why == "") || err != nil && !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v, want %q", addr, err, why)
 		}
 	}
-	if err := holder(s)(nodeID(9), netip.MustParseAddr("10.100.0.7")); err == nil || !strings.Contains(err.Error(), "is no member") {
+	if err := holder(s)(nodeID(9), netip.MustParseAddr("10.100.0.7")); err == nil || !strings.Contains(err.Error(),
+		"is no member") {
 		t.Errorf("a stranger's: %v", err)
 	}
 }

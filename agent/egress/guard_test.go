@@ -28,7 +28,8 @@ func TestGuardIsAShareOfTheLease(t *testing.T) {
 		} {
 			// The gateway's kernel is slow, or the leader's clock is fast.
 			if end, free := by(c.ticket, ppm), c.counted; end >= free {
-				t.Errorf("lease of %s, %s: the kernel has stopped after %s of the leader's time, which gives the slot on after %s", lease, name, end, free)
+				t.Errorf("lease of %s, %s: the kernel has stopped after %s of the leader's time, which gives the slot on after %s",
+					lease, name, end, free)
 			}
 		}
 		if lease > 3*time.Minute && by(lease, ppm) < former(lease) {

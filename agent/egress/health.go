@@ -58,7 +58,8 @@ func (h *Health) Observe(now time.Time, round []ProbeResult) {
 	if len(round) == 0 {
 		return
 	}
-	if !h.last.IsZero() && now.Sub(h.last) > StaleAfter { // what was before tells nothing of now; how often it was bad does
+	// what was before tells nothing of now; how often it was bad does
+	if !h.last.IsZero() && now.Sub(h.last) > StaleAfter {
 		*h = Health{bad: h.bad}
 	}
 	h.last = now
@@ -111,7 +112,8 @@ func (h *Health) Judge(now time.Time) (Condition, string) {
 	case now.Sub(h.last) > StaleAfter:
 		return Unknown, fmt.Sprintf("the last probe is %v old", now.Sub(h.last).Round(100*time.Millisecond))
 	case h.condition == Bad && h.failed == 0:
-		return Bad, fmt.Sprintf("targets answer again, %d times in a row are wanted after %d bad times in %v", h.needed(), len(h.bad), FlapWindow)
+		return Bad, fmt.Sprintf("targets answer again, %d times in a row are wanted after %d bad times in %v", h.needed(),
+			len(h.bad), FlapWindow)
 	case h.condition == Bad:
 		return Bad, fmt.Sprintf("no target answers, %d times in a row: %s", h.failed, h.why)
 	case h.condition == Good && h.failed > 0:

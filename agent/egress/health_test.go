@@ -98,7 +98,8 @@ func TestHealthTakesLongestAtMost(t *testing.T) {
 
 func TestHealthSaysWhy(t *testing.T) {
 	for rounds, want := range map[string]string{
-		"-": "too few", "+ +": "targets answer", "+ + -": "1 of 3 times: no answer", "- - -": "3 times in a row: no answer", "- - - +": "answer again",
+		"-": "too few", "+ +": "targets answer", "+ + -": "1 of 3 times: no answer", "- - -": "3 times in a row: no answer",
+		"- - - +": "answer again",
 	} {
 		var h Health
 		now := time.Unix(1000, 0)

@@ -157,7 +157,8 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 		h.failover = now.Sub(h.seen)
 	}
 	h.state = Holding
-	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot, epoch, now.Sub(h.seen).Round(time.Millisecond)))
+	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot,
+		epoch, now.Sub(h.seen).Round(time.Millisecond)))
 	return append(out, h.opened(now)...)
 }
 
@@ -331,7 +332,8 @@ func (h *Holder) Tick(now time.Time) (out []Order) {
 		out = append(out, h.order(DoDrop), Order{Kind: DoHandOver, Slot: h.slot, Epoch: h.toEpoch, To: h.to})
 	case h.state == Holding && !h.until.After(now):
 		h.state, h.seen, h.failover = Lost, now, 0
-		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard", h.slot, h.now.Epoch))
+		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard",
+			h.slot, h.now.Epoch))
 	}
 	if h.held && !now.Before(h.heldAt.Add(HoldMost)) {
 		out = append(out, h.order(DoOpen))

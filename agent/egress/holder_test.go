@@ -149,7 +149,8 @@ func TestNewOwnerHoldsPacketsUntilItIsGranted(t *testing.T) {
 		t.Errorf("nobody hands over: %v", got)
 	}
 	h = NewHolder(self, slotA) // an agent that starts anew holds nothing
-	if got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease}, t0)); len(got) > 0 {
+	if got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease},
+		t0)); len(got) > 0 {
 		t.Errorf("after a start: %v", got)
 	}
 	if got := kinds(h.Gone()); !reflect.DeepEqual(got, []OrderKind{DoDrop, DoSilence}) {
@@ -182,7 +183,8 @@ func TestLeases(t *testing.T) {
 		{l.Renew(at(6100*time.Millisecond), other, 6, false, next).Granted, true, "when it is over"},
 		{l.Renew(at(6100*time.Millisecond), self, 5, true, mine).Granted, false, "to the former, by an older state"},
 		{l.Released(other, 6, Agreed{Slot: slotA, Node: self, Epoch: 7, Lease: lease}), true, "a release"},
-		{l.Renew(at(6101*time.Millisecond), self, 7, false, Agreed{Slot: slotA, Node: self, Epoch: 7, Lease: lease}).Granted, true, "after it was released"},
+		{l.Renew(at(6101*time.Millisecond), self, 7, false, Agreed{Slot: slotA, Node: self, Epoch: 7, Lease: lease}).Granted,
+			true, "after it was released"},
 	} {
 		if c.granted != c.want {
 			t.Errorf("%d: %s: %t", i, c.what, c.granted)
@@ -216,7 +218,8 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	// They change their addresses: both are released, and assigned anew.
 	a.Epoch, a.Sources, a.Former, b.Epoch, b.Sources, b.Former = 9, []netip.Addr{y}, lease, 10, []netip.Addr{x}, lease
 	v := l.Renew(at(time.Second), other, 10, false, b)
-	if v.Granted || v.Retry != 300*time.Millisecond || v.Reason != "slot "+slotA.String()+", whose source address was 203.0.113.4, may still send" {
+	if v.Granted || v.Retry != 300*time.Millisecond || v.Reason != "slot "+slotA.String()+
+		", whose source address was 203.0.113.4, may still send" {
 		t.Errorf("before its former gateway's lease is over: %+v", v)
 	}
 	l.Released(self, 5, a)
@@ -235,7 +238,8 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	}
 	// A new leader does not know whose the address was.
 	l, fresh := NewLeases(t0), Agreed{Slot: slotB, Node: other, Epoch: 10, Lease: lease, Sources: []netip.Addr{x}}
-	if l.Renew(t0.Add(1299*time.Millisecond), other, 10, false, fresh).Granted || !l.Renew(t0.Add(1300*time.Millisecond), other, 10, false, fresh).Granted {
+	if l.Renew(t0.Add(1299*time.Millisecond), other, 10, false, fresh).Granted || !l.Renew(t0.Add(1300*time.Millisecond),
+		other, 10, false, fresh).Granted {
 		t.Error("a slot's first owner in a new term is not granted its address just when every lease is over")
 	}
 }

@@ -119,16 +119,19 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 // known.
 func NotLeading(leader string) error {
 	if leader == "" {
-		return connect.NewError(connect.CodeUnavailable, errors.New("this server does not lead and knows no leader: ask another"))
+		return connect.NewError(connect.CodeUnavailable, errors.New("this server does not lead and knows no leader: ask "+
+			"another"))
 	}
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this server does not lead: ask %s", leader))
 }
 
 // RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission
 // denied when the caller is no member, invalid argument when it asks for too much.
-func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request names %d slots and egresses, at most %d are allowed", n, maxWishes))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request names %d slots and egresses, at "+
+			"most %d are allowed", n, maxWishes))
 	}
 	if err := k.cfg.Lead.Verify(ctx); err != nil {
 		return nil, k.unavailable(err)
@@ -149,7 +152,8 @@ func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID, r *skeinv1.R
 		if v := k.wish(now, from, w, state); v.Granted {
 			a.Granted = append(a.Granted, w.GetSlot())
 		} else {
-			a.Denied = append(a.Denied, &skeinv1.RenewLeasesResponse_LeaseDenied{Slot: w.GetSlot(), Reason: v.Reason, RetryNanos: int64(v.Retry)})
+			a.Denied = append(a.Denied, &skeinv1.RenewLeasesResponse_LeaseDenied{Slot: w.GetSlot(), Reason: v.Reason,
+				RetryNanos: int64(v.Retry)})
 		}
 	}
 	k.hear(now, from, r.GetGateways(), state)
@@ -187,7 +191,8 @@ func (k *Keeper) hear(now time.Time, from identity.ID, gateways []*skeinv1.Gatew
 		if !state.refs[ref] {
 			continue
 		}
-		s := GatewayState{Ready: g.GetReady(), Health: g.GetHealth(), Reason: clip(g.GetReason()), Idle: g.GetIdle()[:min(len(g.GetIdle()), events.MaxReplicas)]}
+		s := GatewayState{Ready: g.GetReady(), Health: g.GetHealth(), Reason: clip(g.GetReason()),
+			Idle: g.GetIdle()[:min(len(g.GetIdle()), events.MaxReplicas)]}
 		h.states[ref] = s
 		old, had := was.states[ref]
 		changed = changed || !had || old.Ready != s.Ready || old.Health != s.Health || !slices.Equal(old.Idle, s.Idle)
@@ -291,7 +296,8 @@ func (k *Keeper) placement(now time.Time) Placement {
 			continue
 		}
 		h := k.heard[id]
-		p.Nodes = append(p.Nodes, PlaceNode{ID: id, Name: n.GetName(), Labels: n.GetLabels(), Draining: n.GetDraining(), Site: k.cfg.Site(n), Heard: h.at, States: h.states})
+		p.Nodes = append(p.Nodes, PlaceNode{ID: id, Name: n.GetName(), Labels: n.GetLabels(), Draining: n.GetDraining(),
+			Site: k.cfg.Site(n), Heard: h.at, States: h.states})
 	}
 	return p
 }
@@ -356,9 +362,11 @@ func (k *Keeper) watch(ctx context.Context) {
 func (k *Keeper) move(ctx context.Context, m Move) {
 	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String()}
 	if m.To.IsZero() {
-		c.Body = &skeinv1.Command_ReleaseSlot{ReleaseSlot: &skeinv1.ReleaseSlot{Namespace: m.Namespace, Name: m.Name, Number: uint32(m.Number), Epoch: m.Epoch, Reason: m.Reason}}
+		c.Body = &skeinv1.Command_ReleaseSlot{ReleaseSlot: &skeinv1.ReleaseSlot{Namespace: m.Namespace, Name: m.Name,
+			Number: uint32(m.Number), Epoch: m.Epoch, Reason: m.Reason}}
 	} else {
-		c.Body = &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: m.Namespace, Name: m.Name, Number: uint32(m.Number), NodeId: m.To.String(),
+		c.Body = &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: m.Namespace, Name: m.Name,
+			Number: uint32(m.Number), NodeId: m.To.String(),
 			Epoch: m.Epoch, Reason: m.Reason, Planned: m.Planned}}
 	}
 	for ctx.Err() == nil {
@@ -396,7 +404,8 @@ func (k *Keeper) settled(ctx context.Context, m Move, index uint64) {
 			delete(k.busy, m.Slot)
 			k.mu.Unlock()
 			k.wake()
-			k.log.Info("slot moved", "slot", m.Slot.String(), "from", m.From.String(), "to", m.To.String(), "planned", m.Planned, "reason", m.Reason)
+			k.log.Info("slot moved", "slot", m.Slot.String(), "from", m.From.String(), "to", m.To.String(), "planned", m.Planned,
+				"reason", m.Reason)
 			return
 		}
 		k.mu.Unlock()

@@ -28,8 +28,10 @@ type Agreed struct {
 func AgreedSlot(s *skeinv1.EgressSlot) Agreed {
 	node, _ := identity.ParseID(s.GetNodeId())
 	from, _ := identity.ParseID(s.GetFromNodeId())
-	a := Agreed{Slot: Slot{Ref{s.GetNamespace(), s.GetName()}, int(s.GetNumber())}, Node: node, Epoch: s.GetEpoch(), From: from, Planned: s.GetPlanned(),
-		Lease: time.Duration(s.GetLeaseMillis()) * time.Millisecond, Former: time.Duration(s.GetFormerLeaseMillis()) * time.Millisecond, Reason: s.GetReason()}
+	a := Agreed{Slot: Slot{Ref{s.GetNamespace(), s.GetName()}, int(s.GetNumber())}, Node: node, Epoch: s.GetEpoch(),
+		From: from, Planned: s.GetPlanned(),
+		Lease:  time.Duration(s.GetLeaseMillis()) * time.Millisecond,
+		Former: time.Duration(s.GetFormerLeaseMillis()) * time.Millisecond, Reason: s.GetReason()}
 	if a.Lease == 0 {
 		a.Lease = dataplane.EgressLease
 	}
@@ -107,7 +109,8 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 	}
 	for _, a := range slot.Sources {
 		if u := l.sources[a]; u.slot != slot.Slot && u.until.After(now) {
-			return Verdict{Reason: fmt.Sprintf("slot %s, whose source address was %s, may still send", u.slot, a), Retry: u.until.Sub(now)}
+			return Verdict{Reason: fmt.Sprintf("slot %s, whose source address was %s, may still send", u.slot, a),
+				Retry: u.until.Sub(now)}
 		}
 	}
 	l.slots[slot.Slot] = &lease{node: from, epoch: epoch, at: now, term: slot.longest()}

@@ -99,8 +99,9 @@ func newGate(t *testing.T, lease uint32) *gate {
 			ClusterId: cluster, Node: node("b", two, 4)}}},
 		{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "default",
 			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}},
-		{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{Namespace: g.ref.Namespace, Name: g.ref.Name,
-			Destinations: []string{"192.0.2.0/24"}, Gateways: labels, Replicas: 1, LeaseMillis: lease}}}},
+		{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{
+			Egress: &skeinv1.Egress{Namespace: g.ref.Namespace, Name: g.ref.Name,
+				Destinations: []string{"192.0.2.0/24"}, Gateways: labels, Replicas: 1, LeaseMillis: lease}}}},
 	} {
 		g.do(c)
 	}

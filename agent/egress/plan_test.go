@@ -17,7 +17,8 @@ func TestPlanGateway(t *testing.T) {
 			Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.9.0.0", Ipv6: "fd09::"}, {Ipv4: "10.9.0.1"}},
 			Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7"}, {Ipv4: "192.0.2.8"}},
 		},
-		Number: 3, MTU: 1420, Mesh: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("10.9.0.0/16")}, Complete: true,
+		Number: 3, MTU: 1420, Mesh: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"),
+			netip.MustParsePrefix("10.9.0.0/16")}, Complete: true,
 		Clients: []Client{
 			{Key: "b", IPv4: address("10.9.1.2"), IPv6: address("fd09::12"), Slot: 1}, // its slot has no IPv6
 			{Key: "a", IPv4: address("10.9.1.1"), IPv6: address("fd09::11")},
@@ -26,7 +27,8 @@ func TestPlanGateway(t *testing.T) {
 		},
 	}
 	got := PlanGateway(in)
-	if got.Egress != "shop/nat" || got.Local4.String() != "169.254.101.3" || got.Local6.String() != "fd73:6b65:696e:6567::3" || !got.SourcePortAuto || !got.Complete || got.MTU != 1420 {
+	if got.Egress != "shop/nat" || got.Local4.String() != "169.254.101.3" ||
+		got.Local6.String() != "fd73:6b65:696e:6567::3" || !got.SourcePortAuto || !got.Complete || got.MTU != 1420 {
 		t.Errorf("%+v", got)
 	}
 	slots := []dataplane.GatewaySlot{
@@ -36,11 +38,13 @@ func TestPlanGateway(t *testing.T) {
 	if !slices.Equal(got.Slots, slots) {
 		t.Errorf("slots %v", got.Slots)
 	}
-	clients := []dataplane.GatewayClient{{IPv4: address("10.9.1.1"), IPv6: address("fd09::11")}, {IPv4: address("10.9.1.2"), Slot: 1}}
+	clients := []dataplane.GatewayClient{{IPv4: address("10.9.1.1"), IPv6: address("fd09::11")},
+		{IPv4: address("10.9.1.2"), Slot: 1}}
 	if !reflect.DeepEqual(got.Clients, clients) {
 		t.Errorf("clients %v", got.Clients)
 	}
-	for _, a := range []string{"10.4.0.1", "10.9.77.1", "127.0.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255", "fe80::1", "ff02::1", "::1"} {
+	for _, a := range []string{"10.4.0.1", "10.9.77.1", "127.0.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255",
+		"fe80::1", "ff02::1", "::1"} {
 		if !slices.ContainsFunc(got.Inside, func(p netip.Prefix) bool { return p.Contains(address(a)) }) {
 			t.Errorf("packets for %s would go out", a)
 		}

@@ -34,7 +34,8 @@ type Client struct {
 }
 
 func (c Client) equal(o Client) bool {
-	return c.Node == o.Node && c.Key == o.Key && c.IPv4 == o.IPv4 && c.IPv6 == o.IPv6 && c.Slot == o.Slot && slices.Equal(c.Also, o.Also)
+	return c.Node == o.Node && c.Key == o.Key && c.IPv4 == o.IPv4 && c.IPv6 == o.IPv6 && c.Slot == o.Slot &&
+		slices.Equal(c.Also, o.Also)
 }
 
 // Registry is what one gateway knows of the clients of one egress: of each node the newest whole list that it sent. It
@@ -60,17 +61,20 @@ func NewRegistry() *Registry { return &Registry{nodes: make(map[identity.ID]*cli
 // Sync takes a node's whole list. allowed says why an address cannot be that node's, by the agreed state. changed: what
 // is to be installed may differ. A list older than the newest is ignored. The refused stay in the list: they count as
 // soon as they are allowed.
-func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, allowed func(identity.ID, netip.Addr) error) (changed bool,
+func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
+	allowed func(identity.ID, netip.Addr) error) (changed bool,
 	refused []*skeinv1.SyncEgressClientsResponse_RefusedClient, err error) {
 	n := 0
 	for _, c := range q.GetClients() {
 		n += 1 + len(c.GetAlso())
 	}
 	if n > maxClients {
-		return false, nil, fmt.Errorf("node %s names %d clients of egress %s/%s, each for every slot that it uses; at most %d are allowed", from, n, q.GetNamespace(), q.GetName(), maxClients)
+		return false, nil, fmt.Errorf("node %s names %d clients of egress %s/%s, each for every slot that it uses; at most "+
+			"%d are allowed", from, n, q.GetNamespace(), q.GetName(), maxClients)
 	}
 	have := r.nodes[from]
-	older := have != nil && (q.GetEpoch() < have.epoch || q.GetEpoch() == have.epoch && q.GetGeneration() < have.generation)
+	older := have != nil && (q.GetEpoch() < have.epoch || q.GetEpoch() == have.epoch &&
+		q.GetGeneration() < have.generation)
 	if older {
 		return false, nil, nil
 	}
@@ -230,7 +234,9 @@ func (r *Registry) Heard(id identity.ID) bool { return r.nodes[id] != nil }
 // Encode is the registry for a file, so that an agent that starts anew knows the clients at once.
 func (r *Registry) Encode() ([]byte, error) {
 	out := []byte(registryMagic)
-	ids := slices.SortedFunc(maps.Keys(r.nodes), func(a, b identity.ID) int { return int(r.nodes[a].turn) - int(r.nodes[b].turn) })
+	ids := slices.SortedFunc(maps.Keys(r.nodes), func(a, b identity.ID) int {
+		return int(r.nodes[a].turn) - int(r.nodes[b].turn)
+	})
 	for _, id := range ids {
 		l := r.nodes[id]
 		q := &skeinv1.SyncEgressClientsRequest{Epoch: l.epoch, Generation: l.generation}
@@ -259,7 +265,8 @@ func (r *Registry) Encode() ([]byte, error) {
 
 // DecodeRegistry reads what Encode wrote. A damaged file is an error; the lists come again within SyncEvery.
 func DecodeRegistry(data []byte) (*Registry, error) {
-	damaged := errors.New("the file with egress clients is damaged: it is left out, and the clients' nodes send their lists again")
+	damaged := errors.New("the file with egress clients is damaged: it is left out, and the clients' nodes send their " +
+		"lists again")
 	if len(data) > maxRegistryFile || len(data) < len(registryMagic)+4 || !bytes.HasPrefix(data, []byte(registryMagic)) {
 		return nil, damaged
 	}

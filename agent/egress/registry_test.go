@@ -73,13 +73,16 @@ func TestRegistryTakesWholeLists(t *testing.T) {
 		{a, list(1, pod("1", "10.0.0.1")), true, 0, []string{"1"}},
 		{a, list(2, pod("1", "10.0.0.1")), false, 0, []string{"1"}},
 		{b, list(1, pod("2", "10.0.0.2"), pod("3", "10.0.0.2")), true, 1, []string{"1", "2"}},
-		{a, list(3, pod("", "10.0.0.3"), pod("4", "no"), pod("5", ""), pod("6", "224.0.0.1"), &skeinv1.EgressClient{Key: "7", Ipv6: "10.0.0.7"}), true, 5, []string{"2"}},
-		{a, &skeinv1.SyncEgressClientsRequest{Epoch: 2, Generation: 1, Clients: []*skeinv1.EgressClient{{Key: "8", Ipv6: "fd00::8"}}}, true, 0, []string{"8", "2"}},
+		{a, list(3, pod("", "10.0.0.3"), pod("4", "no"), pod("5", ""), pod("6", "224.0.0.1"), &skeinv1.EgressClient{Key: "7",
+			Ipv6: "10.0.0.7"}), true, 5, []string{"2"}},
+		{a, &skeinv1.SyncEgressClientsRequest{Epoch: 2, Generation: 1,
+			Clients: []*skeinv1.EgressClient{{Key: "8", Ipv6: "fd00::8"}}}, true, 0, []string{"8", "2"}},
 		{a, list(99, pod("9", "10.0.0.9")), false, 0, []string{"8", "2"}}, // of the agent before
 		{b, list(2, pod("8", "10.0.0.8")), true, 0, []string{"8", "8"}},
 	} {
 		changed, refused, err := r.Sync(c.from, c.q, anyone)
-		if got := keys(r.Clients(anyone)); err != nil || changed != c.changed || len(refused) != c.refused || !reflect.DeepEqual(got, c.want) {
+		if got := keys(r.Clients(anyone)); err != nil || changed != c.changed || len(refused) != c.refused ||
+			!reflect.DeepEqual(got, c.want) {
 			t.Errorf("%d: changed %t, refused %v, have %v, %v", i, changed, refused, got, err)
 		}
 	}
@@ -91,7 +94,8 @@ func TestRegistryTakesWholeLists(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(again.Clients(anyone), r.Clients(anyone)) {
 		t.Errorf("after the file: %v, %v", again, err)
 	}
-	if !r.Members(func(id identity.ID) bool { return id == b }) || r.Heard(a) || !r.Heard(b) || len(r.Clients(anyone)) != 1 {
+	if !r.Members(func(id identity.ID) bool { return id == b }) || r.Heard(a) || !r.Heard(b) ||
+		len(r.Clients(anyone)) != 1 {
 		t.Error("a node that is no member is remembered")
 	}
 }
@@ -122,7 +126,8 @@ func TestFlowsByOtherSlots(t *testing.T) {
 	with := func(key, ip string, slot uint32, also ...uint32) *skeinv1.EgressClient {
 		return &skeinv1.EgressClient{Key: key, Ipv4: ip, Slot: slot, Also: also}
 	}
-	_, refused, err := r.Sync(first, list(1, with("a", "10.0.0.1", 1, 0, 2), with("b", "10.0.0.2", 1, 2, 0), with("c", "10.0.0.3", 1, 1)), anyone)
+	_, refused, err := r.Sync(first, list(1, with("a", "10.0.0.1", 1, 0, 2), with("b", "10.0.0.2", 1, 2, 0),
+		with("c", "10.0.0.3", 1, 1)), anyone)
 	if err != nil || len(refused) != 2 || refused[0].GetKey() != "b" || refused[1].GetKey() != "c" {
 		t.Fatalf("refused %v, %v", refused, err)
 	}
@@ -141,7 +146,8 @@ func TestFlowsByOtherSlots(t *testing.T) {
 	}
 	e := &skeinv1.Egress{Namespace: "x", Name: "a", Destinations: []string{"0.0.0.0/0"},
 		Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.9.0.1"}, {Ipv4: "10.9.0.2"}}}
-	spec := PlanGateway(GatewayInput{Egress: e, Number: 1, MTU: 1420, Clients: []Client{{Key: "a", IPv4: netip.MustParseAddr("10.0.0.1"), Slot: 1, Also: []int{0, 2}}}})
+	spec := PlanGateway(GatewayInput{Egress: e, Number: 1, MTU: 1420,
+		Clients: []Client{{Key: "a", IPv4: netip.MustParseAddr("10.0.0.1"), Slot: 1, Also: []int{0, 2}}}})
 	if len(spec.Clients) != 1 || !reflect.DeepEqual(spec.Clients[0].Also, []int{0}) {
 		t.Errorf("there is no slot 2: %+v", spec.Clients)
 	}

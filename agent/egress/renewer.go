@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	urgentEvery = 20 * time.Millisecond   // between two requests while a slot waits to be granted
-	requestFor  = time.Second             // a request without an answer by then brings nothing any more
-	maxRequests = 64                      // under way at a time
-	maxUrgent   = 4                       // under way at a time, of those that follow each other as urgentEvery says: a slow leader is not asked more often
+	urgentEvery = 20 * time.Millisecond // between two requests while a slot waits to be granted
+	requestFor  = time.Second           // a request without an answer by then brings nothing any more
+	maxRequests = 64                    // under way at a time
+	// under way at a time, of those that follow each other as urgentEvery says: a slow leader is not asked more often
+	maxUrgent   = 4
 	dropAgain   = 50 * time.Millisecond   // after a drop that failed
 	adoptAgain  = time.Second             // after one that came too early; Retry says when it need not wait for that
 	handOverFor = 1500 * time.Millisecond // for all connections of a slot to get to its new owner; less than HoldMost
@@ -124,7 +125,8 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 	if cfg.Tell == nil {
 		cfg.Tell = func(Slot, string) {}
 	}
-	return &Renewer{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]HolderReport), holders: make(map[Slot]*Holder),
+	return &Renewer{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]HolderReport),
+		holders:  make(map[Slot]*Holder),
 		releases: make(map[SlotEpoch]time.Time), undone: make(map[Slot]*undone)}
 }
 

@@ -19,7 +19,8 @@ type slowLeader struct {
 	asked atomic.Int64
 }
 
-func (l *slowLeader) RenewLeases(ctx context.Context, _ *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+func (l *slowLeader) RenewLeases(ctx context.Context,
+	_ *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	l.asked.Add(1)
 	select {
 	case <-time.After(l.takes):
@@ -49,8 +50,12 @@ func TestWaitingForASlowLeader(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			self, leader := identity.ID{1}, &slowLeader{takes: tt.takes}
-			r := NewRenewer(RenewerConfig{Self: self, Kernel: &tickets{}, Leader: leader, Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
-			r.Agree([]Agreed{{Slot: Slot{Ref: Ref{Namespace: "out", Name: "a"}}, Node: self, Epoch: 7, Lease: time.Second, Former: time.Second}})
+			r := NewRenewer(RenewerConfig{Self: self, Kernel: &tickets{}, Leader: leader,
+				Gateways: func() []*skeinv1.GatewayState {
+					return nil
+				}, Log: slog.New(slog.DiscardHandler)})
+			r.Agree([]Agreed{{Slot: Slot{Ref: Ref{Namespace: "out", Name: "a"}}, Node: self, Epoch: 7, Lease: time.Second,
+				Former: time.Second}})
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); r.Run(ctx) }()

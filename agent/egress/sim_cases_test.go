@@ -12,7 +12,8 @@ import (
 
 // Each of these bugs makes two owners in some schedule, and the observer sees them.
 func TestPlantedBugsMakeTwoOwners(t *testing.T) {
-	for _, bug := range []string{"ticket begun after the answer", "no proof of leadership", "no silence after a leader change", "moved before the lease has run out",
+	for _, bug := range []string{"ticket begun after the answer", "no proof of leadership", "no silence after a leader " +
+		"change", "moved before the lease has run out",
 		"epoch not checked", "answer grants another round's ticket", "release said before the drop"} {
 		t.Run(strings.ReplaceAll(bug, " ", "-"), func(t *testing.T) {
 			t.Parallel()
@@ -36,7 +37,8 @@ func calm(t *testing.T, seed uint64, f func(w *world)) {
 		if _, ok := w.whole(10 * time.Second); !ok {
 			t.Fatalf("seed %d: no order", seed)
 		}
-		time.Sleep(2*time.Second + time.Duration(seed*37%200)*time.Millisecond) // virtual: at some moment between two renewals
+		// virtual: at some moment between two renewals
+		time.Sleep(2*time.Second + time.Duration(seed*37%200)*time.Millisecond)
 		f(w)
 		w.mu.Lock()
 		if len(w.two) > 0 {

@@ -48,8 +48,9 @@ func (w *world) startAgent(g *simGateway) {
 	a := &agent{process: &process{w: w, name: g.name, drift: g.drift}, g: g}
 	ctx, cancel := context.WithCancel(w.ctx)
 	a.stop = cancel
-	a.renewer = NewRenewer(RenewerConfig{Self: g.id, Kernel: a, Leader: a, Peers: a, Now: a.now, Log: w.log, Gateways: a.states,
-		Tell: func(s Slot, text string) { w.mu.Lock(); w.say("%s: %s", g.name, text); w.mu.Unlock() }})
+	a.renewer = NewRenewer(RenewerConfig{Self: g.id, Kernel: a, Leader: a, Peers: a, Now: a.now, Log: w.log,
+		Gateways: a.states,
+		Tell:     func(s Slot, text string) { w.mu.Lock(); w.say("%s: %s", g.name, text); w.mu.Unlock() }})
 	g.agent = a
 	go a.renewer.Run(ctx)
 	go a.follow(ctx)

@@ -284,18 +284,23 @@ func (s *server) fold(c *skeinv1.Command) uint64 {
 		return v.Index
 	case *skeinv1.Command_AssignSlot:
 		a := b.AssignSlot
-		number, epoch = slices.IndexFunc(v.Slots, func(x *skeinv1.EgressSlot) bool { return x.Name == a.Name && x.Number == a.Number }), a.Epoch
+		number, epoch = slices.IndexFunc(v.Slots, func(x *skeinv1.EgressSlot) bool {
+			return x.Name == a.Name && x.Number == a.Number
+		}), a.Epoch
 		next.NodeId, next.Planned, next.Reason = a.NodeId, a.Planned, a.Reason
 	case *skeinv1.Command_ReleaseSlot:
 		a := b.ReleaseSlot
-		number, epoch = slices.IndexFunc(v.Slots, func(x *skeinv1.EgressSlot) bool { return x.Name == a.Name && x.Number == a.Number }), a.Epoch
+		number, epoch = slices.IndexFunc(v.Slots, func(x *skeinv1.EgressSlot) bool {
+			return x.Name == a.Name && x.Number == a.Number
+		}), a.Epoch
 		next.Reason = a.Reason
 	}
 	if number < 0 || v.Slots[number].Epoch != epoch {
 		return 0
 	}
 	old := v.Slots[number]
-	next.Namespace, next.Name, next.Number, next.Epoch, next.FromNodeId = old.Namespace, old.Name, old.Number, v.Index, old.NodeId
+	next.Namespace, next.Name, next.Number, next.Epoch, next.FromNodeId = old.Namespace, old.Name, old.Number,
+		v.Index, old.NodeId
 	next.LeaseMillis, next.FormerLeaseMillis = 1200, 1200
 	v.Slots = slices.Clone(v.Slots)
 	v.Slots[number] = next

@@ -128,7 +128,8 @@ func (w *world) plantKeeper(k *Keeper) {
 func nodeID(n int) identity.ID { return identity.ID{0xee, byte(n)} }
 
 func newWorld(ctx context.Context, seed uint64, plant string) *world {
-	w := &world{rand: rand.New(rand.NewPCG(seed, 5)), seed: seed, plant: plant, ctx: ctx, log: slog.New(slog.DiscardHandler), cuts: map[[2]*process]bool{}, began: time.Now()}
+	w := &world{rand: rand.New(rand.NewPCG(seed, 5)), seed: seed, plant: plant, ctx: ctx,
+		log: slog.New(slog.DiscardHandler), cuts: map[[2]*process]bool{}, began: time.Now()}
 	drift := func() float64 { return (w.rand.Float64() - 0.5) * 0.002 }
 	view := View{Index: 1}
 	for _, name := range []string{"a", "b"} {
@@ -147,7 +148,8 @@ func newWorld(ctx context.Context, seed uint64, plant string) *world {
 			Labels: map[string]string{"gateway": "yes", "site": fmt.Sprint(i % 2)}})
 	}
 	for i := range 3 {
-		w.servers = append(w.servers, &server{process: &process{w: w, name: fmt.Sprintf("s%d", i), drift: drift()}, n: i, voted: -1, view: view, answers: map[string]uint64{},
+		w.servers = append(w.servers, &server{process: &process{w: w, name: fmt.Sprintf("s%d", i), drift: drift()}, n: i,
+			voted: -1, view: view, answers: map[string]uint64{},
 			changed: make(chan struct{}), heard: time.Now()})
 	}
 	for _, s := range w.servers {
@@ -203,7 +205,8 @@ func (w *world) fault() {
 	all := w.processes()
 	p, g := all[w.rand.IntN(len(all))], w.gateways[w.rand.IntN(len(w.gateways))]
 	kind := w.rand.IntN(14)
-	if need := map[string]int{"no proof of leadership": 12, "no silence after a leader change": 13, "release said before the drop": 11}[w.plant]; need > 0 && w.rand.IntN(2) == 0 {
+	if need := map[string]int{"no proof of leadership": 12, "no silence after a leader change": 13,
+		"release said before the drop": 11}[w.plant]; need > 0 && w.rand.IntN(2) == 0 {
 		kind = need
 	}
 	switch kind {
@@ -266,7 +269,8 @@ func (w *world) fault() {
 			}
 		}
 		l.paused = time.Now().Add(time.Duration(2000+w.rand.IntN(2000)) * time.Millisecond)
-		w.say("%s and leader %s reach nobody else; the leader is paused until %.3f", a.name, l.name, l.paused.Sub(w.began).Seconds())
+		w.say("%s and leader %s reach nobody else; the leader is paused until %.3f", a.name, l.name,
+			l.paused.Sub(w.began).Seconds())
 	case 13: // an owner that hears nothing is drained, and the leader is stopped when that is agreed
 		_, owner := w.owners(w.slots[w.rand.IntN(len(w.slots))])
 		l := w.leader()
@@ -309,7 +313,8 @@ func (w *world) drain(g *simGateway, on bool) {
 	for _, s := range w.servers {
 		if s.leads {
 			w.say("%s: draining %t", g.name, on)
-			c := &skeinv1.Command{RequestId: fmt.Sprint(w.rand.Uint64()), Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: g.id.String(), Draining: on}}}
+			c := &skeinv1.Command{RequestId: fmt.Sprint(w.rand.Uint64()),
+				Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: g.id.String(), Draining: on}}}
 			s.log = append(slices.Clip(s.log), entry{s.term, c.RequestId, c})
 		}
 	}
@@ -412,7 +417,8 @@ func TestNeverTwoOwners(t *testing.T) {
 				for seed := uint64(part); seed < schedules; seed += 4 {
 					o := schedule(t, seed, "")
 					if len(o.two) > 0 || o.never {
-						t.Errorf("seed %d: two owners %q, a slot without an owner at the end: %t", seed, o.two[:min(3, len(o.two))], o.never)
+						t.Errorf("seed %d: two owners %q, a slot without an owner at the end: %t", seed,
+							o.two[:min(3, len(o.two))], o.never)
 						if os.Getenv("SKEIN_TEST_LOG") != "" {
 							t.Log(strings.Join(o.journal, "\n"))
 						}
@@ -430,7 +436,8 @@ func TestNeverTwoOwners(t *testing.T) {
 	slices.Sort(recovery)
 	slices.Sort(gaps)
 	n := len(recovery)
-	t.Logf("%d schedules, %d terms of leaders; after the last fault every slot had one owner in p50 %s, p99 %s, worst %s; worst gap amid faults p50 %s, worst %s",
+	t.Logf("%d schedules, %d terms of leaders; after the last fault every slot had one owner in p50 %s, p99 %s, worst "+
+		"%s; worst gap amid faults p50 %s, worst %s",
 		n, terms, recovery[n/2], recovery[n*99/100], recovery[n-1], gaps[n/2], gaps[n-1])
 	if recovery[n-1] > 6*time.Second { // a process that is paused when the faults end stays so for up to 4 s
 		t.Errorf("a slot had no owner %s after the last fault, want at most 6 s", recovery[n-1])

@@ -62,7 +62,8 @@ func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skein
 	g.mu.Unlock()
 	if r.GetLast() {
 		g.renewer.TakeOver(slot, epoch, true)
-		g.cfg.Journal(&skeinv1.SlotHeld{What: "taken-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch, Connections: t.count})
+		g.cfg.Journal(&skeinv1.SlotHeld{What: "taken-over", Namespace: slot.Namespace, Name: slot.Name,
+			Number: uint32(slot.Number), Epoch: epoch, Connections: t.count})
 	}
 	out := &skeinv1.TakeOverResponse{Loaded: uint32(loaded), Failed: uint32(failed)}
 	if err != nil {
@@ -99,7 +100,8 @@ func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identi
 		}
 	}
 	if err == nil {
-		k.g.cfg.Journal(&skeinv1.SlotHeld{What: "handed-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch})
+		k.g.cfg.Journal(&skeinv1.SlotHeld{What: "handed-over", Namespace: slot.Namespace, Name: slot.Name,
+			Number: uint32(slot.Number), Epoch: epoch})
 	}
 	return err
 }

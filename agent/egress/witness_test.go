@@ -171,7 +171,8 @@ func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 			_, alone := story(seed, lease, false, false)
 			least = min(least, alone)
 		}
-		t.Logf("lease of %s: when it is continued it forwards for up to %s; unfrozen, and without a leader, for %s or more", lease, worst, least)
+		t.Logf("lease of %s: when it is continued it forwards for up to %s; unfrozen, and without a leader, for %s or more",
+			lease, worst, least)
 		if most := firstTicket(lease); worst > most {
 			t.Errorf("lease of %s: it forwards for %s after it is continued, at most %s are due", lease, worst, most)
 		}

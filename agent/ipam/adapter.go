@@ -24,20 +24,25 @@ func readSources(s *events.State, self string) sources {
 }
 
 func (s sources) equal(o sources) bool {
-	return slices.Equal(s.pools, o.pools) && slices.Equal(s.blocks, o.blocks) && slices.Equal(s.statics, o.statics) && slices.Equal(s.grants, o.grants)
+	return slices.Equal(s.pools, o.pools) && slices.Equal(s.blocks, o.blocks) && slices.Equal(s.statics, o.statics) &&
+		slices.Equal(s.grants, o.grants)
 }
 
 func (s sources) view(index uint64) view {
-	v := view{Index: index, Pools: make(map[string]poolView, len(s.pools)), Grants: make(map[quotaKey]uint32, len(s.grants))}
+	v := view{Index: index, Pools: make(map[string]poolView, len(s.pools)),
+		Grants: make(map[quotaKey]uint32, len(s.grants))}
 	for _, p := range s.pools {
 		v.Pools[p.GetName()] = poolView{
-			Name: p.GetName(), Draining: p.GetDraining(), BlockSize: 1 << p.GetBlockSizeBits(), MaxBlocks: p.GetMaxBlocksPerNode(),
-			Cooldown: time.Duration(p.GetCooldownSeconds()) * time.Second, Sticky: time.Duration(p.GetStickySeconds()) * time.Second,
-			Quotas: p.GetQuotas(),
+			Name: p.GetName(), Draining: p.GetDraining(), BlockSize: 1 << p.GetBlockSizeBits(),
+			MaxBlocks: p.GetMaxBlocksPerNode(),
+			Cooldown:  time.Duration(p.GetCooldownSeconds()) * time.Second,
+			Sticky:    time.Duration(p.GetStickySeconds()) * time.Second,
+			Quotas:    p.GetQuotas(),
 		}
 	}
 	for _, b := range s.blocks {
-		v.Blocks = append(v.Blocks, blockView{Key: blockKey{b.GetPool(), b.GetNumber()}, IPv4: prefix(b.GetIpv4()), IPv6: prefix(b.GetIpv6()), Index: b.GetIndex()})
+		v.Blocks = append(v.Blocks, blockView{Key: blockKey{b.GetPool(), b.GetNumber()}, IPv4: prefix(b.GetIpv4()),
+			IPv6: prefix(b.GetIpv6()), Index: b.GetIndex()})
 	}
 	for _, a := range s.statics {
 		v.Held = append(v.Held, static(a))
@@ -57,7 +62,8 @@ func prefix(s string) netip.Prefix {
 func static(a *skeinv1.StaticAddress) staticView {
 	v4, _ := netip.ParseAddr(a.GetIpv4())
 	v6, _ := netip.ParseAddr(a.GetIpv6())
-	return staticView{Pool: a.GetPool(), Namespace: a.GetNamespace(), Pod: a.GetPod(), IPv4: v4, IPv6: v6, Holder: a.GetNodeId(), Index: a.GetIndex()}
+	return staticView{Pool: a.GetPool(), Namespace: a.GetNamespace(), Pod: a.GetPod(), IPv4: v4, IPv6: v6,
+		Holder: a.GetNodeId(), Index: a.GetIndex()}
 }
 
 // ask finds the pool, or the static address, that a request gets its address from.
@@ -75,7 +81,8 @@ func (m *Manager) ask(r Request) (ask, error) {
 	case len(r.Addresses) > 0:
 		p, _, _ := m.state.BlockAt(r.Addresses[0])
 		if p == nil {
-			return q, &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in no address pool", r.Addresses[0]), "ask for an address of a pool: skein pool list shows them"}
+			return q, &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in no address pool", r.Addresses[0]),
+				"ask for an address of a pool: skein pool list shows them"}
 		}
 		q.pool = p.GetName()
 	case r.NamespacePool != "":
@@ -89,7 +96,8 @@ func (m *Manager) ask(r Request) (ask, error) {
 		return q, nil
 	}
 	if m.state.Pool(q.pool) != nil && !m.state.MayUse(r.Namespace, q.pool) {
-		return q, &Error{Denied, fmt.Sprintf("namespace %q may not use pool %s", r.Namespace, q.pool), "let the pool allow that namespace, or name another"}
+		return q, &Error{Denied, fmt.Sprintf("namespace %q may not use pool %s", r.Namespace, q.pool),
+			"let the pool allow that namespace, or name another"}
 	}
 	return q, nil
 }
@@ -121,20 +129,24 @@ func (m *Manager) explain(q ask, err *Error) error {
 	a := q.Addresses[0]
 	p, _, b := m.state.BlockAt(a)
 	if p == nil {
-		return &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in no address pool", a), "ask for an address of a pool: skein pool list shows them"}
+		return &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in no address pool", a), "ask for an address of " +
+			"a pool: skein pool list shows them"}
 	}
 	if p.GetName() != q.pool {
-		return &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in pool %s and not in %s", a, p.GetName(), q.pool), "name that pool, or no pool"}
+		return &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in pool %s and not in %s", a, p.GetName(), q.pool),
+			"name that pool, or no pool"}
 	}
 	if s := m.state.Static(p.GetName(), a); s != nil {
-		return &Error{Denied, fmt.Sprintf("%s is reserved for pod %s/%s", a, s.GetNamespace(), s.GetPod()), "ask for another address, or release that one first"}
+		return &Error{Denied, fmt.Sprintf("%s is reserved for pod %s/%s", a, s.GetNamespace(), s.GetPod()),
+			"ask for another address, or release that one first"}
 	}
 	const advice = "reserve the address for this pod, or ask for one of this node's blocks: skein block list shows them"
 	switch {
 	case b == nil:
 		return &Error{Denied, fmt.Sprintf("%s lies in a block of pool %s that no node has", a, p.GetName()), advice}
 	case b.GetNodeId() == "":
-		return &Error{Denied, fmt.Sprintf("%s lies in a reserved block of pool %s (%s)", a, p.GetName(), b.GetReason()), advice}
+		return &Error{Denied, fmt.Sprintf("%s lies in a reserved block of pool %s (%s)", a, p.GetName(),
+			b.GetReason()), advice}
 	}
 	return &Error{Denied, fmt.Sprintf("%s lies in a block of node %s", a, m.nodeName(b.GetNodeId())), advice}
 }

@@ -48,7 +48,9 @@ func BenchmarkAssign(b *testing.B) {
 }
 
 func benchRecord(i int) record {
-	r := giveRecord(Lease{Key: Key{fmt.Sprintf("%064d", i), "eth0"}, Namespace: "kube-system", Pod: "coredns-5d78c9869d-abcde", NetNS: "/var/run/netns/cni-0d4c3f0e-3c6b-7c2e-8a5f-1f2e3d4c5b6a", Network: "skein", Pool: "default"})
+	r := giveRecord(Lease{Key: Key{fmt.Sprintf("%064d", i), "eth0"}, Namespace: "kube-system",
+		Pod: "coredns-5d78c9869d-abcde", NetNS: "/var/run/netns/cni-0d4c3f0e-3c6b-7c2e-8a5f-1f2e3d4c5b6a", Network: "skein",
+		Pool: "default"})
 	return moment{at: time.Now(), up: 1e12}.stamp(r)
 }
 
@@ -71,7 +73,8 @@ func BenchmarkFile(b *testing.B) {
 		report(b, all)
 	})
 	b.Run("bbolt", func(b *testing.B) {
-		db, err := bbolt.Open(filepath.Join(b.TempDir(), "ipam.db"), 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
+		db, err := bbolt.Open(filepath.Join(b.TempDir(), "ipam.db"), 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true,
+			FreelistType: bbolt.FreelistMapType})
 		if err != nil {
 			b.Fatal(err)
 		}

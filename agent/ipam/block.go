@@ -54,7 +54,8 @@ func newBlock(v blockView, now time.Time) *block {
 	if n := p.Addr().BitLen() - p.Bits(); n < 20 {
 		size = 1 << n
 	}
-	return &block{view: v, size: size, busy: make([]uint64, (size+63)/64), held: map[uint32]int{}, rests: map[uint32]*past{}, idle: now}
+	return &block{view: v, size: size, busy: make([]uint64, (size+63)/64), held: map[uint32]int{},
+		rests: map[uint32]*past{}, idle: now}
 }
 
 func (b *block) set(off uint32) {

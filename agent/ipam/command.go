@@ -31,18 +31,22 @@ func (t task) command(self string) *skeinv1.Command {
 	c := &skeinv1.Command{RequestId: t.id}
 	switch t.kind {
 	case taskAllocate:
-		c.Body = &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: self, Pool: t.pool, Total: t.total}}
+		c.Body = &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: self, Pool: t.pool,
+			Total: t.total}}
 	case taskRelease:
 		r := &skeinv1.ReleaseBlocks{Pool: t.pool, NodeId: self, Reason: t.reason}
 		for _, b := range t.blocks {
-			r.Numbers, r.Indexes = append(r.Numbers, b.Key.Number), append(r.Indexes, b.Index) // a late copy takes nothing that was given anew
+			// a late copy takes nothing that was given anew
+			r.Numbers, r.Indexes = append(r.Numbers, b.Key.Number), append(r.Indexes, b.Index)
 		}
 		c.Body = &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: r}
 	case taskGrant:
-		c.Body = &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{NodeId: self, Pool: t.pool, Namespace: t.namespace, Addresses: t.grant}}
+		c.Body = &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{NodeId: self, Pool: t.pool, Namespace: t.namespace,
+			Addresses: t.grant}}
 	case taskClaim, taskGiveUp:
 		c.Body = &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{
-			NodeId: self, Pool: t.pool, Address: t.static.addr().String(), Namespace: t.static.Namespace, Pod: t.static.Pod, GiveUp: t.kind == taskGiveUp,
+			NodeId: self, Pool: t.pool, Address: t.static.addr().String(), Namespace: t.static.Namespace, Pod: t.static.Pod,
+			GiveUp: t.kind == taskGiveUp,
 		}}
 	}
 	return c

@@ -66,10 +66,22 @@ type core struct {
 
 func newCore(self string) *core {
 	return &core{
-		self: self, blocks: map[blockKey]*block{}, byPool: map[string][]*block{}, leases: map[Key]*held{}, byAddr: map[netip.Addr]*held{},
-		seen: map[netip.Addr]*seen{}, last: map[podKey]*past{}, cursors: map[blockKey]uint32{}, uses: map[string]time.Time{},
-		quota: map[quotaKey]uint32{}, missing: map[Key]time.Time{}, grants: map[quotaKey]*grantUse{}, caps: map[quotaKey]uint32{},
-		statics: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]string{}, idleFor: idleFor,
+		self:    self,
+		blocks:  map[blockKey]*block{},
+		byPool:  map[string][]*block{},
+		leases:  map[Key]*held{},
+		byAddr:  map[netip.Addr]*held{},
+		seen:    map[netip.Addr]*seen{},
+		last:    map[podKey]*past{},
+		cursors: map[blockKey]uint32{},
+		uses:    map[string]time.Time{},
+		quota:   map[quotaKey]uint32{},
+		missing: map[Key]time.Time{},
+		grants:  map[quotaKey]*grantUse{},
+		caps:    map[quotaKey]uint32{},
+		statics: map[netip.Addr]time.Time{},
+		leaving: map[netip.Addr]string{},
+		idleFor: idleFor,
 	}
 }
 

@@ -253,7 +253,8 @@ func TestAdoptRebuildsALostFile(t *testing.T) {
 	}
 	for k, h := range b.c.leases {
 		n := lost.leases[k]
-		if n == nil || n.IPv4 != h.IPv4 || n.IPv6 != h.IPv6 || n.Pod != h.Pod || n.Pool != h.Pool || n.block != h.block || n.off != h.off {
+		if n == nil || n.IPv4 != h.IPv4 || n.IPv6 != h.IPv6 || n.Pod != h.Pod || n.Pool != h.Pool || n.block != h.block ||
+			n.off != h.off {
 			t.Fatalf("%v became %v", h, n)
 		}
 	}
@@ -288,13 +289,15 @@ func TestStrangersInTheKernel(t *testing.T) {
 // known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)
-	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
+	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", ContainerID: "0123abcd",
+		Interface: "eth0", Foreign: true}
 	if records, _ := b.c.adopt([]podnet.Found{coil}, b.now); len(records) != 0 || len(b.c.leases) != 0 {
 		t.Errorf("a lease of ours was made of it: %v", records)
 	}
 	b.want("a", "0/1")
 	l := b.c.seenLease(b.c.seen[coil.Addr])
-	if l.Key != (Key{ContainerID: "0123abcd", Interface: "eth0"}) || l.Link != "veth7" || !l.Adopted || l.IPv4 != coil.Addr {
+	if l.Key != (Key{ContainerID: "0123abcd", Interface: "eth0"}) || l.Link != "veth7" || !l.Adopted ||
+		l.IPv4 != coil.Addr {
 		t.Errorf("it is shown as %+v", l)
 	}
 	b.later(auditSpace)
@@ -322,7 +325,8 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 	}
 	b.later(time.Second)
 	stranger := podnet.Found{Addr: l.IPv4, Link: "veth7"}
-	if _, changed := b.c.adopt(append(named, stranger), b.now); len(b.c.seen) != 1 || b.c.seen[l.IPv4].link != "veth7" || len(changed) != 2 {
+	if _, changed := b.c.adopt(append(named, stranger), b.now); len(b.c.seen) != 1 || b.c.seen[l.IPv4].link != "veth7" ||
+		len(changed) != 2 {
 		t.Errorf("with its alias, beside a stranger's route: %v, changed %v", b.c.seen, changed)
 	}
 	if _, changed := b.c.adopt(append(named, stranger), b.now); len(changed) != 0 {
@@ -472,7 +476,8 @@ func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
 		pod   bool
 		after time.Duration
 		want  []uint64
-	}{{"at once", true, 0, nil}, {"with a pod", true, idleFor, []uint64{2}}, {"without", false, unusedFor, []uint64{0, 1, 2}}} {
+	}{{"at once", true, 0, nil}, {"with a pod", true, idleFor, []uint64{2}},
+		{"without", false, unusedFor, []uint64{0, 1, 2}}} {
 		b := newTable(t, 2, 3)
 		b.want("a", "0/0")
 		var kernel []podnet.Found

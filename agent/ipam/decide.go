@@ -42,7 +42,8 @@ type need struct {
 // assign decides about a request: a record to apply, or what to ask the log for, or a refusal.
 func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	if h := c.leases[q.Key]; h != nil {
-		return record{}, nil, &Error{Exists, fmt.Sprintf("interface %s of container %.12s has %s already", q.Key.Interface, q.Key.ContainerID, pair(h.IPv4, h.IPv6)),
+		return record{}, nil, &Error{Exists, fmt.Sprintf("interface %s of container %.12s has %s already", q.Key.Interface,
+			q.Key.ContainerID, pair(h.IPv4, h.IPv6)),
 			"take it back first (CNI DEL)"}
 	}
 	if q.static != nil {
@@ -50,7 +51,8 @@ func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	}
 	s, ok := c.view.Pools[q.pool]
 	if !ok {
-		return record{}, nil, &Error{Unavailable, fmt.Sprintf("there is no address pool %s", q.pool), fmt.Sprintf("create it with skein pool create %s --subnet CIDR", q.pool)}
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("there is no address pool %s", q.pool),
+			fmt.Sprintf("create it with skein pool create %s --subnet CIDR", q.pool)}
 	}
 	if s.Draining {
 		return record{}, nil, &Error{Exhausted, fmt.Sprintf("pool %s is being drained and gives nothing new", q.pool),
@@ -59,7 +61,8 @@ func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	if limit, ok := s.Quotas[q.Namespace]; ok {
 		k := quotaKey{q.pool, q.Namespace}
 		if limit == 0 {
-			return record{}, nil, &Error{Exhausted, fmt.Sprintf("namespace %s may have no address of pool %s: its quota is 0", q.Namespace, q.pool), "raise the quota of the pool"}
+			return record{}, nil, &Error{Exhausted, fmt.Sprintf("namespace %s may have no address of pool %s: its quota is 0",
+				q.Namespace, q.pool), "raise the quota of the pool"}
 		}
 		if c.quota[k]+1 > c.granted(k) {
 			return record{}, &need{kind: needGrant, pool: q.pool, namespace: q.Namespace}, nil
@@ -104,7 +107,8 @@ func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) 
 
 // waitsFor reports whether what was given back waits for the pod of a request.
 func (p *past) waitsFor(r Request, s poolView, now time.Time) bool {
-	return r.Pod != "" && p.lease.Pod == r.Pod && p.lease.Namespace == r.Namespace && !p.fast && now.Before(p.freed.Add(s.Sticky))
+	return r.Pod != "" && p.lease.Pod == r.Pod && p.lease.Namespace == r.Namespace && !p.fast &&
+		now.Before(p.freed.Add(s.Sticky))
 }
 
 // choose finds an address: of the used block with the fewest free ones, else of the empty block that was left longest
@@ -154,14 +158,17 @@ func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *E
 	b, off := c.find(q.Addresses[0])
 	for _, a := range q.Addresses[1:] {
 		if b2, off2 := c.find(a); b2 != b || off2 != off {
-			return record{}, nil, &Error{Invalid, fmt.Sprintf("%s and %s do not belong together", q.Addresses[0], a), "ask for one of the two: the other family's follows from it"}
+			return record{}, nil, &Error{Invalid, fmt.Sprintf("%s and %s do not belong together", q.Addresses[0], a),
+				"ask for one of the two: the other family's follows from it"}
 		}
 	}
 	if b == nil || b.view.Key.Pool != q.pool {
-		return record{}, nil, &Error{Denied, fmt.Sprintf("%s is in no block of pool %s that this node has", q.Addresses[0], q.pool), ""}
+		return record{}, nil, &Error{Denied, fmt.Sprintf("%s is in no block of pool %s that this node has",
+			q.Addresses[0], q.pool), ""}
 	}
 	if b.leaving != "" {
-		return record{}, nil, &Error{Unavailable, fmt.Sprintf("block %s is being given back", b.view.prefix()), "try again later"}
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("block %s is being given back", b.view.prefix()),
+			"try again later"}
 	}
 	if b.held[off] > 0 {
 		return record{}, nil, &Error{Denied, c.whoHas(b, off), "remove that pod first, or ask for another address"}
@@ -169,7 +176,8 @@ func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *E
 	if p := b.rests[off]; p != nil {
 		end := p.freed.Add(p.hard(s))
 		if now.Before(end) && !p.waitsFor(q.Request, s, now) {
-			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s was given back by %s and rests for %s more", q.Addresses[0], called(p.lease), end.Sub(now).Round(time.Second)),
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s was given back by %s and rests for %s more",
+				q.Addresses[0], called(p.lease), end.Sub(now).Round(time.Second)),
 				"try again later, or ask for another address"}
 		}
 	}
@@ -195,11 +203,13 @@ func (c *core) assignStatic(q ask) (record, *need, *Error) {
 	s := *q.static
 	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
 		if h := c.byAddr[a]; h != nil && a.IsValid() {
-			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is still used by %s", a, s.Namespace, s.Pod, called(h.Lease)),
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is still used by %s", a,
+				s.Namespace, s.Pod, called(h.Lease)),
 				"it is free when that container is gone: try again later"}
 		}
 		if f := c.seen[a]; f != nil {
-			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is in use: the kernel has a route for it to %s", a, s.Namespace, s.Pod, f.link),
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is in use: the kernel has a "+
+				"route for it to %s", a, s.Namespace, s.Pod, f.link),
 				"remove that link, or wait until it is gone"}
 		}
 	}
@@ -207,15 +217,18 @@ func (c *core) assignStatic(q ask) (record, *need, *Error) {
 	case c.leaving[s.addr()] != "" || s.Holder == "":
 		return record{}, &need{kind: needClaim, pool: s.Pool, static: s}, nil
 	case s.Holder != c.self:
-		return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is held by node %s", s.addr(), s.Namespace, s.Pod, s.Holder),
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is held by node %s", s.addr(),
+			s.Namespace, s.Pod, s.Holder),
 			"it is free when that node has taken it back from the pod there: try again later"}
 	}
-	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: s.Pool, IPv4: s.IPv4, IPv6: s.IPv6, Static: true}
+	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: s.Pool,
+		IPv4: s.IPv4, IPv6: s.IPv6, Static: true}
 	return giveRecord(l), nil, nil
 }
 
 func (c *core) release(h *held, reason string) record {
-	return record{Op: opFree, Container: h.Key.ContainerID, Interface: h.Key.Interface, Text: reason, Fast: reason == AddFailed}
+	return record{Op: opFree, Container: h.Key.ContainerID, Interface: h.Key.Interface, Text: reason,
+		Fast: reason == AddFailed}
 }
 
 // adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends

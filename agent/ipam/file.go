@@ -196,7 +196,8 @@ func restore(c *core, f *file, bootID string, now moment) (notes []string, err e
 		if moved != nil {
 			return nil, fmt.Errorf("%s is damaged and cannot be put aside: %w", f.path, errors.Join(err, moved))
 		}
-		notes = append(notes, fmt.Sprintf("%s was unreadable (%v) and is now called %s: what pods have is read from the kernel, but how long other addresses must rest is forgotten", f.path, err, aside))
+		notes = append(notes, fmt.Sprintf("%s was unreadable (%v) and is now called %s: what pods have is read from the "+
+			"kernel, but how long other addresses must rest is forgotten", f.path, err, aside))
 	case err != nil:
 		return nil, fmt.Errorf("read the addresses of this host's pods: %w", err)
 	}
@@ -205,7 +206,8 @@ func restore(c *core, f *file, bootID string, now moment) (notes []string, err e
 		c.apply(r, now.since(r, sameBoot))
 	}
 	if len(records) > 0 && !sameBoot && len(c.leases) > 0 {
-		notes = append(notes, fmt.Sprintf("the kernel was started anew: the %d pods that had addresses are gone", len(c.leases)))
+		notes = append(notes,
+			fmt.Sprintf("the kernel was started anew: the %d pods that had addresses are gone", len(c.leases)))
 		for _, h := range c.leases {
 			c.apply(now.stamp(c.release(h, "the kernel was started anew")), now.at)
 		}

@@ -152,7 +152,9 @@ func TestDamagedFile(t *testing.T) {
 	}
 	for i := range have {
 		h, w := have[i], want[i]
-		if h.Key != w.Key || h.IPv4 != w.IPv4 || h.IPv6 != w.IPv6 || h.Pod != w.Pod || h.Pool != w.Pool || h.Adopted || h.Network != "" { // nobody knows their networks, so that no list of valid ones is about them
+		// nobody knows their networks, so that no list of valid ones is about them
+		if h.Key != w.Key || h.IPv4 != w.IPv4 || h.IPv6 != w.IPv6 || h.Pod != w.Pod || h.Pool != w.Pool || h.Adopted ||
+			h.Network != "" {
 			t.Fatalf("%+v became %+v", w, h)
 		}
 	}
@@ -195,7 +197,8 @@ func TestCompact(t *testing.T) {
 	}
 	last := r.assign("last")
 	r.restart()
-	if have := r.Leases(); !slices.Equal(have, append(before, last)) && !slices.Equal(have, append([]Lease{last}, before...)) {
+	if have := r.Leases(); !slices.Equal(have, append(before, last)) &&
+		!slices.Equal(have, append([]Lease{last}, before...)) {
 		t.Fatalf("leases: %v, before: %v and %v", have, before, last)
 	}
 }
@@ -207,23 +210,27 @@ func TestNothingBeforeTheStart(t *testing.T) {
 	}
 	defer m.Close()
 	req := Request{Key: Key{"c", "eth0"}}
-	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "which blocks are this node's") {
+	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(),
+		"which blocks are this node's") {
 		t.Fatalf("without a state: %v", err)
 	}
 	g := newAgreement(t, newHand().now)
 	m.Follow(g.state)
-	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "which addresses the kernel has") {
+	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(),
+		"which addresses the kernel has") {
 		t.Fatalf("without the kernel: %v", err)
 	}
 	m.Adopt(nil)
-	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "skein pool create default") {
+	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(),
+		"skein pool create default") {
 		t.Fatalf("without a pool: %v", err)
 	}
 }
 
 func FuzzReadRecords(f *testing.F) {
 	file := newFile(filepath.Join(f.TempDir(), "ipam.db"))
-	if err := file.rewrite([]record{{Op: opBoot, Text: "boot"}, benchRecord(1), {Op: opFree, Container: "x", Interface: "eth0"}}); err != nil {
+	if err := file.rewrite([]record{{Op: opBoot, Text: "boot"}, benchRecord(1),
+		{Op: opFree, Container: "x", Interface: "eth0"}}); err != nil {
 		f.Fatal(err)
 	}
 	b, err := os.ReadFile(file.path)

@@ -118,7 +118,8 @@ func (m *Manager) hopeless(n need, k taskKey, now time.Time) error {
 	if n.kind == needBlock {
 		s, have := m.core.view.Pools[n.pool], len(m.core.byPool[n.pool])
 		if s.MaxBlocks > 0 && have >= int(s.MaxBlocks) {
-			return &Error{Exhausted, fmt.Sprintf("all addresses of this node's %d blocks of pool %s are used or rest, and the pool allows no more blocks per node", have, n.pool),
+			return &Error{Exhausted, fmt.Sprintf("all addresses of this node's %d blocks of pool %s are used or rest, and the "+
+				"pool allows no more blocks per node", have, n.pool),
 				"raise max_blocks_per_node of the pool, or move pods to other nodes"}
 		}
 	}
@@ -140,7 +141,8 @@ func (m *Manager) refused(n need, err error) *Error {
 	case needGrant:
 		what = fmt.Sprintf("this node may use no more addresses of pool %s for namespace %s", n.pool, n.namespace)
 	case needClaim:
-		what = fmt.Sprintf("%s is reserved for pod %s/%s, and this node does not hold it", n.static.addr(), n.static.Namespace, n.static.Pod)
+		what = fmt.Sprintf("%s is reserved for pod %s/%s, and this node does not hold it", n.static.addr(),
+			n.static.Namespace, n.static.Pod)
 	}
 	var e *events.Error
 	switch {
@@ -149,7 +151,8 @@ func (m *Manager) refused(n need, err error) *Error {
 	case errors.Is(err, context.Canceled):
 		return &Error{Unavailable, what + ", and the request was ended while a server was asked", "try again later"}
 	}
-	return &Error{Unavailable, fmt.Sprintf("%s, and no server decides about more: %v", what, err), "try again later; see that a majority of the servers is up with skein status"}
+	return &Error{Unavailable, fmt.Sprintf("%s, and no server decides about more: %v", what, err),
+		"try again later; see that a majority of the servers is up with skein status"}
 }
 
 func codeOf(c events.Code) Code {
@@ -296,7 +299,8 @@ func (m *Manager) end(t task, err error) {
 	b.delay = min(max(2*b.delay, low), high)
 	b.until = now.Add(b.delay/2 + rand.N(b.delay/2))
 	m.backoffs[t.taskKey] = b
-	m.log.Warn("the log did not give or take what this node asked for", "pool", t.pool, "namespace", t.namespace, "err", err, "again_in", b.until.Sub(now))
+	m.log.Warn("the log did not give or take what this node asked for", "pool", t.pool, "namespace", t.namespace, "err",
+		err, "again_in", b.until.Sub(now))
 }
 
 // need is what a task is for, in words for a user.

@@ -55,7 +55,8 @@ func nodeID(name string) identity.ID { return identity.IDOf(secret("identity", n
 
 func newNode(name string) *skeinv1.NewNode {
 	return &skeinv1.NewNode{
-		Name: name, IdentityKey: secret("identity", name), WireguardKey: secret("wireguard", name), MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+		Name: name, IdentityKey: secret("identity", name), WireguardKey: secret("wireguard", name),
+		MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 	}
 }
 
@@ -219,7 +220,8 @@ func (g *agreement) start(node string, change ...func(*Config)) *rig {
 	g.t.Helper()
 	r := &rig{t: g.t, g: g, node: node}
 	r.cfg = Config{
-		Self: nodeID(node), File: filepath.Join(g.t.TempDir(), "ipam.db"), Propose: g.propose(node), Now: g.now, BootID: "boot 1",
+		Self: nodeID(node), File: filepath.Join(g.t.TempDir(), "ipam.db"), Propose: g.propose(node), Now: g.now,
+		BootID: "boot 1",
 		OnEvent: func(e *skeinv1.PodAddress) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -261,7 +263,8 @@ func (r *rig) restart(found ...podnet.Found) []string {
 // request is one for a new container.
 func (r *rig) request(pod string) Request {
 	r.n++
-	return Request{Key: Key{fmt.Sprintf("%s-%d", r.node, r.n), "eth0"}, Namespace: "ns", Pod: pod, NetNS: "/run/netns/x", Network: "skein"}
+	return Request{Key: Key{fmt.Sprintf("%s-%d", r.node, r.n), "eth0"}, Namespace: "ns", Pod: pod, NetNS: "/run/netns/x",
+		Network: "skein"}
 }
 
 func (r *rig) assign(pod string) Lease {

@@ -91,7 +91,8 @@ func Open(cfg Config) (*Manager, []string, error) {
 	m := &Manager{
 		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("component", "ipam"), kick: make(chan struct{}, 1),
 		core: newCore(cfg.Self.String()),
-		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{}, flights: map[taskKey]*flight{},
+		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{},
+		flights:  map[taskKey]*flight{},
 		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
 	}
 	m.core.idleFor = cmp.Or(cfg.IdleFor, idleFor)
@@ -131,7 +132,8 @@ func (m *Manager) unlock() {
 
 func (m *Manager) event(what string, l Lease, reason string) {
 	e := &skeinv1.PodAddress{
-		What: what, Pool: l.Pool, Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID, Interface: l.Key.Interface, Reason: reason,
+		What: what, Pool: l.Pool, Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID,
+		Interface: l.Key.Interface, Reason: reason,
 	}
 	if l.IPv4.IsValid() {
 		e.Ipv4 = l.IPv4.String()
@@ -231,7 +233,8 @@ func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
 	m.mu.Lock()
 	defer m.unlock()
 	if m.pending[req.Key] != nil {
-		return Lease{}, &Error{Exists, fmt.Sprintf("interface %s of container %.12s is being given an address already", req.Key.Interface, req.Key.ContainerID), "wait for that request"}
+		return Lease{}, &Error{Exists, fmt.Sprintf("interface %s of container %.12s is being given an address already",
+			req.Key.Interface, req.Key.ContainerID), "wait for that request"}
 	}
 	l, err := m.assign(ctx, req)
 	if err == nil {
@@ -276,13 +279,15 @@ func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
 			return Lease{}, err
 		}
 	}
-	return Lease{}, &Error{Unavailable, "others took what the servers gave to this node, again and again", "try again later"}
+	return Lease{}, &Error{Unavailable, "others took what the servers gave to this node, again and again",
+		"try again later"}
 }
 
 // given writes a lease down and hands it out.
 func (m *Manager) given(r record, now moment) (Lease, error) {
 	if err := m.write(r, now); err != nil {
-		return Lease{}, &Error{Unavailable, fmt.Sprintf("the address could not be written down: %v", err), "see that the state directory can be written"}
+		return Lease{}, &Error{Unavailable, fmt.Sprintf("the address could not be written down: %v", err),
+			"see that the state directory can be written"}
 	}
 	h := m.core.leases[r.key()]
 	if b := m.core.blocks[h.block]; b == nil || len(b.held) == 1 {
@@ -313,10 +318,12 @@ func checkRequest(r Request) error {
 	families := map[bool]netip.Addr{}
 	for _, a := range r.Addresses {
 		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
-			return &Error{Invalid, fmt.Sprintf("%s is no address that a pod can have", a), "ask for a plain IPv4 or IPv6 address"}
+			return &Error{Invalid, fmt.Sprintf("%s is no address that a pod can have", a),
+				"ask for a plain IPv4 or IPv6 address"}
 		}
 		if other, ok := families[a.Is4()]; ok {
-			return &Error{Invalid, fmt.Sprintf("both %s and %s were asked for", other, a), "ask for one address of a family at most"}
+			return &Error{Invalid, fmt.Sprintf("both %s and %s were asked for", other, a), "ask for one address of a family " +
+				"at most"}
 		}
 		families[a.Is4()] = a
 	}

@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	idleFor     = 5 * time.Minute // an empty block beyond the spare is kept so long, unless the configuration says otherwise
+	// an empty block beyond the spare is kept so long, unless the configuration says otherwise
+	idleFor     = 5 * time.Minute
 	unusedFor   = time.Hour       // a pool without leases is in use so long
 	grantWindow = 5 * time.Minute // a grant shrinks to the most that was used in so long
 	grantAhead  = 4               // addresses asked for beyond the need

@@ -37,8 +37,9 @@ func TestAnyLifeOfANode(t *testing.T) {
 			p := poolOf("default", 3, "10.64.0.0/26", "fd02::/122")
 			p.CooldownSeconds = uint32(lifeCooldown / time.Second)
 			g.pool(p)
-			l := &life{t: t, r: g.start("a"), h: h, rng: rand.New(rand.NewPCG(seed, 0)), has: map[Key]Lease{}, kernel: map[Key]bool{},
-				freed: map[netip.Addr]time.Time{}}
+			l := &life{t: t, r: g.start("a"), h: h, rng: rand.New(rand.NewPCG(seed, 0)), has: map[Key]Lease{},
+				kernel: map[Key]bool{},
+				freed:  map[netip.Addr]time.Time{}}
 			for range 400 {
 				l.step()
 				l.check()
@@ -174,7 +175,8 @@ func TestGivingBackSaysWhat(t *testing.T) {
 	if second := back(); second == "" || second == first {
 		t.Fatalf("a block that the node got again is given back as %q, like the first time", second)
 	}
-	s := staticView{Pool: "p", Namespace: "ns", Pod: "db-0", IPv4: netip.MustParseAddr("10.64.0.1"), Holder: "self", Index: 7}
+	s := staticView{Pool: "p", Namespace: "ns", Pod: "db-0", IPv4: netip.MustParseAddr("10.64.0.1"),
+		Holder: "self", Index: 7}
 	up := b.c.givingUp(s).command("self").GetRequestId()
 	if same := b.c.givingUp(s).command("self").GetRequestId(); up == "" || same != up {
 		t.Fatalf("the same address is given up as %q and as %q", up, same)

@@ -80,7 +80,8 @@ func newMachine(t *testing.T, rt *rapid.T) *machine {
 }
 
 func (m *machine) later(rt *rapid.T) {
-	m.truth += rapid.SampledFrom([]time.Duration{time.Second, 20 * time.Second, time.Minute, 3 * time.Minute, 11 * time.Minute, 2 * time.Hour}).Draw(rt, "later")
+	m.truth += rapid.SampledFrom([]time.Duration{time.Second, 20 * time.Second, time.Minute, 3 * time.Minute,
+		11 * time.Minute, 2 * time.Hour}).Draw(rt, "later")
 }
 
 func (m *machine) assign(rt *rapid.T) {
@@ -122,7 +123,9 @@ func (m *machine) isLeaving(b *skeinv1.Block) bool {
 }
 
 func (m *machine) any(rt *rapid.T) (Lease, bool) {
-	keys := slices.SortedFunc(maps.Keys(m.leases), func(a, b Key) int { return m.leases[a].any().Compare(m.leases[b].any()) })
+	keys := slices.SortedFunc(maps.Keys(m.leases), func(a, b Key) int {
+		return m.leases[a].any().Compare(m.leases[b].any())
+	})
 	if len(keys) == 0 {
 		return Lease{}, false
 	}
@@ -279,8 +282,9 @@ func TestAgainstTheReference(t *testing.T) {
 		m := newMachine(t, rt)
 		defer func() { m.r.Close() }()
 		rt.Repeat(map[string]func(*rapid.T){
-			"assign": m.assign, "assign again": m.assign, "release": m.release, "later": m.later, "adopt": m.adopt, "restart": m.restart,
-			"blocks": m.blocks, "round": m.round, "audit": m.audit, "": m.check,
+			"assign": m.assign, "assign again": m.assign, "release": m.release, "later": m.later, "adopt": m.adopt,
+			"restart": m.restart,
+			"blocks":  m.blocks, "round": m.round, "audit": m.audit, "": m.check,
 		})
 	})
 }

@@ -55,7 +55,8 @@ func (r record) lease() Lease {
 
 func giveRecord(l Lease) record {
 	return record{
-		Op: opGive, Container: l.Key.ContainerID, Interface: l.Key.Interface, Namespace: l.Namespace, Pod: l.Pod, NetNS: l.NetNS,
+		Op: opGive, Container: l.Key.ContainerID, Interface: l.Key.Interface, Namespace: l.Namespace,
+		Pod: l.Pod, NetNS: l.NetNS,
 		Network: l.Network, Pool: l.Pool, IPv4: l.IPv4, IPv6: l.IPv6, Static: l.Static, Adopted: l.Adopted,
 	}
 }

@@ -196,7 +196,8 @@ func TestCoil227LateDeletionSparesTheNewPod(t *testing.T) {
 	if l, ok := r.Lookup(live.Key); !ok || l.IPv4 != live.IPv4 {
 		t.Fatalf("the live pod has %v, %v", l, ok)
 	}
-	if who := r.Holders(live.IPv4); len(who) != 2 || who[0].Pod != "old" || who[0].Until.IsZero() || who[1].Pod != "live" || !who[1].Until.IsZero() {
+	if who := r.Holders(live.IPv4); len(who) != 2 || who[0].Pod != "old" || who[0].Until.IsZero() ||
+		who[1].Pod != "live" || !who[1].Until.IsZero() {
 		t.Fatalf("holders: %+v", who)
 	}
 }
@@ -227,7 +228,8 @@ func TestWhatEndedIsLetGoOfSoon(t *testing.T) {
 				break
 			}
 			if len(freed) > 0 || !left || h.now().Sub(began) > ends+5*time.Minute {
-				t.Fatalf("ended after %s: of two that ended together %v was freed, and the stranger is there: %t", ends, freed, left)
+				t.Fatalf("ended after %s: of two that ended together %v was freed, and the stranger is there: %t",
+					ends, freed, left)
 			}
 			h.add(r.NextAudit())
 		}
@@ -301,7 +303,8 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 		one, two := r.assign("q"), r.assign("r") // both blocks again
 		g.must(first)
 		// That the pool is exhausted by now is true, and told when the node has asked for a spare block.
-		if p := r.Problems(); g.blocks("a") != 2 || slices.ContainsFunc(p, func(p Problem) bool { return !strings.Contains(p.Message, "pool default is exhausted") }) {
+		if p := r.Problems(); g.blocks("a") != 2 ||
+			slices.ContainsFunc(p, func(p Problem) bool { return !strings.Contains(p.Message, "pool default is exhausted") }) {
 			t.Fatalf("after the late copy the node has %d blocks, uses %v and %v: %v", g.blocks("a"), one.IPv4, two.IPv4, p)
 		}
 		stop()
@@ -336,7 +339,8 @@ func TestNothingFromABlockInDoubt(t *testing.T) {
 			t.Fatalf("from a block in doubt it got %s, %v", l.IPv4, err)
 		}
 		g.must(lost)
-		if p := r.Problems(); g.blocks("a") != 1 || slices.ContainsFunc(p, func(p Problem) bool { return strings.Contains(p.Message, "in use here") }) {
+		if p := r.Problems(); g.blocks("a") != 1 ||
+			slices.ContainsFunc(p, func(p Problem) bool { return strings.Contains(p.Message, "in use here") }) {
 			t.Fatalf("%d blocks; problems: %v", g.blocks("a"), p)
 		}
 		stop()

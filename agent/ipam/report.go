@@ -103,7 +103,8 @@ func (m *Manager) Ready() error {
 		return err
 	}
 	if m.fileErr != nil {
-		return &Error{Unavailable, fmt.Sprintf("addresses that are given cannot be written down: %v", m.fileErr), "see that the state directory can be written"}
+		return &Error{Unavailable, fmt.Sprintf("addresses that are given cannot be written down: %v", m.fileErr),
+			"see that the state directory can be written"}
 	}
 	now := m.cfg.Now()
 	q := ask{pool: events.DefaultPool}
@@ -136,7 +137,8 @@ func (m *Manager) Problems() []Problem {
 	defer m.mu.Unlock()
 	var out []Problem
 	if m.fileErr != nil {
-		out = append(out, Problem{"pod addresses", fmt.Sprintf("%s cannot be written: %v", m.cfg.File, m.fileErr), "no pod gets an address before it can: see that there is room in the state directory"})
+		out = append(out, Problem{"pod addresses", fmt.Sprintf("%s cannot be written: %v", m.cfg.File, m.fileErr),
+			"no pod gets an address before it can: see that there is room in the state directory"})
 	}
 	if m.state == nil {
 		return out
@@ -145,11 +147,13 @@ func (m *Manager) Problems() []Problem {
 	now := m.cfg.Now()
 	for k, r := range m.refusals {
 		if k.kind == taskAllocate && m.backoffs[k].until.After(now) {
-			out = append(out, Problem{"pool " + k.pool, r.err.Message, cmp.Or(r.err.Advice, "pods that are there keep their addresses; new ones get what becomes free")})
+			out = append(out, Problem{"pool " + k.pool, r.err.Message, cmp.Or(r.err.Advice, "pods that are there keep their "+
+				"addresses; new ones get what becomes free")})
 		}
 	}
 	if m.failure != nil {
-		out = append(out, Problem{"pod addresses", fmt.Sprintf("no server decided about what this node asked for: %v", m.failure), "addresses in this node's blocks are given on; see skein status for the servers"})
+		out = append(out, Problem{"pod addresses", fmt.Sprintf("no server decided about what this node asked for: %v",
+			m.failure), "addresses in this node's blocks are given on; see skein status for the servers"})
 	}
 	slices.SortFunc(out, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Message, b.Message))
@@ -179,7 +183,8 @@ func (m *Manager) strays() (out []Problem) {
 	for a, s := range m.core.seen {
 		note(a, m.core.seenLease(s))
 		if h := m.core.byAddr[a]; h != nil {
-			out = append(out, Problem{"address " + a.String(), fmt.Sprintf("it belongs to %s, and the kernel has it on link %s", called(h.Lease), s.link), "remove one of the two pods"})
+			out = append(out, Problem{"address " + a.String(), fmt.Sprintf("it belongs to %s, and the kernel has it on link %s",
+				called(h.Lease), s.link), "remove one of the two pods"})
 		}
 	}
 	for subject, list := range users {
@@ -188,7 +193,8 @@ func (m *Manager) strays() (out []Problem) {
 		if n := len(list) - most; n > 0 {
 			list = append(list[:most:most], fmt.Sprintf("%d more", n))
 		}
-		out = append(out, Problem{subject, why[subject] + ", and in use here: " + strings.Join(list, ", "), "start these pods anew, so that they get other addresses"})
+		out = append(out, Problem{subject, why[subject] + ", and in use here: " + strings.Join(list, ", "),
+			"start these pods anew, so that they get other addresses"})
 	}
 	return out
 }

@@ -79,7 +79,8 @@ func TestLeaderlessClusterIsNotAsked(t *testing.T) {
 		since = time.Now().Add(-leaderlessFor - time.Second)
 		before, begin := g.proposals(), time.Now()
 		_, err := r.try("q")
-		if !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "none has led the cluster for 3s") || time.Since(begin) > 0 || !maps.Equal(g.proposals(), before) {
+		if !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "none has led the cluster for 3s") ||
+			time.Since(begin) > 0 || !maps.Equal(g.proposals(), before) {
 			t.Fatalf("%v after %s", err, time.Since(begin))
 		}
 		g.outage(false)
@@ -167,7 +168,8 @@ func TestExhausted(t *testing.T) {
 	if _, err := r.try("p"); !codeIs(err, Exhausted) || !strings.Contains(err.Error(), "raise max_blocks_per_node") {
 		t.Fatalf("at the limit of blocks: %v", err)
 	}
-	g.must(&skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: "default", Set: &skeinv1.Pool{}, Fields: []string{"max_blocks_per_node"}}}})
+	g.must(&skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: "default",
+		Set: &skeinv1.Pool{}, Fields: []string{"max_blocks_per_node"}}}})
 	b.assign("p")
 	if _, err := r.try("p"); !codeIs(err, Exhausted) || !strings.Contains(err.Error(), "skein pool extend default") {
 		t.Fatalf("in a pool that is used up: %v", err)
@@ -189,7 +191,8 @@ func TestStatic(t *testing.T) {
 		g := newAgreement(t, time.Now)
 		g.pool(poolOf("default", 2, "10.64.0.0/16", "fd02::/112"))
 		g.admit("b")
-		g.must(&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default", Address: "10.64.7.9", Namespace: "ns", Pod: "db-0"}}})
+		g.must(&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default",
+			Address: "10.64.7.9", Namespace: "ns", Pod: "db-0"}}})
 		a, b := g.start("a"), g.start("b")
 		stopA, stopB := a.run(), b.run()
 		l := a.assign("db-0")
@@ -205,7 +208,8 @@ func TestStatic(t *testing.T) {
 		}
 		req := b.request("thief")
 		req.Addresses = []netip.Addr{l.IPv4}
-		if _, err := b.Assign(t.Context(), req); !codeIs(err, Denied) || !strings.Contains(err.Error(), "is reserved for pod ns/db-0") {
+		if _, err := b.Assign(t.Context(), req); !codeIs(err, Denied) || !strings.Contains(err.Error(),
+			"is reserved for pod ns/db-0") {
 			t.Fatalf("to another pod: %v", err)
 		}
 		a.Release(l.Key, "")
@@ -328,7 +332,8 @@ func TestLostBlock(t *testing.T) {
 	r := g.start("a")
 	l := r.assign("p")
 	r.Adopt([]podnet.Found{{Addr: netip.MustParseAddr("192.0.2.1"), Link: "veth9"}})
-	g.must(&skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{Pool: "default", Numbers: []uint64{0}, NodeId: r.self}}})
+	g.must(&skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{Pool: "default",
+		Numbers: []uint64{0}, NodeId: r.self}}})
 	var text []string
 	for _, p := range r.Problems() {
 		text = append(text, p.Subject+": "+p.Message)

@@ -9,7 +9,8 @@ import (
 )
 
 func FuzzDecode(f *testing.F) {
-	b, err := proto.Marshal(&skeinv1.JournalEntry{Seq: 7, Time: 1, Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{Epoch: 2}}})
+	b, err := proto.Marshal(&skeinv1.JournalEntry{Seq: 7, Time: 1,
+		Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{Epoch: 2}}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -95,7 +95,8 @@ func Open(path string, maxEntries int, options ...Option) (*Journal, error) {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	default:
 		j.abandon()
-		return nil, fmt.Errorf("journal %s: %w (%v); only history is lost by moving the file away: mv %s %s.damaged, then start again", path, ErrDamaged, err, path, path)
+		return nil, fmt.Errorf("journal %s: %w (%v); only history is lost by moving the file away: mv %s %s.damaged, then "+
+			"start again", path, ErrDamaged, err, path, path)
 	}
 	j.stop = make(chan struct{})
 	j.done.Go(j.writer)
@@ -189,7 +190,8 @@ func (j *Journal) Append(e *skeinv1.JournalEntry) {
 // all.
 func (j *Journal) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error) {
 	wanted := func(e *skeinv1.JournalEntry) bool {
-		return (since.IsZero() || e.GetTime() >= since.UnixNano()) && (until.IsZero() || e.GetTime() <= until.UnixNano()) && (keep == nil || keep(e))
+		return (since.IsZero() || e.GetTime() >= since.UnixNano()) && (until.IsZero() || e.GetTime() <= until.UnixNano()) &&
+			(keep == nil || keep(e))
 	}
 	j.io.Lock()
 	defer j.io.Unlock()

@@ -49,7 +49,8 @@ func TestEntriesSurviveAndAreBounded(t *testing.T) {
 	defer j.Close()
 	j.Append(entry(251))
 	es := read(t, j)
-	if first, last := es[0].GetSeq(), es[len(es)-1].GetSeq(); len(es) > 101 || last != 251 || first != last-uint64(len(es))+1 {
+	if first, last := es[0].GetSeq(), es[len(es)-1].GetSeq(); len(es) > 101 || last != 251 ||
+		first != last-uint64(len(es))+1 {
 		t.Errorf("%d entries from %d to %d, want the newest 100 without a gap", len(es), first, last)
 	}
 	es, err = j.Read(time.Unix(240, 0), time.Unix(242, 0), func(e *skeinv1.JournalEntry) bool { return e.GetSeq() != 241 })

@@ -188,9 +188,11 @@ func (s *step) die(i int) {
 		s.diePort(i)
 		return
 	}
-	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
+	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending),
+		s.now.Sub(s.SilentSince).Milliseconds())
 	if s.Path.Silent {
-		s.Lost = fmt.Sprintf("The direct path to %s died: the peer's agent does not answer, and WireGuard does not hear the peer any more.", p.Endpoint)
+		s.Lost = fmt.Sprintf("The direct path to %s died: the peer's agent does not answer, and WireGuard does not hear "+
+			"the peer any more.", p.Endpoint)
 	}
 	hold := p.HoldUntil
 	s.Pending = nil

@@ -15,7 +15,8 @@ func wantPaths(t testing.TB, s *sim, when string, kind Kind, alive bool) {
 	for _, n := range s.nodes {
 		if p := n.m.Path; p.Kind != kind || p.Alive != alive {
 			s.dump()
-			t.Fatalf("%s: node %d has %s alive=%t (%s: %s), want %s alive=%t", when, n.id, p, p.Alive, p.Rule, p.Reason, kind, alive)
+			t.Fatalf("%s: node %d has %s alive=%t (%s: %s), want %s alive=%t", when, n.id, p, p.Alive, p.Rule,
+				p.Reason, kind, alive)
 		}
 	}
 }
@@ -217,7 +218,8 @@ func TestStarvedMachine(t *testing.T) {
 				if int(period)%2 != node {
 					return 0
 				}
-				length := 100*time.Millisecond + time.Duration((uint64(period)*2654435761+seed*1_000_003_979)%uint64(tt.longest-100*time.Millisecond))
+				length := 100*time.Millisecond +
+					time.Duration((uint64(period)*2654435761+seed*1_000_003_979)%uint64(tt.longest-100*time.Millisecond))
 				return max(length-s.now.Sub(simStart)%tt.every, 0)
 			}
 			s.start(true)
@@ -231,7 +233,8 @@ func TestStarvedMachine(t *testing.T) {
 				}
 			}
 			switches := s.nodes[0].switches + s.nodes[1].switches
-			t.Logf("up to %s, seed %d: %d switches in %d stalls, on the relay %s of 10m", tt.longest, seed, switches, 10*time.Minute/tt.every, relayed)
+			t.Logf("up to %s, seed %d: %d switches in %d stalls, on the relay %s of 10m", tt.longest, seed, switches,
+				10*time.Minute/tt.every, relayed)
 			if switches > tt.switches || relayed > tt.relayed {
 				s.dump()
 				t.Fatal("too many")

@@ -49,7 +49,8 @@ func (e *echo) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
 	e.tx++
 	var tx [12]byte
 	binary.BigEndian.PutUint64(tx[4:], e.tx)
-	e.queue = append(e.queue, event{at: e.now.Add(5 * time.Millisecond), peer: peer, in: Input{Kind: InputPong, Endpoint: to}, tx: tx})
+	e.queue = append(e.queue, event{at: e.now.Add(5 * time.Millisecond), peer: peer,
+		in: Input{Kind: InputPong, Endpoint: to}, tx: tx})
 	return tx, nil
 }
 
@@ -83,7 +84,10 @@ func (e *echo) run(d time.Duration) {
 func fleet(n int) (*echo, []identity.ID) {
 	e := &echo{now: simStart}
 	ctx, stop := context.WithCancel(context.Background())
-	e.m = newManager(Config{Self: identity.ID{255}, Prober: e, Log: slog.New(slog.DiscardHandler), Clock: func() time.Time { return e.now }}, ctx, stop)
+	e.m = newManager(Config{Self: identity.ID{255}, Prober: e, Log: slog.New(slog.DiscardHandler),
+		Clock: func() time.Time {
+			return e.now
+		}}, ctx, stop)
 	e.m.SetSelf(recordOf("203.0.113.1:51820"))
 	ids := make([]identity.ID, n)
 	for i := range ids {

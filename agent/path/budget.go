@@ -30,13 +30,14 @@ type Refill struct {
 }
 
 const (
-	unprovenPings = 3                // pings to an address before it answers
-	unprovenPerIP = 4                // addresses that differ in their port alone
-	spentMax      = 64               // addresses counted per peer at a time: no more get anything
-	refillMax     = 2                // granted and not used
-	refillGap     = 4 * time.Second  // between two single pings, and between the first refunds
-	refundsSoon   = 3                // refunds no further apart than that: hosts that start or roam learn of their networks bit by bit
-	refundCalm    = 10 * time.Minute // without a refund: they begin anew
+	unprovenPings = 3               // pings to an address before it answers
+	unprovenPerIP = 4               // addresses that differ in their port alone
+	spentMax      = 64              // addresses counted per peer at a time: no more get anything
+	refillMax     = 2               // granted and not used
+	refillGap     = 4 * time.Second // between two single pings, and between the first refunds
+	// refunds no further apart than that: hosts that start or roam learn of their networks bit by bit
+	refundsSoon = 3
+	refundCalm  = 10 * time.Minute // without a refund: they begin anew
 )
 
 // take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little
@@ -104,7 +105,8 @@ func (s *step) spent(e netip.AddrPort) *Spent {
 	if sameIP >= unprovenPerIP || len(s.Spent) >= spentMax {
 		return nil
 	}
-	s.Spent = append(s.Spent, Spent{Endpoint: e, Left: unprovenPings, Own: Refill{At: s.now}, Invited: Refill{At: s.now}, Last: s.now})
+	s.Spent = append(s.Spent, Spent{Endpoint: e, Left: unprovenPings, Own: Refill{At: s.now},
+		Invited: Refill{At: s.now}, Last: s.now})
 	return &s.Spent[len(s.Spent)-1]
 }
 
@@ -134,7 +136,8 @@ func (s *step) refund() {
 		if since >= refundCalm {
 			b.Refunds = 0
 		}
-		if !s.known(b.Endpoint) || b.Refunds > 0 && since < min(refillGap<<min(max(b.Refunds, refundsSoon)-refundsSoon, 10), s.directRetry()) {
+		if !s.known(b.Endpoint) || b.Refunds > 0 && since < min(refillGap<<min(max(b.Refunds, refundsSoon)-refundsSoon, 10),
+			s.directRetry()) {
 			continue
 		}
 		b.Left, b.Own, b.Invited = unprovenPings, Refill{At: s.now}, Refill{At: s.now}

@@ -93,7 +93,8 @@ func TestVictimsManyPorts(t *testing.T) {
 	for i := range 10 * 60 {
 		n := node(natNone)
 		for k := range 8 {
-			n.Candidates = append(n.Candidates, Candidate{Type: srflx, Addr: netip.AddrPortFrom(netip.MustParseAddr("198.51.100.66"), uint16(1+i*8+k))},
+			n.Candidates = append(n.Candidates,
+				Candidate{Type: srflx, Addr: netip.AddrPortFrom(netip.MustParseAddr("198.51.100.66"), uint16(1+i*8+k))},
 				Candidate{Type: srflx, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i), byte(k)}), 53)})
 		}
 		for _, in := range []Input{{Kind: InputPeer, Node: &n}, {Kind: InputPunch}, {Kind: InputTick}} {

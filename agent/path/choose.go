@@ -72,7 +72,8 @@ func (s *step) wasLate(p *Probe) bool {
 	if s.Slack >= slackMax {
 		return false // so late that it is damped like any other
 	}
-	limit := min(slackFirst<<s.Lates, slackMax) // a death too many is not for nothing: what follows it is work, and the machine has too much of that
+	// a death too many is not for nothing: what follows it is work, and the machine has too much of that
+	limit := min(slackFirst<<s.Lates, slackMax)
 	s.Lates = min(s.Lates+1, 10)
 	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastBeat), limit)
 	s.SlackUntil = s.now.Add(slackFor * time.Duration(min(s.Lates, 5)))
@@ -107,13 +108,16 @@ func (s *step) use(i int, rule string) {
 	p := &s.Probes[i]
 	s.Path = Path{
 		Kind: Direct, Endpoint: p.Endpoint, Since: s.now, RTT: p.RTT, Alive: true, Rule: rule,
-		Reason: fmt.Sprintf("A ping to %s (%s) was answered after %s, so packets pass both ways.", p.Endpoint, p.label(), round(p.RTT)),
+		Reason: fmt.Sprintf("A ping to %s (%s) was answered after %s, so packets pass both ways.", p.Endpoint,
+			p.label(), round(p.RTT)),
 	}
 	switch rule {
 	case "direct-better":
-		s.Path.Reason = fmt.Sprintf("%s (%s) answers after %s, clearly sooner or nearer than the endpoint used before.", p.Endpoint, p.label(), round(p.RTT))
+		s.Path.Reason = fmt.Sprintf("%s (%s) answers after %s, clearly sooner or nearer than the endpoint used before.",
+			p.Endpoint, p.label(), round(p.RTT))
 	case "direct-follows":
-		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
+		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.",
+			p.Endpoint, p.label(), round(p.RTT))
 	}
 	s.narrowed(p)
 	s.LastDirect, s.Lost, s.PortDied = p.Endpoint, "", false
@@ -147,7 +151,8 @@ func (s *step) useRelay() {
 		next = Path{}
 		switch {
 		case s.Path.probed():
-			next = Path{Kind: s.Path.Kind, Endpoint: s.Path.Endpoint, Relay: s.Path.Relay} // the last that worked, until something else does
+			// the last that worked, until something else does
+			next = Path{Kind: s.Path.Kind, Endpoint: s.Path.Endpoint, Relay: s.Path.Relay}
 		case s.backToDirect():
 			next = Path{Kind: Direct, Endpoint: s.LastDirect}
 		}
@@ -198,7 +203,8 @@ func (s *step) reasonWithoutDirect(rule string) string {
 			text = s.Plan.Reason
 		}
 	case "peer-away":
-		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."
+		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the " +
+			"last endpoint that worked stays."
 	case ruleIdle:
 		text = "There is no traffic: the first packet goes by the relay, and begins the search for a direct path."
 	case "relay-first":

@@ -18,21 +18,27 @@ func TestControlIsNoTraffic(t *testing.T) {
 		{rx: 1000, tx: 1000, controlRx: 800, controlTx: 800},
 		{rx: 1000, tx: 1000, controlRx: 800, controlTx: 800},
 		{rx: 1160, tx: 1208, controlRx: 960, controlTx: 1008, control: true, heard: true},
-		{rx: 1160, tx: 1208, controlRx: 960, controlTx: 1168, control: true},               // counted before WireGuard has sent it
+		// counted before WireGuard has sent it
+		{rx: 1160, tx: 1208, controlRx: 960, controlTx: 1168, control: true},
 		{rx: 1160, tx: 1368, controlRx: 960, controlTx: 1168},                              // and now it has
 		{rx: 1480, tx: 1528, controlRx: 960, controlTx: 1168, traffic: true},               // something else
 		{rx: 1640, tx: 1528, controlRx: 1120, controlTx: 1168, control: true, heard: true}, // the peer's
 		{rx: 1640, tx: 1528, controlRx: 1120, controlTx: 1168},
-		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112, control: true, heard: true}, // a stream, acknowledged
+		// a stream, acknowledged
+		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112, control: true, heard: true},
 		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112},
-		{rx: 2240, tx: 1640, controlRx: 1720, controlTx: 1168, acksTx: 224, control: true, heard: true}, // one without an acknowledgement of its own
-		{rx: 2240, tx: 1700, controlRx: 1720, controlTx: 1168, acksTx: 224, traffic: true},              // hides nothing that comes later
+		// one without an acknowledgement of its own
+		{rx: 2240, tx: 1640, controlRx: 1720, controlTx: 1168, acksTx: 224, control: true, heard: true},
+		// hides nothing that comes later
+		{rx: 2240, tx: 1700, controlRx: 1720, controlTx: 1168, acksTx: 224, traffic: true},
 		{rx: 2332, tx: 1848, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true},
-		{rx: 2512, tx: 2068, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true, traffic: true}, // which somebody's packet needed
-		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224},                                // another device
+		// which somebody's packet needed
+		{rx: 2512, tx: 2068, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true, traffic: true},
+		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224}, // another device
 	} {
 		at = at.Add(countersEvery)
-		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, AcksTx: c.acksTx, At: at, Handshake: last.Handshake}
+		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, AcksTx: c.acksTx,
+			At: at, Handshake: last.Handshake}
 		if c.shaken {
 			next.Handshake = at
 		}
@@ -45,7 +51,8 @@ func TestControlIsNoTraffic(t *testing.T) {
 			}
 		}
 		if traffic != c.traffic || control != c.control || heard != c.heard {
-			t.Errorf("reading %d: traffic %v, control %v, heard %v; want %v, %v, %v", i, traffic, control, heard, c.traffic, c.control, c.heard)
+			t.Errorf("reading %d: traffic %v, control %v, heard %v; want %v, %v, %v", i, traffic, control, heard, c.traffic,
+				c.control, c.heard)
 		}
 		last = next
 	}

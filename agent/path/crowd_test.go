@@ -168,9 +168,11 @@ func newCrowd(t *testing.T, size, peers, talkers int) *crowd {
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
 	for i := range size {
-		n := &crowdNode{c: c, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), 51820), was: map[identity.ID]Path{}}
+		n := &crowdNode{c: c, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), 51820),
+			was: map[identity.ID]Path{}}
 		binary.BigEndian.PutUint32(n.id[:], uint32(i+1))
-		n.m = newManager(Config{Self: n.id, Prober: n, Relays: n, Clock: func() time.Time { return c.now }, Lag: &n.lag, Log: slog.New(slog.DiscardHandler),
+		n.m = newManager(Config{Self: n.id, Prober: n, Relays: n, Clock: func() time.Time { return c.now }, Lag: &n.lag,
+			Log:    slog.New(slog.DiscardHandler),
 			Signal: func(identity.ID, *skeinv1.Signal) error { return nil }}, ctx, stop)
 		c.nodes, c.at[n.addr] = append(c.nodes, n), n
 	}

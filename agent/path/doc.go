@@ -8,7 +8,8 @@
 // thousand idle peers cost nothing between their keepalives.
 //
 // Invariants:
-//   - a direct path, or a relay's port, is used only after a ping of ours to that very endpoint was answered, and one as large as the tunnel's
+//   - a direct path, or a relay's port, is used only after a ping of ours to that very endpoint was answered, and one
+//     as large as the tunnel's
 //     packets, unless there is no other way;
 //   - an address gets three pings before it answers, then rarely one;
 //   - an endpoint that does not answer gets a bounded number of pings in any window;

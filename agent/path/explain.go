@@ -79,7 +79,8 @@ func Explain(m Machine, now time.Time) Explanation {
 	}
 	for _, k := range m.Plan.Skipped {
 		if !hasProbe(m, k.Addr) {
-			e.Probes = append(e.Probes, ProbeLine{Endpoint: k.Addr, Source: (&Probe{Type: k.Type, Source: k.Source}).label(), Outcome: "not probed: " + k.Why})
+			e.Probes = append(e.Probes, ProbeLine{Endpoint: k.Addr, Source: (&Probe{Type: k.Type, Source: k.Source}).label(),
+				Outcome: "not probed: " + k.Why})
 		}
 	}
 	e.WouldChange, e.Guess = wouldChange(m, now), m.Guessing.explain()
@@ -129,7 +130,8 @@ func wouldChange(m Machine, now time.Time) []string {
 		}
 	}
 	if m.Path.Kind == Direct && m.Path.Alive {
-		return []string{fmt.Sprintf("Silence for %s under traffic, or %d lost pings in a row without, would move it to %s.", deadAfter, idleRetries+1, fallback(m))}
+		return []string{fmt.Sprintf("Silence for %s under traffic, or %d lost pings in a row without, would move it to %s.",
+			deadAfter, idleRetries+1, fallback(m))}
 	}
 	if !m.Known {
 		return []string{"The peer's record, by gossip or from its Kubernetes node, would start the search."}
@@ -138,7 +140,8 @@ func wouldChange(m Machine, now time.Time) []string {
 	case "udp-blocked":
 		out = append(out, "Let UDP out at the end whose NAT type is blocked.")
 	case "symmetric-symmetric", "port-restricted-symmetric":
-		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or forceEndpoint in the configuration.",
+		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or "+
+			"forceEndpoint in the configuration.",
 			"A NAT with a stable port at the symmetric end, or IPv6 at both.")
 	case "birthday", "port-prediction", "birthday-both":
 		if g := m.Guessing; g.Since.IsZero() {
@@ -146,7 +149,8 @@ func wouldChange(m Machine, now time.Time) []string {
 		} else {
 			out = append(out, "A hit of the attempt at guessing ports that is under way.")
 		}
-		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or forceEndpoint in the configuration.")
+		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or "+
+			"forceEndpoint in the configuration.")
 	case "no-candidate":
 		out = append(out, "An address in the peer's record that this host can reach, by IPv4 or IPv6.")
 	}
@@ -186,7 +190,8 @@ func (e Explanation) String() string {
 	if e.Path.RTT > 0 {
 		fmt.Fprintf(&b, ", rtt %s", round(e.Path.RTT))
 	}
-	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy, candidate.NATName(e.Self.NAT), candidate.NATName(e.Peers.NAT))
+	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy,
+		candidate.NATName(e.Self.NAT), candidate.NATName(e.Peers.NAT))
 	if e.Guess != nil {
 		fmt.Fprintf(&b, "guessing  %s\n", e.Guess.text(e.At))
 	}

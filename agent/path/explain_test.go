@@ -41,18 +41,28 @@ func TestExplain(t *testing.T) {
 		a, b skeinv1.NatType
 		then func(*sim)
 	}{
-		"direct":   {natPortRestricted, natRestricted, func(*sim) {}},
-		"futile":   {natPortRestricted, natSymmetric, func(*sim) {}},
-		"blocked":  {natBlocked, natNone, func(*sim) {}},
-		"learned":  {natRestricted, natSymmetric, func(*sim) {}},
-		"silent":   {natPortRestricted, natPortRestricted, func(s *sim) { s.cut = cutAll }},
-		"one-way":  {natPortRestricted, natNone, func(s *sim) { s.cut = func(from, _ int, _ netip.AddrPort) bool { return from == 0 } }},
-		"died":     {natPortRestricted, natPortRestricted, func(s *sim) { s.run(30 * time.Second); s.traffic(time.Minute); s.cut = cutAll }},
-		"no-relay": {natSymmetric, natSymmetric, func(s *sim) { s.run(time.Second); s.input(s.nodes[0], Input{Kind: InputRelay}) }},
+		"direct":  {natPortRestricted, natRestricted, func(*sim) {}},
+		"futile":  {natPortRestricted, natSymmetric, func(*sim) {}},
+		"blocked": {natBlocked, natNone, func(*sim) {}},
+		"learned": {natRestricted, natSymmetric, func(*sim) {}},
+		"silent":  {natPortRestricted, natPortRestricted, func(s *sim) { s.cut = cutAll }},
+		"one-way": {natPortRestricted, natNone, func(s *sim) {
+			s.cut = func(from, _ int, _ netip.AddrPort) bool { return from == 0 }
+		}},
+		"died": {natPortRestricted, natPortRestricted, func(s *sim) {
+			s.run(30 * time.Second)
+			s.traffic(time.Minute)
+			s.cut = cutAll
+		}},
+		"no-relay": {natSymmetric, natSymmetric, func(s *sim) {
+			s.run(time.Second)
+			s.input(s.nodes[0], Input{Kind: InputRelay})
+		}},
 		"not-sent": {natNone, natNone, func(s *sim) {
 			s.cut = cutAll
 			s.run(30 * time.Second)
-			s.input(s.nodes[0], Input{Kind: InputSendFailed, Endpoint: s.nodes[1].inner, Error: "sendto: network is unreachable"})
+			s.input(s.nodes[0], Input{Kind: InputSendFailed, Endpoint: s.nodes[1].inner,
+				Error: "sendto: network is unreachable"})
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,10 +81,12 @@ func TestExplainAt(t *testing.T) {
 	peer := nodeIDs[1]
 	at := func(sec int64, e *skeinv1.JournalEntry) { e.Time = sec * 1e9; j.Append(e) }
 	decide := func(to string) *skeinv1.JournalEntry {
-		return &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: &skeinv1.PathDecision{Peer: peer.String(), To: to, Rule: "r" + to}}}
+		return &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: &skeinv1.PathDecision{
+			Peer: peer.String(), To: to, Rule: "r" + to}}}
 	}
 	input := func(peer, kind string) *skeinv1.JournalEntry {
-		return &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: &skeinv1.PathInput{Peer: peer, Kind: kind}}}
+		return &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: &skeinv1.PathInput{Peer: peer,
+			Kind: kind}}}
 	}
 	at(10, input("", "self"))
 	at(11, input(nodeIDs[0].String(), "record"))
@@ -89,7 +101,8 @@ func TestExplainAt(t *testing.T) {
 		path    string
 		history int
 		restart bool
-	}{{5, "", 0, false}, {12, "", 2, false}, {15, "relay:x", 3, false}, {20, "direct:y", 4, false}, {30, "direct:y", 5, true}, {99, "relay:z", 6, false}} {
+	}{{5, "", 0, false}, {12, "", 2, false}, {15, "relay:x", 3, false}, {20, "direct:y", 4, false},
+		{30, "direct:y", 5, true}, {99, "relay:z", 6, false}} {
 		p, err := ExplainAt(j, peer, time.Unix(c.at, 0))
 		if err != nil || p.Path != c.path || len(p.History) != c.history || p.Restarts != c.restart {
 			t.Errorf("at %d: %+v with %d entries, %v; want %+v", c.at, p, len(p.History), err, c)
@@ -107,7 +120,8 @@ func (broken) Read(time.Time, time.Time, func(*skeinv1.JournalEntry) bool) ([]*s
 }
 
 func TestReplayRefusesNonsense(t *testing.T) {
-	_, err := Replay([]*skeinv1.JournalEntry{{Seq: 7, Body: &skeinv1.JournalEntry_PathInput{PathInput: &skeinv1.PathInput{Peer: "x", Kind: kindTrace, Detail: "{"}}}})
+	_, err := Replay([]*skeinv1.JournalEntry{{Seq: 7,
+		Body: &skeinv1.JournalEntry_PathInput{PathInput: &skeinv1.PathInput{Peer: "x", Kind: kindTrace, Detail: "{"}}}})
 	if err == nil || !strings.Contains(err.Error(), "journal entry 7") {
 		t.Errorf("error %v", err)
 	}

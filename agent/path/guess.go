@@ -141,9 +141,11 @@ func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 	case set.NoGuessing:
 		return Guess{}, "Guessing ports is disabled on this host (natTraversal.portGuessing)."
 	case a == b && self.PortStep != 0 && peer.PortStep != 0:
-		return Guess{GuessPrediction, GuessTwin}, "Both ends are behind symmetric NATs that count their ports, so each end tries those that come next at the other."
+		return Guess{GuessPrediction, GuessTwin}, "Both ends are behind symmetric NATs that count their ports, so each end " +
+			"tries those that come next at the other."
 	case a == b && set.both(self, peer, id):
-		return Guess{GuessBoth, GuessTwin}, "Both ends are behind symmetric NATs; many sockets at each try random ports of the other, since birthdayAttack is enabled."
+		return Guess{GuessBoth, GuessTwin}, "Both ends are behind symmetric NATs; many sockets at each try random ports of " +
+			"the other, since birthdayAttack is enabled."
 	case a == b:
 		return Guess{}, "Guessing ports at both ends is not enabled (birthdayAttack)."
 	}
@@ -152,9 +154,11 @@ func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 		role, step = GuessMany, self.PortStep
 	}
 	if step != 0 {
-		return Guess{GuessPrediction, role}, "One end's NAT is symmetric and counts its ports, and the other's lets in only ports it has sent to, so the ports that come next are tried."
+		return Guess{GuessPrediction, role}, "One end's NAT is symmetric and counts its ports, and the other's lets in " +
+			"only ports it has sent to, so the ports that come next are tried."
 	}
-	return Guess{GuessBirthday, role}, "One end's NAT is symmetric, so its port is not known beforehand, and the other's lets in only ports it has sent to: many sockets at the one end meet random ports tried from the other."
+	return Guess{GuessBirthday, role}, "One end's NAT is symmetric, so its port is not known beforehand, and the " +
+		"other's lets in only ports it has sent to: many sockets at the one end meet random ports tried from the other."
 }
 
 // mapped4 tells nodes that know how the internet sees them; the NATs that this is about are all IPv4.
@@ -281,7 +285,9 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 func (s *step) grant(e netip.AddrPort, n uint8) {
 	b := s.spent(e)
 	if b == nil { // an earlier hit at the same NAT makes room
-		if k := slices.IndexFunc(s.Spent, func(b Spent) bool { return b.Endpoint.Addr() == e.Addr() && !s.known(b.Endpoint) }); k >= 0 {
+		if k := slices.IndexFunc(s.Spent, func(b Spent) bool {
+			return b.Endpoint.Addr() == e.Addr() && !s.known(b.Endpoint)
+		}); k >= 0 {
 			s.Spent = slices.Delete(s.Spent, k, k+1)
 			b = s.spent(e)
 		}
@@ -336,7 +342,8 @@ func (g Guessing) explain() *GuessLine {
 	if g.Of.Kind == GuessNone {
 		return nil
 	}
-	return &GuessLine{Rule: g.Of.Kind.String(), Role: g.Of.Role.String(), Running: !g.Since.IsZero(), Tries: g.Tries, Outcome: g.Outcome, At: g.At, Next: g.Next, Probes: g.Last.Probes, Sockets: g.Last.Sockets, Took: g.Last.Took}
+	return &GuessLine{Rule: g.Of.Kind.String(), Role: g.Of.Role.String(), Running: !g.Since.IsZero(), Tries: g.Tries,
+		Outcome: g.Outcome, At: g.At, Next: g.Next, Probes: g.Last.Probes, Sockets: g.Last.Sockets, Took: g.Last.Took}
 }
 
 // GuessLine is how guessing ports with a peer goes, for Explanation.

@@ -28,20 +28,35 @@ func TestWhoGuesses(t *testing.T) {
 		want       Guess
 		rule       string
 	}{
-		{"port-restricted with symmetric", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{GuessBirthday, GuessOne}, "birthday"},
-		{"symmetric with port-restricted", behind(natSymmetric, here, 0), behind(natPortRestricted, there, 0), Settings{}, Guess{GuessBirthday, GuessMany}, "birthday"},
-		{"port-restricted with a symmetric one that counts", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 2), Settings{}, Guess{GuessPrediction, GuessOne}, "port-prediction"},
-		{"a symmetric one that counts with port-restricted", behind(natSymmetric, here, -1), behind(natPortRestricted, there, 0), Settings{}, Guess{GuessPrediction, GuessMany}, "port-prediction"},
-		{"both count", behind(natSymmetric, here, 1), behind(natSymmetric, there, 1), Settings{}, Guess{GuessPrediction, GuessTwin}, "port-prediction"},
-		{"one counts, both symmetric", behind(natSymmetric, here, 1), behind(natSymmetric, there, 0), Settings{}, Guess{}, "symmetric-symmetric"},
-		{"both symmetric", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "symmetric-symmetric"},
-		{"both symmetric, enabled", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayBoth: true}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
-		{"both symmetric, enabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayPeers: map[string]bool{nodeIDs[1].String(): true}}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
-		{"both symmetric, disabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayBoth: true, BirthdayPeers: map[string]bool{nodeIDs[1].String(): false}}, Guess{}, "symmetric-symmetric"},
-		{"disabled on this host", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0), Settings{NoGuessing: true}, Guess{}, "port-restricted-symmetric"},
-		{"behind one address", behind(natPortRestricted, here, 0), behind(natSymmetric, "203.0.113.1:7", 0), Settings{}, Guess{}, "no-candidate"},
-		{"the address is not known yet", behind(natSymmetric, here, 0), unknown, Settings{}, Guess{}, "port-restricted-symmetric"},
-		{"restricted with symmetric needs none", behind(natRestricted, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "cone-symmetric"},
+		{"port-restricted with symmetric", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0), Settings{},
+			Guess{GuessBirthday, GuessOne}, "birthday"},
+		{"symmetric with port-restricted", behind(natSymmetric, here, 0), behind(natPortRestricted, there, 0), Settings{},
+			Guess{GuessBirthday, GuessMany}, "birthday"},
+		{"port-restricted with a symmetric one that counts", behind(natPortRestricted, here, 0),
+			behind(natSymmetric, there, 2), Settings{}, Guess{GuessPrediction, GuessOne}, "port-prediction"},
+		{"a symmetric one that counts with port-restricted", behind(natSymmetric, here, -1), behind(natPortRestricted, there,
+			0), Settings{}, Guess{GuessPrediction, GuessMany}, "port-prediction"},
+		{"both count", behind(natSymmetric, here, 1), behind(natSymmetric, there, 1), Settings{},
+			Guess{GuessPrediction, GuessTwin}, "port-prediction"},
+		{"one counts, both symmetric", behind(natSymmetric, here, 1), behind(natSymmetric, there, 0), Settings{}, Guess{},
+			"symmetric-symmetric"},
+		{"both symmetric", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{},
+			"symmetric-symmetric"},
+		{"both symmetric, enabled", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0),
+			Settings{BirthdayBoth: true}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
+		{"both symmetric, enabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0),
+			Settings{BirthdayPeers: map[string]bool{nodeIDs[1].String(): true}}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
+		{"both symmetric, disabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0),
+			Settings{BirthdayBoth: true, BirthdayPeers: map[string]bool{nodeIDs[1].String(): false}}, Guess{},
+			"symmetric-symmetric"},
+		{"disabled on this host", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0),
+			Settings{NoGuessing: true}, Guess{}, "port-restricted-symmetric"},
+		{"behind one address", behind(natPortRestricted, here, 0), behind(natSymmetric, "203.0.113.1:7", 0), Settings{},
+			Guess{}, "no-candidate"},
+		{"the address is not known yet", behind(natSymmetric, here, 0), unknown, Settings{}, Guess{},
+			"port-restricted-symmetric"},
+		{"restricted with symmetric needs none", behind(natRestricted, here, 0), behind(natSymmetric, there, 0), Settings{},
+			Guess{}, "cone-symmetric"},
 		{"a forwarded port needs none", behind(natSymmetric, here, 0), open, Settings{}, Guess{}, "full-cone"},
 		{"no UDP", behind(natBlocked, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "udp-blocked"},
 	}
@@ -125,7 +140,8 @@ func TestGuessingStartsWithTheRelayAndBacksOff(t *testing.T) {
 	if as := g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}}); !has(as, ActionGuess) {
 		t.Fatalf("no attempt when the relay is there: %v", as)
 	}
-	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 32 * time.Minute, time.Hour, time.Hour} {
+	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute,
+		16 * time.Minute, 32 * time.Minute, time.Hour, time.Hour} {
 		g.outcome(GuessFailed, "")
 		_, took := g.until(ActionGuess, 2*time.Hour)
 		if took > want || took < want*9/10 {
@@ -149,7 +165,8 @@ func TestAHitIsProvenByPings(t *testing.T) {
 		t.Fatalf("a hit leads to %v, want a ping and no switch before it is answered", as)
 	}
 	g.now = g.now.Add(20 * time.Millisecond)
-	as := g.do(Input{Kind: InputPong, Endpoint: ap(at), RTT: 20 * time.Millisecond, Sent: g.now.Add(-20 * time.Millisecond)})
+	as := g.do(Input{Kind: InputPong, Endpoint: ap(at), RTT: 20 * time.Millisecond,
+		Sent: g.now.Add(-20 * time.Millisecond)})
 	if !has(as, ActionUse) || g.m.Path.Kind != Direct || g.m.Path.Endpoint != ap(at) {
 		t.Fatalf("an answered ping leads to %v, path %s", as, g.m.Path)
 	}
@@ -175,7 +192,8 @@ func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
 	g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
 	const at = "198.51.100.1:50000"
 	for _, port := range []string{"1", "2", "3", "4", "50000"} { // as many of one address as are counted
-		g.m.Spent = append(g.m.Spent, Spent{Endpoint: ap("198.51.100.1:" + port), Last: g.now, Own: Refill{At: g.now}, Invited: Refill{At: g.now}})
+		g.m.Spent = append(g.m.Spent, Spent{Endpoint: ap("198.51.100.1:" + port), Last: g.now, Own: Refill{At: g.now},
+			Invited: Refill{At: g.now}})
 	}
 	for _, e := range []string{at, "198.51.100.1:61000"} {
 		g.now = g.now.Add(time.Second)

@@ -12,23 +12,26 @@ import (
 // Two hosts that start together do not know their NATs equally soon. What the faster one's address was pinged before it
 // knew whom to let in was in vain, and must not cost the pair its first attempt.
 func TestOneEndKnowsItsNATLater(t *testing.T) {
-	for _, nats := range [][2]skeinv1.NatType{{natRestricted, natSymmetric}, {natRestricted, natPortRestricted}, {natPortRestricted, natPortRestricted}} {
+	for _, nats := range [][2]skeinv1.NatType{{natRestricted, natSymmetric}, {natRestricted, natPortRestricted},
+		{natPortRestricted, natPortRestricted}} {
 		for slow := range 2 {
-			for _, heard := range []time.Duration{60 * time.Millisecond, 400 * time.Millisecond} { // until the other end has a record
+			// until the other end has a record
+			for _, heard := range []time.Duration{60 * time.Millisecond, 400 * time.Millisecond} {
 				for late := time.Duration(0); late <= 4*time.Second; late += 100 * time.Millisecond {
-					t.Run(fmt.Sprintf("%s/%s/%d/%s/%s", candidate.NATName(nats[0]), candidate.NATName(nats[1]), slow, heard, late), func(t *testing.T) {
-						s := newSim(t, 1, nats[0], nats[1])
-						const soonest = 600 * time.Millisecond
-						for i, n := range s.nodes {
-							at := soonest
-							if i == slow {
-								at += late
+					t.Run(fmt.Sprintf("%s/%s/%d/%s/%s", candidate.NATName(nats[0]), candidate.NATName(nats[1]), slow, heard, late),
+						func(t *testing.T) {
+							s := newSim(t, 1, nats[0], nats[1])
+							const soonest = 600 * time.Millisecond
+							for i, n := range s.nodes {
+								at := soonest
+								if i == slow {
+									at += late
+								}
+								s.startLate(n, at, heard)
 							}
-							s.startLate(n, at, heard)
-						}
-						s.run(soonest + late + heard + 1500*time.Millisecond)
-						wantPaths(t, s, "soon after both know", Direct, true)
-					})
+							s.run(soonest + late + heard + 1500*time.Millisecond)
+							wantPaths(t, s, "soon after both know", Direct, true)
+						})
 				}
 			}
 		}

@@ -16,7 +16,8 @@ const (
 	// repeats a handshake after 5 to 5.4 s.
 	stirAfter  = 500 * time.Millisecond
 	stirWithin = 6 * time.Second
-	lazyWithin = 8 * time.Second // how long a pair without traffic waits for a relay before it looks for a direct path instead
+	// how long a pair without traffic waits for a relay before it looks for a direct path instead
+	lazyWithin = 8 * time.Second
 )
 
 // asleep reports whether nothing is to be done for the pair.

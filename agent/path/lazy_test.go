@@ -129,7 +129,8 @@ func TestLonePacketsWakeNobody(t *testing.T) {
 	s.run(10 * time.Second)
 	want := 0
 	for i := range 20 {
-		d := []time.Duration{50 * time.Millisecond, 400 * time.Millisecond}[i%2] // what one reading of the counters shows, or two
+		// what one reading of the counters shows, or two
+		d := []time.Duration{50 * time.Millisecond, 400 * time.Millisecond}[i%2]
 		s.traffic(d)
 		s.run(10 * time.Second)
 		want += int(d/(20*time.Millisecond)) + 1

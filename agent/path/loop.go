@@ -148,7 +148,8 @@ func (m *Manager) handle(e event) {
 	}
 	known, burst := len(p.machine.Probes), p.machine.BurstAt
 	m.step(p, now, e.in)
-	if e.in.Kind == InputPunch && !burst.Equal(p.machine.BurstAt) || e.in.Kind == InputPing && known < len(p.machine.Probes) {
+	if e.in.Kind == InputPunch && !burst.Equal(p.machine.BurstAt) || e.in.Kind == InputPing &&
+		known < len(p.machine.Probes) {
 		m.note(now, e.peer, e.in) // only what began something: a peer cannot flood the journal
 	}
 }
@@ -189,7 +190,8 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	for _, a := range actions {
 		switch a.Kind {
 		case ActionPing:
-			if err := m.ping(p, next.Now, a.Endpoint, a.Size); err != nil && a.Size == 0 { // a padded one may be too long for this host's own link
+			// a padded one may be too long for this host's own link
+			if err := m.ping(p, next.Now, a.Endpoint, a.Size); err != nil && a.Size == 0 {
 				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: cause(err)})
 			}
 		case ActionPunch:
@@ -328,7 +330,8 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 		m.o.dirty = true
 	}
 	m.metrics.switched(before, now, p.machine.Now, lastPong)
-	m.log.Info("path", "peer", p.machine.Peer, "from", before.String(), "to", now.String(), "alive", now.Alive, "rule", now.Rule)
+	m.log.Info("path", "peer", p.machine.Peer, "from", before.String(), "to", now.String(), "alive", now.Alive,
+		"rule", now.Rule)
 	m.decided(p, before)
 	if m.cfg.OnLost != nil && before.Kind == Direct && before.Alive && !(now.Kind == Direct && now.Alive) {
 		m.cfg.OnLost(p.machine.Peer)
@@ -482,7 +485,8 @@ func observe(last, c Counters) (ins []Input) {
 		ins = append(ins, Input{Kind: InputEndpointSeen, Endpoint: c.Endpoint})
 	}
 	switch {
-	case carries(rx) && c.Relayed != last.Relayed: // some of it did, whatever the device shows: userspace WireGuard does not follow packets
+	case carries(rx) &&
+		c.Relayed != last.Relayed: // some of it did, whatever the device shows: userspace WireGuard does not follow packets
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: overRelay})
 	case carries(rx) && moved: // some of it may have come another way
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint})

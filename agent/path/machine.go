@@ -124,7 +124,8 @@ type Probe struct {
 
 // NewMachine is the machine of a peer of which nothing is known yet.
 func NewMachine(self, peer identity.ID, now time.Time) Machine {
-	return Machine{SelfID: self, Peer: peer, Now: now, RelaySince: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
+	return Machine{SelfID: self, Peer: peer, Now: now, RelaySince: now, Path: Path{Since: now, Rule: "no-record",
+		Reason: "Nothing has been heard of this peer yet."}}
 }
 
 // step is one Step in the making.

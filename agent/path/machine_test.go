@@ -74,7 +74,8 @@ func TestFirstSteps(t *testing.T) {
 	peer := node(natRestricted, cand(srflx, "203.0.113.2:2000"))
 	m := NewMachine(nodeIDs[0], nodeIDs[1], simStart)
 	s := &stepper{t: t, m: m, now: simStart}
-	s.want(s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: time.Millisecond}}), "use relay:0900000000000000 alive=true (no-record)")
+	s.want(s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: time.Millisecond}}),
+		"use relay:0900000000000000 alive=true (no-record)")
 	s.want(s.in(0, Input{Kind: InputPeer, Node: &peer}), "punch reply=false", "ping 203.0.113.2:2000")
 	if s.m.Path.Rule != "relay-first" {
 		t.Errorf("rule %s", s.m.Path.Rule)

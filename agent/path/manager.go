@@ -51,18 +51,22 @@ type Config struct {
 	Signal  func(peer identity.ID, s *skeinv1.Signal) error // called from one goroutine of its own; may block shortly
 	Relays  Relays                                          // nil: no relays
 	Journal Journal                                         // nil: none
-	Guess   func(peer identity.ID, g Guess)                 // begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
-	Ports   Ports                                           // nil: relays reserve no ports
-	OnLost  func(peer identity.ID)                          // a direct path has died; must not block. nil: nobody wants to know
-	Clock   func() time.Time                                // nil: time.Now
-	Lag     *lag.Meter                                      // how late this process wakes, told and asked; nil: it never is
-	Log     *slog.Logger                                    // nil: slog.Default()
+	// begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
+	Guess func(peer identity.ID, g Guess)
+	Ports Ports // nil: relays reserve no ports
+	// a direct path has died; must not block. nil: nobody wants to know
+	OnLost func(peer identity.ID)
+	Clock  func() time.Time // nil: time.Now
+	// how late this process wakes, told and asked; nil: it never is
+	Lag *lag.Meter
+	Log *slog.Logger // nil: slog.Default()
 }
 
 // Counters are what WireGuard counted for a peer.
 type Counters struct {
 	RxBytes, TxBytes uint64
-	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
+	// where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
+	Endpoint netip.AddrPort
 	// ControlRx and ControlTx are what of that came and went for the control net. They show whether the path carries
 	// something, and are no reason to keep watch over it. AcksRx and AcksTx are the acknowledgements for that, at most.
 	ControlRx, ControlTx, AcksRx, AcksTx uint64
@@ -137,8 +141,9 @@ func NewManager(cfg Config) *Manager {
 func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manager {
 	m := &Manager{
 		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
-		changed: make(chan struct{}, 1), count: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
-		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}, unready: map[identity.ID]bool{}},
+		changed: make(chan struct{}, 1), count: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		signals: make(chan signalTo, signalsMax),
+		o:       owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}, unready: map[identity.ID]bool{}},
 	}
 	m.paths.Store(&map[identity.ID]Path{})
 	return m

@@ -31,7 +31,8 @@ type wire struct {
 }
 
 func newWire() *wire {
-	return &wire{delay: 5 * time.Millisecond, managers: map[identity.ID]*Manager{}, at: map[netip.AddrPort]identity.ID{}, addr: map[identity.ID]netip.AddrPort{}}
+	return &wire{delay: 5 * time.Millisecond, managers: map[identity.ID]*Manager{}, at: map[netip.AddrPort]identity.ID{},
+		addr: map[identity.ID]netip.AddrPort{}}
 }
 
 type wireEnd struct {
@@ -97,7 +98,8 @@ func (j *memory) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) b
 	defer j.mu.Unlock()
 	var out []*skeinv1.JournalEntry
 	for _, e := range j.entries {
-		if !(since.IsZero() || e.GetTime() >= since.UnixNano()) || !(until.IsZero() || e.GetTime() <= until.UnixNano()) || keep != nil && !keep(e) {
+		if !(since.IsZero() || e.GetTime() >= since.UnixNano()) || !(until.IsZero() || e.GetTime() <= until.UnixNano()) ||
+			keep != nil && !keep(e) {
 			continue
 		}
 		out = append(out, e)
@@ -108,18 +110,19 @@ func (j *memory) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) b
 // join starts a manager on the wire.
 func (w *wire) join(id identity.ID, addr string, j Journal) *Manager {
 	e := wireEnd{w, id}
-	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, OnLost: func(identity.ID) { w.lost.Add(1) }, Signal: func(peer identity.ID, s *skeinv1.Signal) error {
-		w.mu.Lock()
-		other, self, cut := w.managers[peer], w.managers[id], w.cut
-		w.mu.Unlock()
-		if p := self.Paths()[peer]; cut && p.Kind == Direct && p.Alive {
-			w.wrongWay.Add(1) // the control net would send this punch over the dead path
-		}
-		if other != nil {
-			time.AfterFunc(25*time.Millisecond, func() { other.Punch(id, s.GetPunch()) })
-		}
-		return nil
-	}})
+	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, OnLost: func(identity.ID) { w.lost.Add(1) },
+		Signal: func(peer identity.ID, s *skeinv1.Signal) error {
+			w.mu.Lock()
+			other, self, cut := w.managers[peer], w.managers[id], w.cut
+			w.mu.Unlock()
+			if p := self.Paths()[peer]; cut && p.Kind == Direct && p.Alive {
+				w.wrongWay.Add(1) // the control net would send this punch over the dead path
+			}
+			if other != nil {
+				time.AfterFunc(25*time.Millisecond, func() { other.Punch(id, s.GetPunch()) })
+			}
+			return nil
+		}})
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.managers[id], w.at[ap(addr)], w.addr[id] = m, id, ap(addr)
@@ -127,7 +130,8 @@ func (w *wire) join(id identity.ID, addr string, j Journal) *Manager {
 }
 
 func recordOf(addr string) *skeinv1.Record {
-	return &skeinv1.Record{NatType: natNone, Candidates: []*skeinv1.Candidate{{Type: host, Address: addr, Source: "interface"}}}
+	return &skeinv1.Record{NatType: natNone, Candidates: []*skeinv1.Candidate{{Type: host, Address: addr,
+		Source: "interface"}}}
 }
 
 func TestManagerFindsAndLosesADirectPath(t *testing.T) {
@@ -170,7 +174,8 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		if d := time.Since(cut); d > 750*time.Millisecond {
 			t.Errorf("relay after %s", d)
 		}
-		if m := ma.Metrics(); m.Upgrades != 1 || m.Downgrades != 1 || m.Blackouts.Count != 1 || m.Blackouts.Max > 950*time.Millisecond {
+		if m := ma.Metrics(); m.Upgrades != 1 || m.Downgrades != 1 || m.Blackouts.Count != 1 ||
+			m.Blackouts.Max > 950*time.Millisecond {
 			t.Errorf("metrics %+v", m)
 		}
 		if n := w.lost.Load(); n != 1 {
@@ -283,7 +288,8 @@ func TestManagerForgedPongs(t *testing.T) {
 }
 
 func TestCarries(t *testing.T) {
-	for n, want := range map[uint64]bool{0: false, 32: false, 148: false, 92: false, 180: false, 64: true, 128: true, 1452: true} {
+	for n, want := range map[uint64]bool{0: false, 32: false, 148: false, 92: false, 180: false, 64: true,
+		128: true, 1452: true} {
 		if carries(n) != want {
 			t.Errorf("%d bytes: %t", n, !want)
 		}
@@ -296,7 +302,8 @@ func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
 		m := newWire().join(nodeIDs[0], "192.0.2.1:51820", nil)
 		m.SetPeer(nodeIDs[1], recordOf("192.0.2.2:51820"))
 		m.RelayUpdate(nodeIDs[1], RelayChoice{ID: relayID})
-		m.Traffic(map[identity.ID]Counters{nodeIDs[1]: {Endpoint: ap("192.0.2.2:51820"), Handshake: time.Now().Add(-time.Second)}})
+		m.Traffic(map[identity.ID]Counters{nodeIDs[1]: {Endpoint: ap("192.0.2.2:51820"),
+			Handshake: time.Now().Add(-time.Second)}})
 		m.Settle(t.Context())
 		if p := m.Paths()[nodeIDs[1]]; p.Kind != Direct || p.Rule != "direct-adopted" {
 			t.Fatalf("the path is %s (%s)", p, p.Rule)

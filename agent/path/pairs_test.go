@@ -57,7 +57,8 @@ func TestPairMatrix(t *testing.T) {
 // Direct comes within 2 s at p95 with 5 % loss each way, too.
 func TestTimeToDirectUnderLoss(t *testing.T) {
 	var took []time.Duration
-	for _, pair := range [][2]skeinv1.NatType{{natPortRestricted, natPortRestricted}, {natRestricted, natSymmetric}, {natNone, natSymmetric}, {natFullCone, natPortRestricted}} {
+	for _, pair := range [][2]skeinv1.NatType{{natPortRestricted, natPortRestricted}, {natRestricted, natSymmetric},
+		{natNone, natSymmetric}, {natFullCone, natPortRestricted}} {
 		for seed := range uint64(100) {
 			s := newSim(t, seed, pair[0], pair[1])
 			s.loss = 0.05

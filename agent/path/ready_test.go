@@ -27,7 +27,8 @@ func TestNoPingBeforeTheKey(t *testing.T) {
 		{Kind: InputNetwork},
 	} {
 		for _, a := range s.in(10*time.Millisecond, in) {
-			if a != "use relay:"+relayID.String()+" alive=true (relay-first)" && a != "use relay:"+relayID.String()+" alive=true (no-record)" {
+			if a != "use relay:"+relayID.String()+" alive=true (relay-first)" && a != "use relay:"+relayID.String()+
+				" alive=true (no-record)" {
 				t.Errorf("%s before the key is there: %s", in.Kind, a)
 			}
 		}
@@ -47,7 +48,8 @@ func TestNoPingBeforeTheKey(t *testing.T) {
 // A ping that could not be sent costs nobody anything.
 func TestPingNotSentIsNotCounted(t *testing.T) {
 	at := ap("203.0.113.2:2000")
-	s := newStepper(t, node(natPortRestricted, cand(srflx, "203.0.113.1:1000")), node(natPortRestricted, cand(srflx, at.String())))
+	s := newStepper(t, node(natPortRestricted, cand(srflx, "203.0.113.1:1000")),
+		node(natPortRestricted, cand(srflx, at.String())))
 	for range 5 { // the first ping was sent with the record
 		s.in(0, Input{Kind: InputSendFailed, Endpoint: at, Error: "network is unreachable"})
 	}

@@ -23,7 +23,8 @@ type Reserving struct {
 
 // Times of reserving.
 const (
-	talkFor      = 5 * time.Second  // how long after traffic a port is worth asking for: pairs without any stay in the session
+	// how long after traffic a port is worth asking for: pairs without any stay in the session
+	talkFor      = 5 * time.Second
 	portIdle     = 10 * time.Minute // without traffic, after which a port is given back
 	reserveFirst = 5 * time.Second  // before asking again: 5, 10, 20 … s up to reserveLast
 	reserveLast  = 5 * time.Minute
@@ -250,7 +251,8 @@ func (s *step) reserveWake() time.Time {
 func (s *step) usePort(i int) {
 	p := &s.Probes[i]
 	s.UDPLost, s.PortDied = "", false
-	reason := fmt.Sprintf("A ping through the relay's port %s was answered after %s, so packets pass the relay as plain UDP.", p.Endpoint, round(p.RTT))
+	reason := fmt.Sprintf("A ping through the relay's port %s was answered after %s, so packets pass the relay as plain "+
+		"UDP.", p.Endpoint, round(p.RTT))
 	if rule := s.ruleWithoutDirect(); rule != "relay-first" {
 		reason += " " + s.reasonWithoutDirect(rule)
 	}
@@ -264,7 +266,8 @@ func (s *step) usePort(i int) {
 // diePort gives up a relay's port that was in use. Its hold is set.
 func (s *step) diePort(i int) {
 	p := &s.Probes[i]
-	s.UDPLost = fmt.Sprintf("UDP through the relay's port %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
+	s.UDPLost = fmt.Sprintf("UDP through the relay's port %s died: %d pings in %d ms had no answer.", p.Endpoint,
+		len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
 	s.PortDied = true
 	s.Pending = nil
 	s.Path.Alive, s.Path.Silent = false, false

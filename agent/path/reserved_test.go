@@ -18,7 +18,8 @@ var (
 // futilePair is a machine of two symmetric NATs, with traffic, that asks for a port.
 func futilePair(t *testing.T) *stepper {
 	t.Helper()
-	s := newStepper(t, node(natSymmetric, cand(srflx, "203.0.113.1:1000")), node(natSymmetric, cand(srflx, "203.0.113.2:2000")))
+	s := newStepper(t, node(natSymmetric, cand(srflx, "203.0.113.1:1000")),
+		node(natSymmetric, cand(srflx, "203.0.113.2:2000")))
 	if got := s.pings(portAt, 30*time.Second); got != 0 {
 		t.Fatalf("%d pings to a port that nobody gave", got)
 	}
@@ -37,7 +38,8 @@ func (s *stepper) pong(e netip.AddrPort) []string {
 		s.t.Fatalf("%s is not known", e)
 	}
 	sent := s.m.Probes[i].LastSent
-	return s.in(5*time.Millisecond, Input{Kind: InputPong, Endpoint: e, RTT: s.now.Add(5 * time.Millisecond).Sub(sent), Sent: sent})
+	return s.in(5*time.Millisecond, Input{Kind: InputPong, Endpoint: e,
+		RTT: s.now.Add(5 * time.Millisecond).Sub(sent), Sent: sent})
 }
 
 func onPort(t *testing.T) *stepper {
@@ -46,7 +48,8 @@ func onPort(t *testing.T) *stepper {
 	s.want(s.reserved(portAt, false), "ping "+portAt.String())
 	s.in(40*time.Millisecond, Input{Kind: InputTick})
 	s.want(s.reserved(portAt, true), "ping "+portAt.String())
-	if got := s.pong(portAt); !strings.HasPrefix(strings.Join(got, " "), "use relay:"+relayID.String()+","+portAt.String()+" alive=true (relay-udp)") {
+	if got := s.pong(portAt); !strings.HasPrefix(strings.Join(got, " "), "use relay:"+relayID.String()+","+portAt.String()+
+		" alive=true (relay-udp)") {
 		t.Fatalf("after the answer: %q", got)
 	}
 	return s
@@ -73,7 +76,8 @@ func TestAPortIsAskedForWithTrafficOnly(t *testing.T) {
 }
 
 func TestAPortWaitsForADirectPath(t *testing.T) {
-	s := newStepper(t, node(natPortRestricted, cand(srflx, "203.0.113.1:1000")), node(natRestricted, cand(srflx, "203.0.113.2:2000")))
+	s := newStepper(t, node(natPortRestricted, cand(srflx, "203.0.113.1:1000")),
+		node(natRestricted, cand(srflx, "203.0.113.2:2000")))
 	for _, a := range s.in(0, Input{Kind: InputTraffic}) {
 		if strings.HasPrefix(a, "reserve") {
 			t.Error("asked for a port while direct paths are being probed")
@@ -81,7 +85,8 @@ func TestAPortWaitsForADirectPath(t *testing.T) {
 	}
 	s.pong(netip.MustParseAddrPort("203.0.113.2:2000"))
 	for range 20 {
-		for _, a := range s.in(time.Second, Input{Kind: InputTraffic, Endpoint: netip.MustParseAddrPort("203.0.113.2:2000")}) {
+		for _, a := range s.in(time.Second,
+			Input{Kind: InputTraffic, Endpoint: netip.MustParseAddrPort("203.0.113.2:2000")}) {
 			if strings.HasPrefix(a, "reserve") {
 				t.Error("asked for a port beside a direct path")
 			}
@@ -137,7 +142,8 @@ func TestADirectPathComesBeforeAPort(t *testing.T) {
 		t.Error("no direct path is looked for")
 	}
 	direct := netip.MustParseAddrPort("203.0.113.2:4711")
-	if got := s.in(100*time.Millisecond, Input{Kind: InputPing, Endpoint: direct}); !strings.Contains(strings.Join(got, ", "), "ping "+direct.String()) {
+	if got := s.in(100*time.Millisecond, Input{Kind: InputPing, Endpoint: direct}); !strings.Contains(strings.Join(got,
+		", "), "ping "+direct.String()) {
 		t.Fatalf("the address of a ping is not pinged back: %q", got)
 	}
 	s.in(100*time.Millisecond, Input{Kind: InputTick})
@@ -228,7 +234,8 @@ func TestARestartedRelaysPortReplacesTheOld(t *testing.T) {
 }
 
 func TestAnAdoptedEndpointTurnsOutToBeAPort(t *testing.T) {
-	s := newStepper(t, node(natSymmetric, cand(srflx, "203.0.113.1:1000")), node(natSymmetric, cand(srflx, "203.0.113.2:2000")))
+	s := newStepper(t, node(natSymmetric, cand(srflx, "203.0.113.1:1000")),
+		node(natSymmetric, cand(srflx, "203.0.113.2:2000")))
 	s.in(0, Input{Kind: InputAdopted, Endpoint: portAt})
 	if p := s.m.Path; p.Kind != Direct || p.Endpoint != portAt {
 		t.Fatalf("path %s", p)
@@ -247,7 +254,8 @@ func TestAnAdoptedEndpointTurnsOutToBeAPort(t *testing.T) {
 func TestPortsOfOneRelayOnlyAreRemembered(t *testing.T) {
 	s := futilePair(t)
 	for i := range 10 {
-		s.in(0, Input{Kind: InputReserved, Relay: RelayChoice{ID: identity.ID{byte(20 + i)}}, Endpoint: netip.AddrPortFrom(portAt.Addr(), uint16(25000+i))})
+		s.in(0, Input{Kind: InputReserved, Relay: RelayChoice{ID: identity.ID{byte(20 + i)}},
+			Endpoint: netip.AddrPortFrom(portAt.Addr(), uint16(25000+i))})
 	}
 	if n := (&step{Machine: s.m}).ports(); n > portsMax {
 		t.Errorf("%d ports", n)

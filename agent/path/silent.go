@@ -101,7 +101,8 @@ const doubted = "direct-doubted"
 // silence keeps a path by WireGuard's word alone.
 func (s *step) silence() {
 	s.Path.Alive, s.Path.Silent, s.Path.Suspect, s.Path.Rule = true, true, false, "direct-silent"
-	s.Path.Reason = fmt.Sprintf("The peer's agent answers no ping, but WireGuard hears the peer at %s: its tunnel lives, and no relay reaches it without its agent.", s.Path.Endpoint)
+	s.Path.Reason = fmt.Sprintf("The peer's agent answers no ping, but WireGuard hears the peer at %s: its tunnel "+
+		"lives, and no relay reaches it without its agent.", s.Path.Endpoint)
 	s.SilentAt = s.now
 	if s.Path.Kind == Direct {
 		s.LastDirect = s.Path.Endpoint
@@ -185,7 +186,8 @@ func (s *step) takeAdopted(e netip.AddrPort) {
 	s.lead(i)
 	s.silence()
 	s.Path.Rule = "direct-adopted"
-	s.Path.Reason = fmt.Sprintf("WireGuard was in touch with the peer at %s when this agent started. The peer's agent has not answered yet.", e)
+	s.Path.Reason = fmt.Sprintf("WireGuard was in touch with the peer at %s when this agent started. The peer's agent "+
+		"has not answered yet.", e)
 	s.Pending, s.SRTT, s.RTTVar, s.HeardAt = nil, 0, 0, s.now
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
 }
@@ -193,5 +195,6 @@ func (s *step) takeAdopted(e netip.AddrPort) {
 // backToDirect reports whether the last endpoint that worked is a better guess than a relay that says the peer is away:
 // at once after a switch that the relay could not make good, else when the peer does not come back soon.
 func (s *step) backToDirect() bool {
-	return s.LastDirect.IsValid() && s.Relay.Absent && (s.now.Sub(s.DirectEnd) < awaySoon || s.now.Sub(s.AwaySince) >= awayAfter)
+	return s.LastDirect.IsValid() && s.Relay.Absent && (s.now.Sub(s.DirectEnd) < awaySoon ||
+		s.now.Sub(s.AwaySince) >= awayAfter)
 }

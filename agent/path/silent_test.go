@@ -210,7 +210,8 @@ func (k *kernel) want(when string, kind Kind, alive, silent bool, rule string) {
 	p := k.nodes[0].m.Path
 	if p.Kind != kind || p.Alive != alive || p.Silent != silent || p.Rule != rule {
 		k.dump()
-		k.t.Fatalf("%s: %s alive=%t silent=%t (%s: %s), want %s alive=%t silent=%t (%s)", when, p, p.Alive, p.Silent, p.Rule, p.Reason, kind, alive, silent, rule)
+		k.t.Fatalf("%s: %s alive=%t silent=%t (%s: %s), want %s alive=%t silent=%t (%s)", when, p, p.Alive, p.Silent, p.Rule,
+			p.Reason, kind, alive, silent, rule)
 	}
 }
 
@@ -372,7 +373,8 @@ func cutWithCounters(t *testing.T, seed uint64, idle bool) time.Duration {
 		}
 	}
 	if k.worst > time.Second {
-		t.Logf("seed %d, cut %d, in userspace %t, loss %.2f, delay %s: dark for %s", seed, way, k.still, k.loss, k.delay, k.worst)
+		t.Logf("seed %d, cut %d, in userspace %t, loss %.2f, delay %s: dark for %s", seed, way, k.still, k.loss,
+			k.delay, k.worst)
 	}
 	return k.worst
 }

@@ -88,14 +88,17 @@ var (
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
 func newSim(t testing.TB, seed uint64, a, b skeinv1.NatType) *sim {
-	s := &sim{t: t, now: simStart, rnd: rand.New(rand.NewPCG(seed, 1)), delay: 10 * time.Millisecond, relay: 25 * time.Millisecond, hairpin: true}
+	s := &sim{t: t, now: simStart, rnd: rand.New(rand.NewPCG(seed, 1)), delay: 10 * time.Millisecond,
+		relay: 25 * time.Millisecond, hairpin: true}
 	for i, nat := range []skeinv1.NatType{a, b} {
-		n := &simNode{id: i, nat: nat, lan: i, outer: netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}), pingsTo: map[netip.AddrPort]int{}}
+		n := &simNode{id: i, nat: nat, lan: i, outer: netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}),
+			pingsTo: map[netip.AddrPort]int{}}
 		n.inner = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(1 + i), 2}), 51820)
 		if nat == natNone {
 			n.inner = netip.AddrPortFrom(n.outer, 51820)
 		}
-		n.maps = &natTable{port: 40000 + uint16(s.rnd.IntN(1000)), out: map[string]uint16{}, owner: map[uint16]*simNode{}, contacts: map[uint16]map[netip.AddrPort]bool{}}
+		n.maps = &natTable{port: 40000 + uint16(s.rnd.IntN(1000)), out: map[string]uint16{}, owner: map[uint16]*simNode{},
+			contacts: map[uint16]map[netip.AddrPort]bool{}}
 		n.m = NewMachine(nodeIDs[i], nodeIDs[1-i], s.now)
 		s.nodes[i] = n
 	}
@@ -266,7 +269,8 @@ func (s *sim) input(n *simNode, in Input) {
 }
 
 func (s *sim) used(n *simNode, from, to Path) {
-	s.log = append(s.log, fmt.Sprintf("%8s node %d %s -> %s alive=%t %s", s.now.Sub(simStart), n.id, from, to, to.Alive, to.Rule))
+	s.log = append(s.log, fmt.Sprintf("%8s node %d %s -> %s alive=%t %s", s.now.Sub(simStart), n.id, from, to,
+		to.Alive, to.Rule))
 	if told := (Past{Path: to.String(), Rule: to.Rule}).Alive(); told != to.Alive {
 		s.t.Errorf("the journal would tell of %s by rule %s that alive is %t; it is not so", to, to.Rule, told)
 	}

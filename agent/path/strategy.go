@@ -64,13 +64,17 @@ func Pair(a, b skeinv1.NatType) (rule, reason string, ok bool) {
 	case either(natFullCone):
 		return "full-cone", "One end's NAT lets everybody in at its mapped port.", true
 	case a == natSymmetric && b == natSymmetric:
-		return "symmetric-symmetric", "Both ends are behind symmetric NATs, which use another port for every destination, so neither can tell the other where to send.", false
+		return "symmetric-symmetric", "Both ends are behind symmetric NATs, which use another port for every destination, " +
+			"so neither can tell the other where to send.", false
 	case either(natSymmetric) && either(natPortRestricted):
-		return "port-restricted-symmetric", "One end's NAT is symmetric, so its port is not known beforehand, and the other's lets in only ports it has sent to.", false
+		return "port-restricted-symmetric", "One end's NAT is symmetric, so its port is not known beforehand, and the " +
+			"other's lets in only ports it has sent to.", false
 	case either(natSymmetric):
-		return "cone-symmetric", "The symmetric end reaches the other's stable mapped port once that one has sent a packet to its address.", true
+		return "cone-symmetric", "The symmetric end reaches the other's stable mapped port once that one has sent a packet " +
+			"to its address.", true
 	}
-	return "cone-cone", "Both NATs keep one mapped port for all destinations, so sending at the same moment opens both.", true
+	return "cone-cone", "Both NATs keep one mapped port for all destinations, so sending at the same moment opens both.",
+		true
 }
 
 // Strategy chooses which of the peer's candidates are probed. Exclude names the addresses inside
@@ -81,12 +85,15 @@ func Strategy(self, peer Node, exclude []netip.Prefix) Plan {
 	p := Plan{Rule: rule, Reason: reason}
 	switch {
 	case near && ok:
-		p.Rule, p.Reason = "same-public-ip", "Both ends share a public address, so the LAN is tried first and the rest does not rely on hairpinning."
+		p.Rule, p.Reason = "same-public-ip", "Both ends share a public address, so the LAN is tried first and the rest "+
+			"does not rely on hairpinning."
 	case near:
-		p.Rule, p.Reason = "same-public-ip", "Both ends share a public address, so the LAN is tried; from outside nothing can work: "+reason
+		p.Rule, p.Reason = "same-public-ip", "Both ends share a public address, so the LAN is tried; from outside nothing "+
+			"can work: "+reason
 	case !ok && self.Site != "" && self.Site == peer.Site:
 		near = true
-		p.Rule, p.Reason = "same-site", "Both ends are in site "+self.Site+", so the LAN is tried; from outside nothing can work: "+reason
+		p.Rule, p.Reason = "same-site", "Both ends are in site "+self.Site+", so the LAN is tried; from outside nothing "+
+			"can work: "+reason
 	}
 	seen := map[netip.AddrPort]bool{}
 	for _, c := range sorted(peer.Candidates) {

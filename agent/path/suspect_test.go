@@ -118,7 +118,8 @@ func TestLateHostsPingNoMore(t *testing.T) {
 			before, at := sent(), s.now
 			s.until(func() bool { return !n.m.direct() || n.m.Path.Suspect })
 			if got := sent() - before; got > c.most || got < deadMissed {
-				t.Errorf("%s late, replaceable %t, seed %d: %d pings in %s, want at most %d", c.late, c.replaceable, seed, got, s.now.Sub(at), c.most)
+				t.Errorf("%s late, replaceable %t, seed %d: %d pings in %s, want at most %d", c.late, c.replaceable, seed, got,
+					s.now.Sub(at), c.most)
 			}
 		}
 	}

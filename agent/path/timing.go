@@ -6,21 +6,27 @@ import "time"
 // interval until the first lost ping plus deadAfter: 720 ms, which leaves 30 ms of the promised
 // 750 for the switch, and 280 of a second for a busy machine.
 const (
-	heartbeat    = 220 * time.Millisecond
-	deadAfter    = 500 * time.Millisecond // age of the oldest unanswered ping
-	fastBeat     = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death (overduePace)
-	deadMissed   = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
+	heartbeat = 220 * time.Millisecond
+	deadAfter = 500 * time.Millisecond // age of the oldest unanswered ping
+	// pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
+	// (overduePace)
+	fastBeat = 50 * time.Millisecond
+	// overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
+	deadMissed   = 4
 	controlQuiet = 2 * time.Second        // the control net sends and hears nothing for so long: the path is asked
 	lateIgnored  = 100 * time.Millisecond // how late this process may wake before that counts for its paths
-	doubtAfter   = 250 * time.Millisecond // instead of deadAfter, when the peer's punch says that it has no path: it has waited already
-	busyFor      = 750 * time.Millisecond // how long traffic counts as present: three readings of the counters, so that a lone packet costs few heartbeats
-	watchFor     = 3 * time.Second        // heartbeats on a new path, traffic or not
-	verifyFor    = time.Second            // heartbeats without traffic after a hint that the path may have changed
+	// instead of deadAfter, when the peer's punch says that it has no path: it has waited already
+	doubtAfter = 250 * time.Millisecond
+	// how long traffic counts as present: three readings of the counters, so that a lone packet costs few heartbeats
+	busyFor   = 750 * time.Millisecond
+	watchFor  = 3 * time.Second // heartbeats on a new path, traffic or not
+	verifyFor = time.Second     // heartbeats without traffic after a hint that the path may have changed
 )
 
 // Idle direct paths.
 const (
-	idleKeepalive = 25 * time.Second       // below the 30 s that the shortest common UDP mapping lives (RFC 4787 asks for 120 s)
+	// below the 30 s that the shortest common UDP mapping lives (RFC 4787 asks for 120 s)
+	idleKeepalive = 25 * time.Second
 	idleRetry     = 200 * time.Millisecond // between quick retries after an unanswered keepalive
 	idleRetries   = 3
 )
@@ -51,8 +57,9 @@ const (
 	rttLimit   = 10 * time.Second       // an answer older than this proves nothing about now
 	lateWindow = 3 * time.Second        // an answer this long after the death shows that the path was only slow
 	slackFirst = 250 * time.Millisecond // how far a late answer stretches deadAfter: detection stays within a second
-	slackMax   = 3 * time.Second        // and how far several do, each twice as far: such a machine cannot hold a second anyway
-	slackFor   = time.Minute            // how long each does, five of them at most
+	// and how far several do, each twice as far: such a machine cannot hold a second anyway
+	slackMax = 3 * time.Second
+	slackFor = time.Minute // how long each does, five of them at most
 )
 
 // Suspecting a peer in whose place others can carry what goes through it.

@@ -132,7 +132,8 @@ func (m *Manager) decided(p *peer, before Path) {
 		m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: in}})
 	}
 	if before.Kind == Direct && before.Alive && p.machine.Lost != "" {
-		input(&skeinv1.PathInput{Kind: InputSendFailed.String(), Endpoint: before.Endpoint.String(), Detail: quoted(p.machine.Lost)})
+		input(&skeinv1.PathInput{Kind: InputSendFailed.String(), Endpoint: before.Endpoint.String(),
+			Detail: quoted(p.machine.Lost)})
 	}
 	if path.Kind == Direct && path.Alive && !path.Silent {
 		input(&skeinv1.PathInput{Kind: InputPong.String(), Endpoint: path.Endpoint.String(), RttNanos: int64(path.RTT)})
@@ -140,13 +141,16 @@ func (m *Manager) decided(p *peer, before Path) {
 	if b, err := json.Marshal(t); err == nil {
 		input(&skeinv1.PathInput{Kind: kindTrace, Detail: string(b)})
 	}
-	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before, path)}})
+	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer,
+		before, path)}})
 }
 
 // reasoned writes that the same path is used for another reason. There is nothing to replay about it.
 func (m *Manager) reasoned(p *peer, before Path) {
 	if m.cfg.Journal != nil {
-		m.write(p.machine.Now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before, p.machine.Path)}})
+		m.write(p.machine.Now,
+			&skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before,
+				p.machine.Path)}})
 	}
 }
 
@@ -156,7 +160,8 @@ func (m *Manager) write(now time.Time, e *skeinv1.JournalEntry) {
 }
 
 func decision(peer identity.ID, from, to Path) *skeinv1.PathDecision {
-	return &skeinv1.PathDecision{Peer: peer.String(), From: from.String(), To: to.String(), Rule: to.Rule, Reason: to.Reason}
+	return &skeinv1.PathDecision{Peer: peer.String(), From: from.String(), To: to.String(), Rule: to.Rule,
+		Reason: to.Reason}
 }
 
 func quoted(s string) string {
@@ -177,7 +182,8 @@ type Replayed struct {
 // Same reports whether both decisions agree.
 func (r Replayed) Same() bool {
 	a, b := r.Recorded, r.Again
-	return b != nil && a.GetPeer() == b.GetPeer() && a.GetFrom() == b.GetFrom() && a.GetTo() == b.GetTo() && a.GetRule() == b.GetRule() && a.GetReason() == b.GetReason()
+	return b != nil && a.GetPeer() == b.GetPeer() && a.GetFrom() == b.GetFrom() && a.GetTo() == b.GetTo() &&
+		a.GetRule() == b.GetRule() && a.GetReason() == b.GetReason()
 }
 
 // Replay folds the traces of a journal through Step and gives each decision beside the recorded one.

@@ -44,9 +44,11 @@ const ruleRelayUDP = "relay-udp"
 
 // Path is how WireGuard reaches one peer.
 type Path struct {
-	Kind     Kind
-	Endpoint netip.AddrPort // of a direct path; of a relayed one: the port that the relay has reserved, not valid when packets travel in its session
-	Relay    identity.ID    // of a relayed path; zero for an idle pair, whose next packet takes what is best then
+	Kind Kind
+	// of a direct path; of a relayed one: the port that the relay has reserved, not valid when packets travel in its
+	// session
+	Endpoint netip.AddrPort
+	Relay    identity.ID // of a relayed path; zero for an idle pair, whose next packet takes what is best then
 	Since    time.Time
 	RTT      time.Duration // 0: not measured
 	Rule     string        // short name of the rule that decided
@@ -88,7 +90,8 @@ func (p Path) Settled() bool {
 
 // same reports whether two paths carry packets the same way.
 func (p Path) same(o Path) bool {
-	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive && p.Silent == o.Silent && p.MTU == o.MTU
+	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive &&
+		p.Silent == o.Silent && p.MTU == o.MTU
 }
 
 // Candidate is one way that a record offers to reach a node's WireGuard port.
@@ -112,20 +115,24 @@ type Node struct {
 
 // Equal reports whether two nodes are the same as far as paths go.
 func (n Node) Equal(o Node) bool {
-	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep && n.Birthday == o.Birthday && slices.Equal(n.Candidates, o.Candidates)
+	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep &&
+		n.Birthday == o.Birthday && slices.Equal(n.Candidates, o.Candidates)
 }
 
 // NodeOf takes from a record what paths need. Addresses that do not parse are left out: the
 // record's verification has refused them already.
 func NodeOf(r *skeinv1.Record) Node {
-	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second, PortStep: portStep(r), Birthday: r.GetBirthdayAttack()}
+	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second,
+		PortStep: portStep(r), Birthday: r.GetBirthdayAttack()}
 	for _, c := range r.GetCandidates() {
 		if a, err := netip.ParseAddrPort(c.GetAddress()); err == nil {
-			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource(), Priority: candidate.Priority(c)})
+			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource(),
+				Priority: candidate.Priority(c)})
 		}
 	}
 	if a, err := netip.ParseAddrPort(r.GetForcedEndpoint()); err == nil {
-		f := Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, Addr: unmap(a), Source: "config", Priority: candidate.PriorityForced}
+		f := Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, Addr: unmap(a), Source: "config",
+			Priority: candidate.PriorityForced}
 		if !slices.ContainsFunc(n.Candidates, func(c Candidate) bool { return c.Addr == f.Addr && c.Type == f.Type }) {
 			n.Candidates = append(n.Candidates, f)
 		}
@@ -151,7 +158,8 @@ type Settings struct {
 }
 
 func (s Settings) equal(o Settings) bool {
-	return s.DirectRetry == o.DirectRetry && s.HandshakeTimeout == o.HandshakeTimeout && s.Keepalive == o.Keepalive && s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+	return s.DirectRetry == o.DirectRetry && s.HandshakeTimeout == o.HandshakeTimeout && s.Keepalive == o.Keepalive &&
+		s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
 }
 
 func (s Settings) sameGuessing(o Settings) bool {
@@ -170,30 +178,36 @@ type InputKind uint8
 
 // The inputs of a Machine.
 const (
-	InputTick         InputKind = iota // time has passed
-	InputSelf                          // Node: what this host now says of itself
-	InputPeer                          // Node: what the peer's record says
-	InputRelay                         // Relay: the relay now chosen for the pair, or none
-	InputSettings                      // Settings
-	InputNetwork                       // a link or address of this host changed
-	InputPong                          // Endpoint, RTT, Sent: a ping to Endpoint was answered from there
-	InputPing                          // Endpoint: an authenticated ping of the peer came from there
-	InputPunch                         // Addresses, Reply: the peer asks to probe it now
-	InputTraffic                       // WireGuard carried packets of this peer; Endpoint: it heard the peer there, after Sent
-	InputSendFailed                    // Endpoint, Error: a ping could not be sent
-	InputEndpointSeen                  // Endpoint: WireGuard accepted a packet from there
-	InputAdopted                       // Endpoint: where WireGuard talked to the peer before this agent started
-	InputGuess                         // Guess: what became of guessing ports; Endpoint: a hit
-	InputReserved                      // Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
-	InputReady                         // the prober has the peer's key: pings can be sent and answered
-	InputGo                            // the burst that was asked for may begin
-	InputControl                       // the tunnel carried packets of the control net; Reply: some of them were the peer's
-	InputLate                          // RTT: how late this process lately woke
-	InputReplaceable                   // Reply: others can carry what goes through the peer
-	InputUnheard                       // WireGuard asks for answers over the direct path and hears none; Reply: the peer's does
+	InputTick     InputKind = iota // time has passed
+	InputSelf                      // Node: what this host now says of itself
+	InputPeer                      // Node: what the peer's record says
+	InputRelay                     // Relay: the relay now chosen for the pair, or none
+	InputSettings                  // Settings
+	InputNetwork                   // a link or address of this host changed
+	InputPong                      // Endpoint, RTT, Sent: a ping to Endpoint was answered from there
+	InputPing                      // Endpoint: an authenticated ping of the peer came from there
+	InputPunch                     // Addresses, Reply: the peer asks to probe it now
+	// WireGuard carried packets of this peer; Endpoint: it heard the peer there, after Sent
+	InputTraffic
+	InputSendFailed   // Endpoint, Error: a ping could not be sent
+	InputEndpointSeen // Endpoint: WireGuard accepted a packet from there
+	InputAdopted      // Endpoint: where WireGuard talked to the peer before this agent started
+	InputGuess        // Guess: what became of guessing ports; Endpoint: a hit
+	// Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
+	InputReserved
+	InputReady // the prober has the peer's key: pings can be sent and answered
+	InputGo    // the burst that was asked for may begin
+	// the tunnel carried packets of the control net; Reply: some of them were the peer's
+	InputControl
+	InputLate        // RTT: how late this process lately woke
+	InputReplaceable // Reply: others can carry what goes through the peer
+	// WireGuard asks for answers over the direct path and hears none; Reply: the peer's does
+	InputUnheard
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late", "replaceable", "unheard"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received",
+	"punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late",
+	"replaceable", "unheard"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {

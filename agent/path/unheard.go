@@ -16,8 +16,9 @@ const (
 	// unheardLeast is how long WireGuard may be silent though all is well: what came one way alone is acknowledged after
 	// KEEPALIVE_TIMEOUT, 10 s, and a lost handshake is tried again after REKEY_TIMEOUT, 5 s.
 	unheardLeast = 15 * time.Second
-	unheardGap   = 20 * time.Second // without a question for so long, a question begins anew: an open handshake is repeated each 5 s
-	unheardMost  = time.Hour        // longest time without a direct path
+	// without a question for so long, a question begins anew: an open handshake is repeated each 5 s
+	unheardGap  = 20 * time.Second
+	unheardMost = time.Hour // longest time without a direct path
 )
 
 // questions follow one peer's counters: since when WireGuard has asked for an answer in vain, and when it did last.

@@ -33,7 +33,8 @@ const (
 )
 
 // wideSteps are the times of a trial's pings. From step wideLadder on all sizes are tried.
-var wideSteps = [...]time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond, 700 * time.Millisecond}
+var wideSteps = [...]time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond,
+	700 * time.Millisecond}
 
 const wideLadder = 2
 
@@ -147,7 +148,8 @@ func (s *step) dieNarrow() {
 // narrowed says what the path in use carries.
 func (s *step) narrowed(p *Probe) {
 	if p.Wide.MTU > 0 && p.Wide.MTU < s.Settings.MTU {
-		s.Path.Reason = fmt.Sprintf("%s (%s) answers, and carries packets of up to %d bytes, not of %d, so packets to this peer are made smaller.", p.Endpoint, p.label(), p.Wide.MTU, s.Settings.MTU)
+		s.Path.Reason = fmt.Sprintf("%s (%s) answers, and carries packets of up to %d bytes, not of %d, so packets to this "+
+			"peer are made smaller.", p.Endpoint, p.label(), p.Wide.MTU, s.Settings.MTU)
 	}
 }
 

@@ -28,7 +28,8 @@ func wantMTU(t *testing.T, s *sim, when string, want int) {
 	for _, n := range s.nodes {
 		if got := n.m.Path.MTU; got != want {
 			s.dump()
-			t.Errorf("%s: node %d has a path for packets of up to %d bytes, want %d (%s)", when, n.id, got, want, n.m.Path.Reason)
+			t.Errorf("%s: node %d has a path for packets of up to %d bytes, want %d (%s)", when, n.id, got, want,
+				n.m.Path.Reason)
 		}
 	}
 }
@@ -176,13 +177,15 @@ func TestTrialIsBounded(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	if got, want := ladder(1420), []int{1420, 1408, 1392, 1376, 1360, 1344, 1328, 1312, 1296, 1280}; !slices.Equal(got, want) {
+	if got, want := ladder(1420), []int{1420, 1408, 1392, 1376, 1360, 1344, 1328, 1312, 1296,
+		1280}; !slices.Equal(got, want) {
 		t.Errorf("ladder of 1420: %v, want %v", got, want)
 	}
 	if got := ladder(1280); !slices.Equal(got, []int{1280}) {
 		t.Errorf("ladder of 1280: %v", got)
 	}
-	for _, c := range []struct{ packet, link, want int }{{1420, 1420, 1452}, {1408, 1420, 1440}, {1300, 1420, 1344}, {1280, 1420, 1312}, {1419, 1420, 1452}} {
+	for _, c := range []struct{ packet, link, want int }{{1420, 1420, 1452}, {1408, 1420, 1440}, {1300, 1420, 1344},
+		{1280, 1420, 1312}, {1419, 1420, 1452}} {
 		if got := Wire(c.packet, c.link); got != c.want {
 			t.Errorf("Wire(%d, %d) = %d, want %d", c.packet, c.link, got, c.want)
 		}

@@ -118,7 +118,8 @@ func TestEveryPlanComesBack(t *testing.T) {
 				t.Fatalf("steps from %d to %d end with\n%s\nwant\n%s", a, b, text, to.Text)
 			}
 		}
-		if _, err := l.AtTime(began.Add(-time.Second)); !errors.Is(err, ErrNotKept) || !strings.Contains(err.Error(), "event 5") {
+		if _, err := l.AtTime(began.Add(-time.Second)); !errors.Is(err, ErrNotKept) ||
+			!strings.Contains(err.Error(), "event 5") {
 			t.Errorf("before the first plan: %v", err)
 		}
 		if _, err := l.AtIndex(4); !errors.Is(err, ErrNotKept) {
@@ -201,7 +202,8 @@ func BenchmarkStorm(b *testing.B) {
 	l := New(j)
 	lines := make([]string, 200)
 	for i := range lines {
-		lines[i] = fmt.Sprintf("peer node-%d endpoint 192.0.2.%d:51820 keepalive 25s allowed 10.64.0.%d/32 fd00::%d/128 10.100.%d.0/24\n",
+		lines[i] = fmt.Sprintf("peer node-%d endpoint 192.0.2.%d:51820 keepalive 25s allowed 10.64.0.%d/32 fd00::%d/128 "+
+			"10.100.%d.0/24\n",
 			i, i, i, i, i)
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -210,7 +212,8 @@ func BenchmarkStorm(b *testing.B) {
 	for b.Loop() {
 		n++
 		i := rng.IntN(len(lines))
-		lines[i] = fmt.Sprintf("peer node-%d endpoint 192.0.2.%d:%d keepalive 25s allowed 10.64.0.%d/32 fd00::%d/128 10.100.%d.0/24\n",
+		lines[i] = fmt.Sprintf("peer node-%d endpoint 192.0.2.%d:%d keepalive 25s allowed 10.64.0.%d/32 fd00::%d/128 "+
+			"10.100.%d.0/24\n",
 			i, i, n, i, i, i)
 		l.append(at.Add(time.Duration(n)), uint64(n), strings.Join(lines, ""))
 	}
@@ -231,7 +234,8 @@ func BenchmarkOldest(b *testing.B) {
 	began := time.Unix(1_800_000_000, 0)
 	lines := make([]string, 200)
 	for n := range MaxPlans {
-		lines[n%len(lines)] = fmt.Sprintf("peer node-%d endpoint 192.0.2.1:%d keepalive 25s allowed 10.64.0.1/32\n", n%len(lines), n)
+		lines[n%len(lines)] = fmt.Sprintf("peer node-%d endpoint 192.0.2.1:%d keepalive 25s allowed 10.64.0.1/32\n",
+			n%len(lines), n)
 		l.append(began.Add(time.Duration(n)*time.Second), uint64(n), strings.Join(lines, ""))
 		if n%1000 == 0 {
 			if err := j.Flush(); err != nil {

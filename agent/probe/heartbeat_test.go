@@ -71,8 +71,10 @@ func crowd() error {
 		i := int(a[2])<<8 | int(a[3])
 		c := probe.NewCodec(crowdKey(i))
 		counters[i]++
-		_ = socket.SendFrom(local, from, c.EncodePong(nil, probe.Message{Sender: crowdID(i), Tx: m.Tx, Epoch: 1, Observed: from}))
-		_ = socket.SendFrom(local, from, c.EncodePing(nil, probe.Message{Sender: crowdID(i), Tx: probe.NewTxID(), Epoch: 1, Counter: counters[i]}))
+		_ = socket.SendFrom(local, from, c.EncodePong(nil, probe.Message{Sender: crowdID(i), Tx: m.Tx, Epoch: 1,
+			Observed: from}))
+		_ = socket.SendFrom(local, from, c.EncodePing(nil, probe.Message{Sender: crowdID(i), Tx: probe.NewTxID(), Epoch: 1,
+			Counter: counters[i]}))
 	})
 	fmt.Println("ready")
 	select {}
@@ -86,7 +88,8 @@ func wireGuard() error {
 		return err
 	}
 	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
-	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing}); err != nil {
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: 1, Filter: &nothing}); err != nil {
 		return err
 	}
 	return unix.Bind(fd, &unix.SockaddrInet4{Port: heartbeatPort})
@@ -134,7 +137,8 @@ func BenchmarkHeartbeats(b *testing.B) {
 	defer socket.Close()
 	record := func(a netip.Addr) *skeinv1.Record {
 		return &skeinv1.Record{NatType: skeinv1.NatType_NAT_TYPE_NONE, Candidates: []*skeinv1.Candidate{{
-			Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(a, heartbeatPort).String(), Source: "interface"}}}
+			Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(a, heartbeatPort).String(),
+			Source: "interface"}}}
 	}
 	m.SetSettings(path.Settings{MTU: 1420})
 	m.SetSelf(record(netip.MustParseAddr("198.19.0.1")))
@@ -183,7 +187,8 @@ func BenchmarkHeartbeats(b *testing.B) {
 // layCrowd joins two namespaces, the second of which has every peer's address, and starts the crowd there.
 func layCrowd(b *testing.B, here, there *testns.NS) {
 	here.Do(func() {
-		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(there.Handle)}
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(there.Handle)}
 		if err := netlink.LinkAdd(veth); err != nil {
 			b.Error(err)
 		}

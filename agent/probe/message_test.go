@@ -48,7 +48,8 @@ func TestMessageRoundTrip(t *testing.T) {
 
 func TestEveryChangedByteIsNoticed(t *testing.T) {
 	c := NewCodec(key)
-	good := c.EncodePong(nil, Message{Sender: bob, Tx: NewTxID(), Epoch: 1, Observed: netip.MustParseAddrPort("192.0.2.1:1")})
+	good := c.EncodePong(nil, Message{Sender: bob, Tx: NewTxID(), Epoch: 1,
+		Observed: netip.MustParseAddrPort("192.0.2.1:1")})
 	for i := range good {
 		b := append([]byte(nil), good...)
 		b[i] ^= 0x40

@@ -144,7 +144,8 @@ func (p *Prober) SendPingSize(id identity.ID, to netip.AddrPort, size int) (TxID
 		return tx, fmt.Errorf("ping node %s: %w", id, ErrUnknownPeer)
 	}
 	q.counter++
-	p.buffer = q.codec.EncodePing(p.buffer[:0], Message{Sender: p.c.Self, Tx: tx, Epoch: p.c.Epoch, Counter: q.counter, Length: size, Echo: size > Size})
+	p.buffer = q.codec.EncodePing(p.buffer[:0], Message{Sender: p.c.Self, Tx: tx, Epoch: p.c.Epoch, Counter: q.counter,
+		Length: size, Echo: size > Size})
 	now := time.Now()
 	if err := p.by(to).SendFrom(netip.Addr{}, to, p.buffer); err != nil {
 		return tx, fmt.Errorf("ping node %s: %w", id, err)
@@ -229,7 +230,8 @@ func (p *Prober) pong(m Message, e ping, ok bool, from netip.AddrPort, at time.T
 	}
 	p.stats.pongsReceived.Add(1)
 	if p.c.OnPong != nil {
-		p.c.OnPong(Pong{Peer: m.Sender, From: from, To: e.to, Tx: m.Tx, RTT: at.Sub(e.at), Observed: m.Observed, Size: e.size, At: at})
+		p.c.OnPong(Pong{Peer: m.Sender, From: from, To: e.to, Tx: m.Tx, RTT: at.Sub(e.at), Observed: m.Observed,
+			Size: e.size, At: at})
 	}
 }
 

@@ -79,7 +79,8 @@ func TestPingIsAnsweredAndMeasured(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 		a.handle(atBob, pong.b)
-		want := Pong{Peer: bob, From: atBob, To: atBob, Tx: tx, RTT: 30 * time.Millisecond, Observed: atAlice, Size: 1280, At: time.Now()}
+		want := Pong{Peer: bob, From: atBob, To: atBob, Tx: tx, RTT: 30 * time.Millisecond, Observed: atAlice,
+			Size: 1280, At: time.Now()}
 		if len(a.pongs) != 1 || a.pongs[0] != want {
 			t.Errorf("alice saw %+v, want %+v", a.pongs, want)
 		}
@@ -116,7 +117,8 @@ func TestWhatIsNotAnswered(t *testing.T) {
 			{"from an older epoch", send(newEnd(alice, bob, 4)), func(s ProberStats) uint64 { return s.Replayed }},
 			{"from a stranger", send(carol), func(s ProberStats) uint64 { return s.Strangers }},
 			{"with a wrong MAC", wrong, func(s ProberStats) uint64 { return s.BadMAC }},
-			{"our own, mirrored", send(func() *end { e := newEnd(bob, bob, 1); return e }()), func(s ProberStats) uint64 { return s.Strangers }},
+			{"our own, mirrored", send(func() *end { e := newEnd(bob, bob, 1); return e }()),
+				func(s ProberStats) uint64 { return s.Strangers }},
 		}
 		for _, tt := range tests {
 			before := tt.count(b.Stats())

@@ -169,7 +169,8 @@ func attach(fd int, port uint16, ipv6 bool) error {
 	for i, p := range program {
 		raw[i] = unix.SockFilter{Code: p.Op, Jt: p.Jt, Jf: p.Jf, K: p.K}
 	}
-	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(raw)), Filter: &raw[0]})
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(raw)),
+		Filter: &raw[0]})
 	if err != nil {
 		return fmt.Errorf("attach the packet filter: %w", err)
 	}
@@ -228,7 +229,8 @@ func (s *Socket) send4(local netip.Addr, to netip.AddrPort, payload []byte) erro
 	if err != nil {
 		return err
 	}
-	if err = s.v4.send4(s.port, src, to, payload); err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMSGSIZE) {
+	if err = s.v4.send4(s.port, src, to, payload); err == nil || errors.Is(err, unix.EAGAIN) ||
+		errors.Is(err, unix.EMSGSIZE) {
 		return err
 	}
 	s.sources.forget(to.Addr())
@@ -242,7 +244,8 @@ func (f *family) send4(port uint16, src netip.Addr, to netip.AddrPort, payload [
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.out = appendUDP(f.out[:0], netip.AddrPortFrom(src, port), to, payload)
-	return f.send(f.out, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()}), &unix.SockaddrInet4{Addr: to.Addr().As4()})
+	return f.send(f.out, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()}),
+		&unix.SockaddrInet4{Addr: to.Addr().As4()})
 }
 
 func (f *family) send6(port uint16, local netip.Addr, to netip.AddrPort, payload []byte) error {

@@ -29,7 +29,8 @@ type station struct {
 
 func newStation(t *testing.T, host *nattest.Host, self, other identity.ID) *station {
 	t.Helper()
-	s := &station{host: host, pings: make(chan Ping, 100), pongs: make(chan Pong, 100), stun: make(chan netip.AddrPort, 100)}
+	s := &station{host: host, pings: make(chan Ping, 100), pongs: make(chan Pong, 100),
+		stun: make(chan netip.AddrPort, 100)}
 	host.Do(func() {
 		var err error
 		if s.owner, err = net.ListenUDP("udp", &net.UDPAddr{Port: wgPort}); err != nil {
@@ -85,7 +86,8 @@ func TestPingBesideTheOwnerOfThePort(t *testing.T) {
 					t.Errorf("bob saw %+v", ping)
 				}
 				pong := within(t, a.pongs)
-				if pong.Tx != tx || pong.From != to || pong.To != to || pong.Observed != from || pong.RTT <= 0 || pong.RTT > 5*time.Second {
+				if pong.Tx != tx || pong.From != to || pong.To != to || pong.Observed != from || pong.RTT <= 0 ||
+					pong.RTT > 5*time.Second {
 					t.Errorf("alice saw %+v", pong)
 				}
 				// The owner gets the ping as well: so it was a valid datagram, with a good checksum, from WireGuard's port.
@@ -169,7 +171,8 @@ func TestThroughNAT(t *testing.T) {
 func TestSendErrors(t *testing.T) {
 	internet := nattest.New(t)
 	a := newStation(t, internet.Host(nattest.Public), alice, bob)
-	for _, to := range []netip.AddrPort{{}, netip.AddrPortFrom(a.host.Addr, 0), netip.MustParseAddrPort("198.51.100.1:9")} {
+	for _, to := range []netip.AddrPort{{}, netip.AddrPortFrom(a.host.Addr, 0),
+		netip.MustParseAddrPort("198.51.100.1:9")} {
 		if err := a.socket.Send(to, []byte("x")); err == nil {
 			t.Errorf("sending to %s worked", to)
 		}

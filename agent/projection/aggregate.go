@@ -310,7 +310,9 @@ func (c *coverer) build(p netip.Prefix, entries []route) *tree {
 		return t
 	}
 	low, high := halves(p)[0], halves(p)[1]
-	from, _ := slices.BinarySearchFunc(entries, high.Addr(), func(e route, a netip.Addr) int { return e.prefix.Addr().Compare(a) })
+	from, _ := slices.BinarySearchFunc(entries, high.Addr(), func(e route, a netip.Addr) int {
+		return e.prefix.Addr().Compare(a)
+	})
 	t.kids = [2]*tree{c.build(low, entries[:from]), c.build(high, entries[from:])}
 	a, b := t.kids[0].any(), t.kids[1].any()
 	if t.ways = a & b; t.ways == 0 {

@@ -35,7 +35,8 @@ func newRanged(t interface{ Fatalf(string, ...any) }, overlay string, pools ...*
 	r := &ranged{t: t, s: events.NewState(), sites: map[identity.ID]string{}}
 	first := r.node("site0")
 	r.do(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
-		ClusterId: "0123456789abcdef0123456789abcdef", OverlayIpv4: overlay, FirstNode: first, Settings: &skeinv1.Settings{Topology: "site"}}}})
+		ClusterId: "0123456789abcdef0123456789abcdef", OverlayIpv4: overlay, FirstNode: first,
+		Settings: &skeinv1.Settings{Topology: "site"}}}})
 	r.note(first, "site0")
 	secret := sha256.Sum256([]byte("secret"))
 	r.do(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
@@ -64,7 +65,8 @@ func (r *ranged) do(c *skeinv1.Command) *skeinv1.Answer {
 
 func (r *ranged) node(site string) *skeinv1.NewNode {
 	seed := sha256.Sum256(fmt.Append(nil, "node ", len(r.ids)))
-	return &skeinv1.NewNode{Name: fmt.Sprintf("n%d", len(r.ids)), IdentityKey: ed25519.NewKeyFromSeed(seed[:]).Public().(ed25519.PublicKey),
+	return &skeinv1.NewNode{Name: fmt.Sprintf("n%d", len(r.ids)),
+		IdentityKey:  ed25519.NewKeyFromSeed(seed[:]).Public().(ed25519.PublicKey),
 		WireguardKey: seed[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax, Site: site, SiteSaid: true}
 }
 
@@ -81,7 +83,8 @@ func (r *ranged) join(site string, said bool) identity.ID {
 	n.SiteSaid = said
 	secret := sha256.Sum256([]byte("secret"))
 	r.do(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-		Node: n, TokenId: "0000000000000001", TokenSecret: []byte("secret"), TokenSecretHash: secret[:], ClusterId: r.s.Cluster().GetId()}}})
+		Node: n, TokenId: "0000000000000001", TokenSecret: []byte("secret"), TokenSecretHash: secret[:],
+		ClusterId: r.s.Cluster().GetId()}}})
 	return r.note(n, site)
 }
 
@@ -141,7 +144,8 @@ func ends(p netip.Prefix) []netip.Addr {
 func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 	aggregated := 0
 	rapid.Check(t, func(t *rapid.T) {
-		pool := &skeinv1.Pool{Name: "p", BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/23", Ipv6: "fd02::/119"}}}
+		pool := &skeinv1.Pool{Name: "p", BlockSizeBits: 2,
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/23", Ipv6: "fd02::/119"}}}
 		r := newRanged(t, "10.4.0.0/24", pool)
 		site := rapid.SampledFrom([]string{"site0", "site1", "site2"})
 		for range rapid.IntRange(3, 40).Draw(t, "nodes") {
@@ -156,15 +160,18 @@ func TestAggregatesLeadAsSingleRoutesDo(t *testing.T) {
 			}
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "reserved") {
-			at := netip.AddrFrom4([4]byte{10, 64, byte(rapid.IntRange(0, 1).Draw(t, "high")), byte(rapid.IntRange(0, 255).Draw(t, "low"))})
+			at := netip.AddrFrom4([4]byte{10, 64, byte(rapid.IntRange(0, 1).Draw(t, "high")),
+				byte(rapid.IntRange(0, 255).Draw(t, "low"))})
 			if _, _, b := r.s.BlockAt(at); b.GetNodeId() == "" {
-				r.do(&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "p", Prefix: at.String()}}})
+				r.do(&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "p",
+					Prefix: at.String()}}})
 			}
 		}
 		self := rapid.SampledFrom(r.ids).Draw(t, "self")
 		in := projection.Input{Self: self, State: r.s, Complete: true, Records: map[identity.ID]*skeinv1.Record{},
 			Endpoints: map[identity.ID]projection.Endpoint{}}
-		isPeer, ways, known, guards := map[identity.ID]bool{}, map[identity.ID]projection.Way{}, maps.Clone(r.sites), []projection.Guard(nil)
+		isPeer, ways, known, guards := map[identity.ID]bool{}, map[identity.ID]projection.Way{}, maps.Clone(r.sites),
+			[]projection.Guard(nil)
 		var peers []identity.ID
 		for _, id := range r.ids {
 			if id != self && (len(peers) == 0 || r.sites[id] == r.sites[self] || rapid.IntRange(0, 4).Draw(t, "peer") == 0) {
@@ -280,7 +287,8 @@ func mtuOf(in projection.Input, id identity.ID) int {
 
 // tenSites is a mesh of ten sites of 100 nodes, of which two each lead, with a block of pods on each node or without.
 func tenSites(t interface{ Fatalf(string, ...any) }, blocks bool) *ranged {
-	pool := &skeinv1.Pool{Name: "p", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd02::/112"}}}
+	pool := &skeinv1.Pool{Name: "p", BlockSizeBits: 5,
+		Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd02::/112"}}}
 	r := newRanged(t, "10.4.0.0/16", pool)
 	for i := 1; i < 1000; i++ {
 		r.join(fmt.Sprintf("site%d", i%10), true)
@@ -337,7 +345,8 @@ func reachOf(p *sites.Plan) *projection.Reach {
 type size struct{ peers, routes4, routes6, last, narrow, pods4, pods6, targets, guards, sources int }
 
 func sizeOf(s dataplane.Spec) (n size) {
-	n = size{peers: len(s.WireGuard.Peers), targets: len(s.Targets), guards: len(s.Hops.Guards), narrow: len(s.Link.Narrow)}
+	n = size{peers: len(s.WireGuard.Peers), targets: len(s.Targets), guards: len(s.Hops.Guards),
+		narrow: len(s.Link.Narrow)}
 	for _, r := range s.Hops.Routes {
 		switch {
 		case r.Last:
@@ -403,7 +412,8 @@ func TestAJoinChangesNothingElsewhere(t *testing.T) {
 	for range 3 {
 		id := r.join("site7", true)
 		r.block(id, "site7")
-		for what, in := range map[string]projection.Input{"before its record came": r.input(member, id), "after": r.input(member)} {
+		for what, in := range map[string]projection.Input{"before its record came": r.input(member, id),
+			"after": r.input(member)} {
 			if now, _ := projection.Project(in); !now.Equal(was) {
 				t.Errorf("%s: a join elsewhere changes this:\n%s", what, difference(text(was), text(now)))
 			}

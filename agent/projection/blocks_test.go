@@ -33,11 +33,14 @@ func withBlocks(t *testing.T, s *events.State, ids []identity.ID) {
 		Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/22", Ipv6: "fd01::/118"}}}}}})
 	for total := range uint32(2) {
 		for _, id := range ids {
-			do(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id.String(), Pool: "default", Total: total + 1}}})
+			do(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{
+				NodeId: id.String(), Pool: "default", Total: total + 1}}})
 		}
 	}
-	do(&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default", Address: "10.64.3.7", Namespace: "db", Pod: "pg-0"}}})
-	do(&skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: ids[1].String(), Pool: "default", Address: "10.64.3.7", Namespace: "db", Pod: "pg-0"}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default",
+		Address: "10.64.3.7", Namespace: "db", Pod: "pg-0"}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: ids[1].String(),
+		Pool: "default", Address: "10.64.3.7", Namespace: "db", Pod: "pg-0"}}})
 }
 
 // TestBlocksGolden: a node's blocks are its peers' business, its own are routes; only what is remote is marked.
@@ -45,7 +48,8 @@ func TestBlocksGolden(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)
 	in := input(s, ids)
-	in.Pods = []dataplane.PodRoute{{Addr: netip.MustParseAddr("fd01::1"), Link: "skb"}, {Addr: netip.MustParseAddr("10.64.0.1"), Link: "skb"}, {Addr: netip.MustParseAddr("10.64.0.0"), Link: "ska"}}
+	in.Pods = []dataplane.PodRoute{{Addr: netip.MustParseAddr("fd01::1"), Link: "skb"},
+		{Addr: netip.MustParseAddr("10.64.0.1"), Link: "skb"}, {Addr: netip.MustParseAddr("10.64.0.0"), Link: "ska"}}
 	spec, refused := projection.Project(in)
 	if len(refused) > 0 {
 		t.Fatal(refused)
@@ -66,7 +70,8 @@ func TestBlocksSpareTheHostsNetwork(t *testing.T) {
 	in := input(s, ids)
 	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("10.64.0.32/28")}
 	spec, refused := projection.Project(in)
-	if len(refused) != 1 || refused[0].Peer != ids[1] || refused[0].Block != netip.MustParsePrefix("10.64.0.32/27") || !strings.Contains(refused[0].Reason, "10.64.0.32/28") {
+	if len(refused) != 1 || refused[0].Peer != ids[1] || refused[0].Block != netip.MustParsePrefix("10.64.0.32/27") ||
+		!strings.Contains(refused[0].Reason, "10.64.0.32/28") {
 		t.Fatalf("refused: %v", refused)
 	}
 	if slices.ContainsFunc(spec.Targets, in.Host.Connected[0].Overlaps) {

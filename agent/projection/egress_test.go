@@ -27,13 +27,16 @@ func withEgress(t *testing.T, s *events.State, ids []identity.ID) {
 		}
 	}
 	for _, id := range ids {
-		do(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id.String(), Labels: map[string]string{"egress": "yes"}, SetLabels: true}}})
+		do(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id.String(),
+			Labels: map[string]string{"egress": "yes"}, SetLabels: true}}})
 	}
 	do(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
-		Namespace: "shop", Name: "nat", Destinations: []string{"0.0.0.0/0", "::/0"}, Gateways: map[string]string{"egress": "yes"}, Replicas: 3, Pool: "default",
+		Namespace: "shop", Name: "nat", Destinations: []string{"0.0.0.0/0", "::/0"},
+		Gateways: map[string]string{"egress": "yes"}, Replicas: 3, Pool: "default",
 	}}}})
 	for i := range uint32(2) {
-		do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "shop", Name: "nat", Number: i, NodeId: ids[i].String(), Reason: "test"}}})
+		do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "shop", Name: "nat",
+			Number: i, NodeId: ids[i].String(), Reason: "test"}}})
 	}
 }
 
@@ -60,8 +63,10 @@ func TestAMovedSlotLingers(t *testing.T) {
 	withEgress(t, s, ids)
 	endpoint := netip.MustParsePrefix("10.64.0.193/32") // of slot 1, which is ids[1]'s
 	slot := s.Slot("shop", "nat", 1)
-	evs, _, err := events.Decide(s, &skeinv1.Command{Time: 4e18, Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{
-		Namespace: "shop", Name: "nat", Number: 1, NodeId: ids[2].String(), Epoch: slot.GetEpoch(), Reason: "test", Planned: true}}})
+	evs, _, err := events.Decide(s,
+		&skeinv1.Command{Time: 4e18, Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{
+			Namespace: "shop", Name: "nat", Number: 1, NodeId: ids[2].String(), Epoch: slot.GetEpoch(), Reason: "test",
+			Planned: true}}})
 	if err != nil {
 		t.Fatal(err)
 	}

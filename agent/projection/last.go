@@ -98,8 +98,10 @@ func sayTheSame(a, b *skeinv1.Record) bool {
 }
 
 func (h *Host) equal(o *Host) bool {
-	return h.Numbers == o.Numbers && h.PrivateKey == o.PrivateKey && h.Link == o.Link && h.Port == o.Port && h.ControlPort == o.ControlPort &&
-		h.MTU == o.MTU && h.Keepalive == o.Keepalive && h.AskedKeepalive == o.AskedKeepalive && h.RouteNodeAddresses == o.RouteNodeAddresses &&
+	return h.Numbers == o.Numbers && h.PrivateKey == o.PrivateKey && h.Link == o.Link && h.Port == o.Port &&
+		h.ControlPort == o.ControlPort &&
+		h.MTU == o.MTU && h.Keepalive == o.Keepalive && h.AskedKeepalive == o.AskedKeepalive &&
+		h.RouteNodeAddresses == o.RouteNodeAddresses &&
 		slices.Equal(h.Connected, o.Connected)
 }
 

@@ -58,7 +58,8 @@ func TestPoolAddressesOfNobodyAreRefused(t *testing.T) {
 		Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16",
 			Ipv6: "fd64::/112"}}}}}})
 	for _, id := range ids[:2] {
-		decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id.String(), Pool: "default", Total: 1}}})
+		decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{
+			NodeId: id.String(), Pool: "default", Total: 1}}})
 	}
 	ways := func(want string, addrs ...string) {
 		t.Helper()
@@ -72,7 +73,8 @@ func TestPoolAddressesOfNobodyAreRefused(t *testing.T) {
 	ways("own block", "10.64.0.1", "fd64::1")
 	ways("tunnel", "10.64.0.40", "fd64::28")
 	ways("refused", "10.64.99.1", "fd64::9999")
-	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: ids[1].String()}}})
+	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: ids[1].String()}}})
 	ways("refused", "10.64.0.40", "fd64::28")
 	ways("own block", "10.64.0.1", "fd64::1")
 }
@@ -88,8 +90,10 @@ func TestWhatIsNotTheMeshsIsPassedOn(t *testing.T) {
 			Prefix: "10.64.2.0/27", Reason: "as Coil did, for node9"}}},
 		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default",
 			Address: "10.64.3.9", Namespace: "db", Pod: "pg-1"}}},
-		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "public", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "192.0.2.0/28"}}}}}},
-		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "lan", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "198.51.100.64/28"}}}}}},
+		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "public",
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "192.0.2.0/28"}}}}}},
+		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "lan",
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "198.51.100.64/28"}}}}}},
 		&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
 			Namespace: "shop", Name: "nat", Destinations: []string{"0.0.0.0/0"},
 			Gateways: map[string]string{"egress": "yes"}, Replicas: 1, Pool: "default",

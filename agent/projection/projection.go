@@ -124,7 +124,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	endpoints := endpointsByNode(in.State, in.Lingering)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
 	carried := in.plainPeers()
-	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State), plainNetworks(in.State)))
+	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State),
+		plainNetworks(in.State)))
 	refused = append(refused, unled...)
 	spec.Translations = translated
 	ranged := in.Reach.Hops() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
@@ -137,8 +138,10 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		if id == in.Self {
 			spec.Link.Addresses = ownAddresses(n, overlays)
-			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)
-			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), carried[in.Self], in.ownNodeAddresses())
+			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods),
+				comparePodRoutes)
+			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), carried[in.Self],
+				in.ownNodeAddresses())
 			for _, t := range translated {
 				own = append(own, t.As)
 			}

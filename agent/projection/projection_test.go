@@ -29,7 +29,8 @@ func mesh(t testing.TB, n int) (*events.State, []identity.ID) {
 		k := identity.KeyFromSeed(seed[:])
 		ids = append(ids, k.ID())
 		wg := sha256.Sum256(seed[:])
-		return &skeinv1.NewNode{Name: "n" + itoa(i), IdentityKey: k.Public(), WireguardKey: wg[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+		return &skeinv1.NewNode{Name: "n" + itoa(i), IdentityKey: k.Public(), WireguardKey: wg[:],
+			MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
 	}
 	entropy := make([]byte, 64)
 	do := func(c *skeinv1.Command) {
@@ -48,10 +49,12 @@ func mesh(t testing.TB, n int) (*events.State, []identity.ID) {
 	do(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
 		ClusterId: "000102030405060708090a0b0c0d0e0f", FirstNode: node(0)}}})
 	hash := sha256.Sum256([]byte("secret"))
-	do(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "0011223344556677", SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 10000}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "0011223344556677",
+		SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 10000}}})
 	for i := 1; i < n; i++ {
 		do(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-			Node: node(i), TokenId: "0011223344556677", TokenSecretHash: hash[:], ClusterId: "000102030405060708090a0b0c0d0e0f"}}})
+			Node: node(i), TokenId: "0011223344556677", TokenSecretHash: hash[:],
+			ClusterId: "000102030405060708090a0b0c0d0e0f"}}})
 	}
 	return s, ids
 }
@@ -186,12 +189,16 @@ func TestPresharedKeysAreOfAPair(t *testing.T) {
 // A peer that cannot be projected is left out; the others are not.
 func TestOneBadPeerIsLeftOut(t *testing.T) {
 	s, ids := mesh(t, 3)
-	bad := &skeinv1.Node{Id: "ffffffffffffff00", Name: "bad", IdentityKey: make([]byte, 32), WireguardKey: []byte("short"), Ipv4: "10.4.9.9", AdmittedIndex: s.Index() + 1}
-	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
+	bad := &skeinv1.Node{Id: "ffffffffffffff00", Name: "bad", IdentityKey: make([]byte, 32), WireguardKey: []byte("short"),
+		Ipv4: "10.4.9.9", AdmittedIndex: s.Index() + 1}
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1,
+		Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
 		t.Fatal(err)
 	}
-	bad = &skeinv1.Node{Id: "0000000000000001", Name: "worse", IdentityKey: make([]byte, 32), WireguardKey: []byte("shorter"), Ipv4: "10.4.9.8", AdmittedIndex: s.Index() + 1}
-	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
+	bad = &skeinv1.Node{Id: "0000000000000001", Name: "worse", IdentityKey: make([]byte, 32),
+		WireguardKey: []byte("shorter"), Ipv4: "10.4.9.8", AdmittedIndex: s.Index() + 1}
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1,
+		Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
 		t.Fatal(err)
 	}
 	in := input(s, ids)
@@ -221,7 +228,8 @@ func BenchmarkProject1000(b *testing.B) {
 	s, ids := mesh(b, 1001)
 	in := input(s, ids)
 	for i, id := range ids[1:] {
-		in.Endpoints[id] = projection.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820), Proven: true}
+		in.Endpoints[id] = projection.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8),
+			byte(i)}), 51820), Proven: true}
 		in.Records[id] = &skeinv1.Record{}
 	}
 	for b.Loop() {
@@ -241,13 +249,18 @@ func TestKeepalive(t *testing.T) {
 		knock     bool
 		asked     time.Duration
 	}{
-		{name: "behind a NAT", own: 20 * time.Second, want: 20 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}},
+		{name: "behind a NAT", own: 20 * time.Second, want: 20 * time.Second,
+			endpoint: projection.Endpoint{Addr: there, Proven: true}},
 		{name: "public", endpoint: projection.Endpoint{Addr: there, Proven: true}},
 		{name: "over a relay", own: 20 * time.Second, endpoint: projection.Endpoint{Addr: there, Relayed: true}},
-		{name: "over a relay, asked for", own: 20 * time.Second, asked: 15 * time.Second, want: 15 * time.Second, endpoint: projection.Endpoint{Addr: there, Relayed: true}},
-		{name: "over a relay, asked for, while direct paths are probed", own: 20 * time.Second, asked: 15 * time.Second, endpoint: projection.Endpoint{Addr: there}},
-		{name: "over a relay, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there}, knock: true},
-		{name: "public, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}, knock: true},
+		{name: "over a relay, asked for", own: 20 * time.Second, asked: 15 * time.Second, want: 15 * time.Second,
+			endpoint: projection.Endpoint{Addr: there, Relayed: true}},
+		{name: "over a relay, asked for, while direct paths are probed", own: 20 * time.Second, asked: 15 * time.Second,
+			endpoint: projection.Endpoint{Addr: there}},
+		{name: "over a relay, to one that remembers a session", want: 25 * time.Second,
+			endpoint: projection.Endpoint{Addr: there}, knock: true},
+		{name: "public, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there,
+			Proven: true}, knock: true},
 		{name: "no path yet", own: 20 * time.Second, want: dataplane.KeepaliveAsItIs, knock: true},
 	} {
 		in := input(s, ids)
@@ -269,9 +282,11 @@ func TestTextTellsOfHops(t *testing.T) {
 		Self: addr("10.4.0.1"), Own: []netip.Prefix{pfx("10.4.0.1/32")},
 		Routes: []dataplane.HopRoute{{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true},
 			{Prefix: pfx("10.4.8.0/24"), Via: addr("10.4.0.3")}},
-		Guards: []dataplane.HopGuard{{From: addr("10.4.0.3"), Sources: []netip.Prefix{pfx("10.4.8.0/24"), pfx("fd00:8::/64")}}},
+		Guards: []dataplane.HopGuard{{From: addr("10.4.0.3"), Sources: []netip.Prefix{pfx("10.4.8.0/24"),
+			pfx("fd00:8::/64")}}},
 	}}, func(dataplane.Key) string { return "?" })
-	for _, want := range []string{"own source 10.4.0.1/32\n", "hop 10.4.0.2/32 from 10.4.0.1 via 10.4.0.2 of others' packets\n",
+	for _, want := range []string{"own source 10.4.0.1/32\n", "hop 10.4.0.2/32 from 10.4.0.1 via 10.4.0.2 of others' " +
+		"packets\n",
 		"hop 10.4.8.0/24 from 10.4.0.1 via 10.4.0.3\n", "hop to 10.4.0.1 from 10.4.0.3 allowed 10.4.8.0/24 fd00:8::/64\n"} {
 		if !strings.Contains(have, want) {
 			t.Errorf("%q is not in\n%s", want, have)

@@ -39,19 +39,22 @@ func (in *Input) mtu(id identity.ID, link int) int {
 }
 
 // hops are what the ways and guards come to, with the addresses that each member has.
-func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ranged *aggregates) (h dataplane.Hops, refused []Refusal) {
+func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix,
+	ranged *aggregates) (h dataplane.Hops, refused []Refusal) {
 	if !in.Reach.Hops() {
 		return h, nil
 	}
 	h.Self = in.overlay4(in.Self)
 	if !h.Self.IsValid() {
-		return h, []Refusal{{Peer: in.Self, Reason: "this node has no overlay IPv4 address, which packets between sites travel under"}}
+		return h, []Refusal{{Peer: in.Self, Reason: "this node has no overlay IPv4 address, which packets between sites " +
+			"travel under"}}
 	}
 	h.Own = merge(slices.Clone(own))
 	for id, way := range in.Reach.Ways() {
 		via := in.overlay4(way.Via)
 		if !via.IsValid() {
-			refused = append(refused, Refusal{Peer: id, Reason: fmt.Sprintf("node %s, which passes packets on to it, has no overlay IPv4 address", way.Via)})
+			refused = append(refused, Refusal{Peer: id, Reason: fmt.Sprintf("node %s, which passes packets on to it, has no "+
+				"overlay IPv4 address", way.Via)})
 			continue
 		}
 		if ranged != nil && !way.Passed {

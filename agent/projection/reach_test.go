@@ -21,7 +21,8 @@ func siteMesh(t *testing.T, self int, ways map[int]projection.Way, peers ...int)
 	isPeer, by := map[identity.ID]bool{}, map[identity.ID]projection.Way{}
 	for _, p := range peers {
 		isPeer[ids[p]] = true
-		in.Endpoints[ids[p]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0." + itoa(p+1) + ":51820"), Proven: true}
+		in.Endpoints[ids[p]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0." + itoa(p+1) +
+			":51820"), Proven: true}
 	}
 	for n, w := range ways {
 		by[ids[n]] = w
@@ -99,5 +100,7 @@ func TestAMemberWithoutAWayEndsInTheTunnel(t *testing.T) {
 }
 
 func text(s dataplane.Spec) string {
-	return strings.TrimSpace(projection.Text(s, func(k dataplane.Key) string { return string("0123456789abcdef"[k[0]&15]) }))
+	return strings.TrimSpace(projection.Text(s, func(k dataplane.Key) string {
+		return string("0123456789abcdef"[k[0]&15])
+	}))
 }

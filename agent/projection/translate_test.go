@@ -17,8 +17,9 @@ import (
 
 func translate(t *testing.T, s *events.State, site, prefix, as string) {
 	t.Helper()
-	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_SetSiteTranslation{SetSiteTranslation: &skeinv1.SetSiteTranslation{
-		Translation: &skeinv1.SiteTranslation{Site: site, Prefix: prefix, As: as}}}})
+	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_SetSiteTranslation{
+		SetSiteTranslation: &skeinv1.SetSiteTranslation{
+			Translation: &skeinv1.SiteTranslation{Site: site, Prefix: prefix, As: as}}}})
 }
 
 // offices are five nodes: two at home and two at work, where the first of each has 192.168.1.0/24 behind it, and one
@@ -76,7 +77,8 @@ func TestOverlappingSitesAreToldOf(t *testing.T) {
 			t.Errorf("n%d translates %v, but for %v", c.at, spec.Translations, spec.Inside)
 		}
 	}
-	if spec, refused := seen(4); len(refused) != 1 || (allowed(s, spec, ids[0]) == "") == (allowed(s, spec, ids[2]) == "") {
+	if spec, refused := seen(4); len(refused) != 1 ||
+		(allowed(s, spec, ids[0]) == "") == (allowed(s, spec, ids[2]) == "") {
 		t.Errorf("a third site gives the network to one of both, and says so: %v", refused)
 	}
 }
@@ -191,7 +193,8 @@ func TestTheOwnSiteKnowsBoth(t *testing.T) {
 	}
 	in.Self = ids[3] // another site's, behind its leader
 	behind := map[identity.ID]bool{ids[2]: true}
-	in.Reach = sites.NewReach("", behind, map[identity.ID]projection.Way{ids[0]: {Via: ids[2]}, ids[1]: {Via: ids[2]}}, nil,
+	in.Reach = sites.NewReach("", behind, map[identity.ID]projection.Way{ids[0]: {Via: ids[2]},
+		ids[1]: {Via: ids[2]}}, nil,
 		[]projection.Guard{{From: ids[2], Of: []identity.ID{ids[0], ids[1]}}})
 	spec, _ = projection.Project(in)
 	text := projection.Text(spec, func(dataplane.Key) string { return "" })
@@ -220,7 +223,8 @@ func TestNobodyClaimsASitesAddresses(t *testing.T) {
 		ids[1]: {Site: "home", NodeAddresses: []string{"10.201.1.0/25", "192.168.0.0/16"}},
 		ids[2]: {Site: "home", NodeAddresses: []string{"192.168.1.0/24"}},
 		ids[3]: {NodeAddresses: []string{"192.168.1.0/24"}}}
-	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: ids[3].String(),
+	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
+		NodeId:   ids[3].String(),
 		Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}, SettingsFields: []string{"site"}}}})
 	spec, refused := projection.Project(in)
 	for i, want := range []string{"", "", "", "10.201.1.0/24"} {
@@ -235,7 +239,8 @@ func TestNobodyClaimsASitesAddresses(t *testing.T) {
 	slices.Sort(said)
 	want := []string{
 		"node address 10.201.1.0/25 overlaps 10.201.1.0/24, which is the overlay's or another node's",
-		"node address 192.168.0.0/16 is wider than 192.168.1.0/24, which is translated in site home: name its parts, or translate all of it",
+		"node address 192.168.0.0/16 is wider than 192.168.1.0/24, which is translated in site home: name its parts, or " +
+			"translate all of it",
 		"node address 192.168.1.0/24 overlaps 10.201.1.0/24, which is node n3's",
 	}
 	if !slices.Equal(said, want) {
@@ -248,7 +253,8 @@ func TestPodsOfASiteAreTranslated(t *testing.T) {
 	s, ids := mesh(t, 3)
 	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 		Settings: &skeinv1.Settings{PodRanges: []string{"10.244.0.0/16"}}, Fields: []string{"pod_ranges"}}}})
-	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{NodeId: ids[1].String(),
+	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{
+		NodeId:   ids[1].String(),
 		PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "n1", Cidrs: []string{"10.244.1.0/24"}}}}})
 	translate(t, s, "home", "10.244.0.0/16", "10.203.0.0/16")
 	in := input(s, ids)

@@ -68,7 +68,8 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	set := &skeinv1.Settings{Topology: Site, LeadersPerSite: 1}
 	nodes := func(former, next string) (out []*skeinv1.Node) {
 		for i, leader := range []string{former, next, "", "", ""} {
-			out = append(out, &skeinv1.Node{Id: identity.ID{byte(i + 1)}.String(), Settings: &skeinv1.NodeSettings{Leader: leader}})
+			out = append(out, &skeinv1.Node{Id: identity.ID{byte(i + 1)}.String(),
+				Settings: &skeinv1.NodeSettings{Leader: leader}})
 		}
 		return out
 	}
@@ -154,8 +155,9 @@ func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
 // for the paths to all of them.
 func TestReachesOthers(t *testing.T) {
 	self, leader, member, away := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
-	in := Input{Self: self, Alive: func(id identity.ID) bool { return id != away }, Records: map[identity.ID]*skeinv1.Record{
-		self: {Site: "a", Leads: 1}, leader: {Site: "b", Leads: 1}, member: {Site: "b"}, away: {Site: "b"}}}
+	in := Input{Self: self, Alive: func(id identity.ID) bool { return id != away },
+		Records: map[identity.ID]*skeinv1.Record{
+			self: {Site: "a", Leads: 1}, leader: {Site: "b", Leads: 1}, member: {Site: "b"}, away: {Site: "b"}}}
 	var nodes []*skeinv1.Node
 	for id := range in.Records {
 		nodes = append(nodes, &skeinv1.Node{Id: id.String()})

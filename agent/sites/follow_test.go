@@ -33,7 +33,8 @@ func smallID(name string) identity.ID { return identity.ID{name[0], name[1]} }
 
 // newSmall has the named nodes lead.
 func newSmall(t *testing.T, self string, leaders ...string) *small {
-	s := &small{t: t, self: self, settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1, SiteTopology: map[string]string{}},
+	s := &small{t: t, self: self, settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1,
+		SiteTopology: map[string]string{}},
 		nodes: map[string]*skeinv1.Node{}, records: map[identity.ID]*skeinv1.Record{}, dead: map[identity.ID]bool{},
 		now: time.Unix(1e9, 0)}
 	for _, name := range smallNames {

@@ -496,9 +496,13 @@ func TestElection(t *testing.T) {
 		{"where the log has chosen, only those lead", []sites.Node{node(1, wish), node(2, both), node(3, chosen)}, 2, "3"},
 		{"two of three that it has chosen", []sites.Node{node(1, wish), node(2, chosen), node(3, chosen), node(4, chosen)}, 2,
 			"2 3"},
-		{"unless none of them is alive", []sites.Node{node(1, wish), node(2, nil), node(3, func(n *sites.Node) { n.Chosen, n.Alive = true, false })}, 2,
+		{"unless none of them is alive", []sites.Node{node(1, wish), node(2, nil), node(3, func(n *sites.Node) {
+			n.Chosen, n.Alive = true, false
+		})}, 2,
 			"1 2r"},
-		{"or all of them drain", []sites.Node{node(1, wish), node(3, func(n *sites.Node) { n.Chosen, n.Reluctant = true, true })}, 1, "1"},
+		{"or all of them drain", []sites.Node{node(1, wish), node(3, func(n *sites.Node) {
+			n.Chosen, n.Reluctant = true, true
+		})}, 1, "1"},
 		{"who leads goes on", []sites.Node{node(1, nil), node(2, nil), node(3, term(4))}, 1, "3"},
 		{"the newest term first", []sites.Node{node(1, term(3)), node(2, term(4)), node(3, term(4))}, 2, "2 3"},
 		{"who is away does not lead", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2, nil)}, 1,
@@ -663,8 +667,9 @@ func TestFormerPeersStay(t *testing.T) {
 	var m sites.Memory
 	now := time.Unix(1000, 0)
 	make := func() *sites.Plan {
-		p := sites.Make(sites.Input{Self: ids[4], Settings: v.settings, Members: sites.NewMembers(v.nodes, nil, nil), Records: v.records,
-			Alive: func(identity.ID) bool { return true }, Peered: m.Recent(now)})
+		p := sites.Make(sites.Input{Self: ids[4], Settings: v.settings, Members: sites.NewMembers(v.nodes, nil, nil),
+			Records: v.records,
+			Alive:   func(identity.ID) bool { return true }, Peered: m.Recent(now)})
 		m.Note(p.Peering(), now)
 		return p
 	}
@@ -731,7 +736,8 @@ func BenchmarkPlan(b *testing.B) {
 // TestAddressesTellOfSites: a member whose record has not come is where its address is, as long as somebody is known to
 // lead there; and who has no records at all guesses nothing, since it has to reach somebody to get them.
 func TestAddressesTellOfSites(t *testing.T) {
-	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1}, Alive: func(identity.ID) bool { return true },
+	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
+		Alive:   func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{}}
 	ranges := map[identity.ID]string{}
 	in.Elsewhere = func(n identity.ID) (string, bool) { return ranges[n], ranges[n] != "" }
@@ -837,8 +843,9 @@ func TestStrangersAreBounded(t *testing.T) {
 func TestLeaderThatStartsAgainForwards(t *testing.T) {
 	back, goesOn, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	in := sites.Input{Self: back, Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2},
-		Members: sites.NewMembers([]*skeinv1.Node{{Id: back.String()}, {Id: goesOn.String()}, {Id: outside.String()}}, nil, nil),
-		Alive:   func(identity.ID) bool { return true },
+		Members: sites.NewMembers([]*skeinv1.Node{{Id: back.String()}, {Id: goesOn.String()},
+			{Id: outside.String()}}, nil, nil),
+		Alive: func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{
 			back:    {Site: "home", LeaderWish: true},
 			goesOn:  {Site: "home", LeaderWish: true, Leads: 4},
@@ -885,11 +892,18 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
 		"the log has chosen the next one": {func(before, next *sites.Node) { before.Lawful, next.Chosen = true, true },
 			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true, HandsOver: true}}, [2]uint64{5, 5}},
-		"and forbidden the former one": {func(before, next *sites.Node) { before.Lawful, before.Reluctant, next.Chosen = true, true, true },
+		"and forbidden the former one": {func(before, next *sites.Node) {
+			before.Lawful, before.Reluctant, next.Chosen = true, true, true
+		},
 			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true, HandsOver: true}}, [2]uint64{5, 5}},
-		"it has chosen the next one, and nobody has seen the former one lead": {func(_, next *sites.Node) { next.Chosen = true },
+		"it has chosen the next one, and nobody has seen the former one lead": {func(_, next *sites.Node) {
+			next.Chosen = true
+		},
 			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
-		"it has chosen the next one, which is ready": {func(before, next *sites.Node) { before.Lawful, next.Chosen, next.Term = true, true, 5 },
+		"it has chosen the next one, which is ready": {func(before, next *sites.Node) {
+			before.Lawful, next.Chosen,
+				next.Term = true, true, 5
+		},
 			[]sites.Leader{{ID: next, Term: 5, Acting: true}}, [2]uint64{0, 6}},
 	} {
 		all := nodes(c.change)

@@ -497,7 +497,8 @@ func (w *world) wrong(t trip, a, b *simHost) string {
 		return ""
 	}
 	last := w.hosts[t.way[len(t.way)-1]]
-	if w.now.Sub(last.started) < 2*sites.HandOver && slices.ContainsFunc(t.way, func(i int) bool { return w.hosts[i].handsOver() }) {
+	if w.now.Sub(last.started) < 2*sites.HandOver && slices.ContainsFunc(t.way,
+		func(i int) bool { return w.hosts[i].handsOver() }) {
 		return "" // it has not seen those lead that hand over
 	}
 	before := w.hosts[t.way[max(0, len(t.way)-2)]]
@@ -507,7 +508,8 @@ func (w *world) wrong(t trip, a, b *simHost) string {
 		t.untunneled && w.now.Sub(w.faulted) < sites.Linger, // somebody new has to lead
 		last.zombie || last.noUplink || before.noUplink,     // its witnesses find it, if there is another one
 		// it led by what it knew when it was frozen, or cut off from the log
-		w.now.Sub(before.woke) < sites.ForwardOn+resyncs+sites.SwitchAfter, w.now.Sub(before.heardLate) < sites.ForwardOn+sites.SwitchAfter:
+		w.now.Sub(before.woke) < sites.ForwardOn+resyncs+sites.SwitchAfter, w.now.Sub(before.heardLate) < sites.ForwardOn+
+			sites.SwitchAfter:
 		return ""
 	}
 	return "it is lost, and all on its way see the same"

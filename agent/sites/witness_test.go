@@ -92,7 +92,8 @@ func TestJudge(t *testing.T) {
 			if len(got) != c.demote {
 				t.Fatalf("%v", got)
 			}
-			if f := got[id(0)]; c.demote > 0 && (len(f.By) != c.say || f.Kinds != 1<<c.say-1 || f.Since != int64(9+min(c.say, 2))) {
+			if f := got[id(0)]; c.demote > 0 && (len(f.By) != c.say || f.Kinds != 1<<c.say-1 ||
+				f.Since != int64(9+min(c.say, 2))) {
 				t.Errorf("%+v", f)
 			}
 		})
@@ -138,13 +139,20 @@ func TestSilentLeaders(t *testing.T) {
 		carry  []int // those that lead and are no reserve
 		led    []int // all
 	}{
-		"of two that act the other carries":             {[]string{none, none}, []uint64{1, 1}, []int{0}, []int{1}, []int{0, 1}},
-		"who does not act yet carries at once":          {[]string{none, none}, []uint64{1, 0}, []int{0}, []int{1}, []int{0, 1}},
-		"a third one comes":                             {[]string{none, none, none}, []uint64{1, 1, 0}, []int{0}, []int{1}, []int{1, 2}},
-		"all silent go on":                              {[]string{none, none}, []uint64{1, 1}, []int{0, 1}, []int{0, 1}, []int{0, 1}},
-		"one that shall not lead does not come instead": {[]string{none, none, no}, []uint64{1, 1, 0}, []int{0, 1}, []int{0, 1}, []int{0, 1}},
-		"of two chosen the other carries":               {[]string{chosen, chosen, none}, []uint64{1, 1, 0}, []int{0}, []int{1}, []int{0, 1}},
-		"a chosen one leaves the site to no other":      {[]string{chosen, none, none}, []uint64{1, 0, 0}, []int{0}, []int{0}, []int{0}},
+		"of two that act the other carries": {[]string{none, none}, []uint64{1, 1}, []int{0},
+			[]int{1}, []int{0, 1}},
+		"who does not act yet carries at once": {[]string{none, none}, []uint64{1, 0}, []int{0},
+			[]int{1}, []int{0, 1}},
+		"a third one comes": {[]string{none, none, none}, []uint64{1, 1, 0}, []int{0},
+			[]int{1}, []int{1, 2}},
+		"all silent go on": {[]string{none, none}, []uint64{1, 1}, []int{0, 1},
+			[]int{0, 1}, []int{0, 1}},
+		"one that shall not lead does not come instead": {[]string{none, none, no}, []uint64{1, 1, 0}, []int{0, 1},
+			[]int{0, 1}, []int{0, 1}},
+		"of two chosen the other carries": {[]string{chosen, chosen, none}, []uint64{1, 1, 0}, []int{0},
+			[]int{1}, []int{0, 1}},
+		"a chosen one leaves the site to no other": {[]string{chosen, none, none}, []uint64{1, 0, 0}, []int{0},
+			[]int{0}, []int{0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var nodes []sites.Node

@@ -233,7 +233,9 @@ func (w *world) physical(a, b *simHost) bool { return a.up && b.up && w.connecte
 
 // outside reports whether somebody at a place reaches others.
 func (w *world) outside(place string) bool {
-	return !w.cut[place] && slices.ContainsFunc(w.hosts, func(h *simHost) bool { return h.place == place && h.up && !h.noUplink })
+	return !w.cut[place] && slices.ContainsFunc(w.hosts, func(h *simHost) bool {
+		return h.place == place && h.up && !h.noUplink
+	})
 }
 
 // gossips reports whether news get from one host to the other, by whomever.
@@ -447,8 +449,9 @@ func (w *world) kick(h *simHost) {
 func (w *world) round(h *simHost) {
 	h.dirty = false
 	log := w.log[h.log]
-	in := sites.Input{Self: h.id, Settings: log.settings, Members: sites.NewMembers(log.nodes, nil, nil), Records: make(map[identity.ID]*skeinv1.Record, len(w.ids)),
-		Alive: func(id identity.ID) bool { return h.alive[w.index[id]] }}
+	in := sites.Input{Self: h.id, Settings: log.settings, Members: sites.NewMembers(log.nodes, nil, nil),
+		Records: make(map[identity.ID]*skeinv1.Record, len(w.ids)),
+		Alive:   func(id identity.ID) bool { return h.alive[w.index[id]] }}
 	for i, r := range h.records {
 		if r != nil {
 			in.Records[w.ids[i]] = r
@@ -554,7 +557,8 @@ func (w *world) digest(h *simHost) map[string]uint64 {
 	for i, n := range log.nodes {
 		if r := h.records[i]; r != nil {
 			v := uint64(i)<<40 | uint64(h.seqs[i])<<8
-			for bit, set := range []bool{n.GetDraining(), n.GetSettings().GetLeader() == "yes", n.GetSettings().GetLeader() == "no",
+			for bit, set := range []bool{n.GetDraining(), n.GetSettings().GetLeader() == "yes",
+				n.GetSettings().GetLeader() == "no",
 				i == h.i || h.alive[i]} {
 				if set {
 					v |= 1 << bit

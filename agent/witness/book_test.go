@@ -26,14 +26,21 @@ func TestBook(t *testing.T) {
 	for name, steps := range map[string][]step{
 		"one that passed on": {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {3, LargeIPv6, Silent, 1},
 			{16, LargeIPv6, Silent, 9}, {45, SmallIPv4, Answered, 9}, {46, SmallIPv4, Answered, 0}},
-		"one that never did, at first":     {{1, SmallIPv4, Silent, 0}, {14, SmallIPv4, Silent, 0}, {15, SmallIPv4, Silent, 1}},
-		"nothing follows from nothing":     {{1, SmallIPv4, Answered, 0}, {100, SmallIPv4, Unknown, 0}},
-		"alone, for long":                  {{1, SmallIPv4, Answered, 0}, {15, SmallIPv4, Alone, 0}, {16, SmallIPv4, Alone, 1}},
-		"alone, and it never passed on":    {{1, SmallIPv4, Alone, 0}, {100, SmallIPv4, Alone, 0}},
-		"as long as it is silent":          {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {31, SmallIPv4, Silent, 1}, {60, SmallIPv4, Answered, 1}, {61, SmallIPv4, Answered, 0}},
-		"again soon: twice as long":        {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {33, SmallIPv4, Answered, 0}, {40, SmallIPv4, Silent, 1}, {99, SmallIPv4, Answered, 1}, {100, SmallIPv4, Answered, 0}},
-		"again after long: as at first":    {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {700, SmallIPv4, Silent, 1}, {730, SmallIPv4, Answered, 0}},
-		"another kind is no new statement": {{1, SmallIPv4, Answered, 0}, {1, LargeIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {3, LargeIPv4, Silent, 3}},
+		"one that never did, at first": {{1, SmallIPv4, Silent, 0}, {14, SmallIPv4, Silent, 0},
+			{15, SmallIPv4, Silent, 1}},
+		"nothing follows from nothing": {{1, SmallIPv4, Answered, 0}, {100, SmallIPv4, Unknown, 0}},
+		"alone, for long": {{1, SmallIPv4, Answered, 0}, {15, SmallIPv4, Alone, 0},
+			{16, SmallIPv4, Alone, 1}},
+		"alone, and it never passed on": {{1, SmallIPv4, Alone, 0}, {100, SmallIPv4, Alone, 0}},
+		"as long as it is silent": {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1},
+			{31, SmallIPv4, Silent, 1}, {60, SmallIPv4, Answered, 1}, {61, SmallIPv4, Answered, 0}},
+		"again soon: twice as long": {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1},
+			{33, SmallIPv4, Answered, 0}, {40, SmallIPv4, Silent, 1}, {99, SmallIPv4, Answered, 1},
+			{100, SmallIPv4, Answered, 0}},
+		"again after long: as at first": {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1},
+			{700, SmallIPv4, Silent, 1}, {730, SmallIPv4, Answered, 0}},
+		"another kind is no new statement": {{1, SmallIPv4, Answered, 0}, {1, LargeIPv4, Answered, 0},
+			{2, SmallIPv4, Silent, 1}, {3, LargeIPv4, Silent, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b Book
@@ -93,14 +100,16 @@ func TestOutcome(t *testing.T) {
 		q    question
 		want Outcome
 	}{
-		"answered":                            {question{asked: got, alive: false, reached: true}, Answered},
-		"another leader passes it on":         {question{asked: lost, alive: true, reached: true, others: 1, passed: true}, Silent},
+		"answered": {question{asked: got, alive: false, reached: true}, Answered},
+		"another leader passes it on": {question{asked: lost, alive: true, reached: true, others: 1,
+			passed: true}, Silent},
 		"nobody passes it on":                 {question{asked: lost, alive: true, reached: true, others: 2}, Unknown},
 		"there is nobody else":                {question{asked: lost, alive: true, reached: true}, Alone},
 		"the leader is dead, or stands still": {question{asked: lost, reached: true, others: 1, passed: true}, Unknown},
 		"its path has just died":              {question{asked: lost, alive: true, others: 1, passed: true}, Unknown},
-		"this process wakes late":             {question{asked: lost, alive: true, reached: true, others: 1, passed: true, late: time.Second}, Unknown},
-		"nothing could be sent":               {question{alive: true, reached: true, others: 1, passed: true}, Unknown},
+		"this process wakes late": {question{asked: lost, alive: true, reached: true, others: 1, passed: true,
+			late: time.Second}, Unknown},
+		"nothing could be sent": {question{alive: true, reached: true, others: 1, passed: true}, Unknown},
 	} {
 		if got := c.q.outcome(); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
@@ -125,7 +134,8 @@ func TestPace(t *testing.T) {
 		{0, 300 * time.Millisecond, 5, 1200 * time.Millisecond},
 	} {
 		p := paceFor(c.loss, c.rtt, 0)
-		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 2*c.rtt || p.doubt < c.rtt {
+		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 2*c.rtt ||
+			p.doubt < c.rtt {
 			t.Errorf("%+v: %+v, %s in all", c, p, took)
 		}
 	}
@@ -189,8 +199,11 @@ func TestWatcher(t *testing.T) {
 		self, other := identity.ID{1}, identity.ID{8}
 		changed := make(chan struct{}, 100)
 		sim := &simulated{}
-		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: self, MTU: func(identity.ID) int { return 1420 }}, Log: slog.New(slog.DiscardHandler),
-			Late: func(time.Time) time.Duration { return 0 }, Changed: func() { changed <- struct{}{} }, Name: identity.ID.String})
+		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: self, MTU: func(identity.ID) int {
+			return 1420
+		}}, Log: slog.New(slog.DiscardHandler),
+			Late: func(time.Time) time.Duration { return 0 }, Changed: func() { changed <- struct{}{} },
+			Name: identity.ID.String})
 		defer w.Close()
 		w.ask = sim.ask
 		time.Sleep(time.Hour)

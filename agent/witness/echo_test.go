@@ -109,7 +109,8 @@ func newZombieWith(t testing.TB, by drivers) *zombie {
 		if h.key, err = identity.NewKey(); err != nil {
 			t.Fatal(err)
 		}
-		if h.plane, err = plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: driver, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		if h.plane, err = plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: driver,
+			Log: slog.New(slog.DiscardHandler)}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = h.plane.Close() })
@@ -125,7 +126,8 @@ func newZombieWith(t testing.TB, by drivers) *zombie {
 	z.specs = specs
 	for _, h := range all {
 		specs[h] = &dataplane.Spec{
-			WireGuard: dataplane.WireGuard{PrivateKey: h.private, Port: dataplane.Port, Mark: dataplane.DefaultNumbers().MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
+			WireGuard: dataplane.WireGuard{PrivateKey: h.private, Port: dataplane.Port, Mark: dataplane.DefaultNumbers().MarkWG,
+				Peers: map[dataplane.Key]dataplane.Peer{}},
 			Link: dataplane.Link{Name: dataplane.DefaultNumbers().Link, MTU: dataplane.MTU,
 				Addresses: []netip.Prefix{netip.PrefixFrom(h.v4(), 16), netip.PrefixFrom(h.v6(), 64)}},
 			Hops: dataplane.Hops{Self: h.v4(), Own: h.prefixes()}, ControlPort: port, Complete: true,
@@ -134,12 +136,15 @@ func newZombieWith(t testing.TB, by drivers) *zombie {
 	wires := 0
 	peer := func(a, b *host) {
 		wires++
-		ends := [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, byte(wires), 1}), netip.AddrFrom4([4]byte{198, 18, byte(wires), 2})}
-		testns.Link(a.NS, b.NS, fmt.Sprintf("wire%d", wires), []netip.Prefix{netip.PrefixFrom(ends[0], 24)}, []netip.Prefix{netip.PrefixFrom(ends[1], 24)})
+		ends := [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, byte(wires), 1}),
+			netip.AddrFrom4([4]byte{198, 18, byte(wires), 2})}
+		testns.Link(a.NS, b.NS, fmt.Sprintf("wire%d", wires), []netip.Prefix{netip.PrefixFrom(ends[0], 24)},
+			[]netip.Prefix{netip.PrefixFrom(ends[1], 24)})
 		for i, x := range []*host{a, b} {
 			o := []*host{b, a}[i]
 			s := specs[x]
-			s.WireGuard.Peers[o.public] = dataplane.Peer{Endpoint: netip.AddrPortFrom(ends[1-i], dataplane.Port), AllowedIPs: o.prefixes()}
+			s.WireGuard.Peers[o.public] = dataplane.Peer{Endpoint: netip.AddrPortFrom(ends[1-i], dataplane.Port),
+				AllowedIPs: o.prefixes()}
 			s.Targets = append(s.Targets, o.prefixes()...)
 		}
 	}
@@ -186,7 +191,8 @@ func (h *host) listen(all rosterOf) {
 		b        []byte
 	}
 	echoes := make(chan echo, 100)
-	n, err := control.New(control.Config{Key: h.key, Roster: all, Port: port, Link: dataplane.DefaultNumbers().Link, Log: slog.New(slog.DiscardHandler),
+	n, err := control.New(control.Config{Key: h.key, Roster: all, Port: port, Link: dataplane.DefaultNumbers().Link,
+		Log:    slog.New(slog.DiscardHandler),
 		Tunnel: func(identity.ID) control.Tunnel { return control.Up },
 		PacketKey: func(o identity.ID) (key [32]byte, ok bool) {
 			self := h.id()
@@ -202,7 +208,8 @@ func (h *host) listen(all rosterOf) {
 		h.t.Fatal(err)
 	}
 	h.admits(func(identity.ID, identity.ID) bool { return true })
-	h.wire = &Wire{Self: h.id(), Link: dataplane.DefaultNumbers().Link, Port: port, Overlay: all.Overlay, Owner: all.Owner, Seal: n.SealEcho,
+	h.wire = &Wire{Self: h.id(), Link: dataplane.DefaultNumbers().Link, Port: port, Overlay: all.Overlay, Owner: all.Owner,
+		Seal: n.SealEcho,
 		Open: n.OpenEcho, Count: n.CountEcho, MTU: func(identity.ID) int { return h.mtu }}
 	m := &Mirror{Wire: h.wire, Admit: func(from, via identity.ID) bool { return (*h.admit.Load())(from, via) }}
 	h.Must("listen", func() error { return n.Bind(h.v4(), h.v6()) })
@@ -232,7 +239,8 @@ func (z *zombie) ask(via *host, kind Kind) (r result) {
 		id = via.id()
 	}
 	z.witness.Do(func() {
-		r = z.witness.wire.ask(context.Background(), id, []identity.ID{z.mirror.id()}, kind, pace{tries: 4, spacing: 100 * time.Millisecond, rest: 700 * time.Millisecond})
+		r = z.witness.wire.ask(context.Background(), id, []identity.ID{z.mirror.id()}, kind,
+			pace{tries: 4, spacing: 100 * time.Millisecond, rest: 700 * time.Millisecond})
 	})
 	return r
 }
@@ -275,7 +283,8 @@ func (h *host) drop(match ...expr.Any) (mend func()) {
 	}
 	change("break", func(c *nftables.Conn) {
 		c.AddTable(table)
-		chain := c.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+		chain := c.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookForward,
 			Priority: nftables.ChainPriorityFilter})
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(match, &expr.Verdict{Kind: expr.VerdictDrop})})
 	})
@@ -284,13 +293,16 @@ func (h *host) drop(match ...expr.Any) (mend func()) {
 
 var (
 	isNew = []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binary.NativeEndian.AppendUint32(nil,
+			expr.CtStateBitNEW), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}}
-	isReply = []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}}}
+	isReply = []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1,
+		Data: []byte{1}}}
 	isLarge = []expr.Any{&expr.Meta{Key: expr.MetaKeyLEN, Register: 1},
 		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		&expr.Cmp{Op: expr.CmpOpGt, Register: 1, Data: binary.BigEndian.AppendUint32(nil, 1200)}}
-	isIPv6 = []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV6}}}
+	isIPv6 = []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1,
+		Data: []byte{unix.NFPROTO_IPV6}}}
 )
 
 // Echoes pass the leader's own forwarding, whatever way the routes lead, and are lost as other packets are.
@@ -342,7 +354,8 @@ func echoesThroughALeader(t *testing.T, z *zombie) {
 // askSelf asks a leader itself.
 func (z *zombie) askSelf(l *host) (r result) {
 	z.witness.Do(func() {
-		r = z.witness.wire.ask(context.Background(), z.witness.id(), []identity.ID{l.id()}, SmallIPv4, pace{tries: 4, spacing: 100 * time.Millisecond, rest: time.Second})
+		r = z.witness.wire.ask(context.Background(), z.witness.id(), []identity.ID{l.id()}, SmallIPv4,
+			pace{tries: 4, spacing: 100 * time.Millisecond, rest: time.Second})
 	})
 	return r
 }

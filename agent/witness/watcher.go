@@ -76,7 +76,8 @@ type measured struct {
 
 // NewWatcher starts a Watcher without targets.
 func NewWatcher(cfg WatcherConfig) *Watcher {
-	w := &Watcher{cfg: cfg, poke: make(chan struct{}, 1), busy: map[round]bool{}, ways: map[identity.ID]*measured{}, ask: cfg.Wire.ask}
+	w := &Watcher{cfg: cfg, poke: make(chan struct{}, 1), busy: map[round]bool{}, ways: map[identity.ID]*measured{},
+		ask: cfg.Wire.ask}
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	w.wg.Go(w.run)
 	return w

@@ -116,7 +116,8 @@ func (b *bench) raise(ctx context.Context, source []byte) (*lab.Lab, func() erro
 	if err := lab.Down(ctx, spec.Name, b.opts.Dir); err != nil {
 		return nil, nil, err
 	}
-	l, err := lab.Up(ctx, spec, lab.Options{Dir: b.opts.Dir, Binary: b.opts.Binary, Artifacts: b.opts.Artifacts, Progress: b.opts.Progress})
+	l, err := lab.Up(ctx, spec, lab.Options{Dir: b.opts.Dir, Binary: b.opts.Binary, Artifacts: b.opts.Artifacts,
+		Progress: b.opts.Progress})
 	if err != nil {
 		return nil, nil, err
 	}

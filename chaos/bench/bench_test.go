@@ -17,7 +17,8 @@ func TestQuantiles(t *testing.T) {
 	for i := range 100 {
 		s.add(time.Duration(i+1)*time.Millisecond, "run")
 	}
-	for percent, want := range map[int]time.Duration{50: 50 * time.Millisecond, 95: 95 * time.Millisecond, 99: 99 * time.Millisecond, 100: 100 * time.Millisecond} {
+	for percent, want := range map[int]time.Duration{50: 50 * time.Millisecond, 95: 95 * time.Millisecond,
+		99: 99 * time.Millisecond, 100: 100 * time.Millisecond} {
 		if got := s.quantile(percent); got != want {
 			t.Errorf("p%d is %s, want %s", percent, got, want)
 		}
@@ -34,7 +35,8 @@ func TestQuantiles(t *testing.T) {
 }
 
 func TestParseBench(t *testing.T) {
-	m, err := parseBench([]byte("goos: linux\nBenchmarkCommit/leader-2   20000  100 ns/op  5123 commits/s\nBenchmarkCommit/follower-2 20000 100 ns/op 4001.5 commits/s\nPASS\n"))
+	m, err := parseBench([]byte("goos: linux\nBenchmarkCommit/leader-2   20000  100 ns/op  5123 " +
+		"commits/s\nBenchmarkCommit/follower-2 20000 100 ns/op 4001.5 commits/s\nPASS\n"))
 	if err != nil || m["leader/commits/s"] != 5123 || m["follower/commits/s"] != 4001.5 {
 		t.Errorf("%v %v", m, err)
 	}
@@ -50,7 +52,8 @@ func TestParseBench(t *testing.T) {
 }
 
 func TestParseCounts(t *testing.T) {
-	m, err := testMetrics([]byte("    life_test.go:179: endpoint: map[nft:0 route:0 wireguard:1] in 3ms\n    life_test.go:198: nothing: map[nft:0 route:0 wireguard:0] in 3ms\n--- PASS: TestX (0.1s)\n"))
+	m, err := testMetrics([]byte("    life_test.go:179: endpoint: map[nft:0 route:0 wireguard:1] in 3ms\n    " +
+		"life_test.go:198: nothing: map[nft:0 route:0 wireguard:0] in 3ms\n--- PASS: TestX (0.1s)\n"))
 	if err != nil || m["endpoint"] != 1 || m["nothing"] != 0 {
 		t.Errorf("%v %v", m, err)
 	}
@@ -79,7 +82,8 @@ func TestReport(t *testing.T) {
 	var text, doc strings.Builder
 	r.Text(&text)
 	r.Markdown(&doc)
-	if r.Reached() || !strings.Contains(text.String(), "1 of 2 targets reached") || !strings.Contains(text.String(), "x: 2 s") {
+	if r.Reached() || !strings.Contains(text.String(), "1 of 2 targets reached") ||
+		!strings.Contains(text.String(), "x: 2 s") {
 		t.Errorf("%s", text.String())
 	}
 	if !strings.Contains(doc.String(), `| a | ≤ 1 s | 2 s | MISSED | 0.0 | a\|b |`) {
@@ -110,7 +114,8 @@ func TestMemoryTarget(t *testing.T) {
 }
 
 func TestLabsAreValid(t *testing.T) {
-	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab, "sites.yaml": sitesLab, "site fleet": siteFleetLab()} {
+	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab,
+		"sites.yaml": sitesLab, "site fleet": siteFleetLab()} {
 		if _, err := lab.Parse(name, source); err != nil {
 			t.Error(err)
 		}
@@ -142,7 +147,8 @@ func TestChangesByPods(t *testing.T) {
 // TestCountChanges: rates over an interval become counts again.
 func TestCountChanges(t *testing.T) {
 	got := countChanges(map[string]*skeinv1.UsageRates{
-		"dc1":   {IntervalNanos: int64(119 * time.Second), PathChangesPerSecond: 3.0 / 119, RecordsPublishedPerSecond: 1.0 / 119},
+		"dc1": {IntervalNanos: int64(119 * time.Second), PathChangesPerSecond: 3.0 / 119,
+			RecordsPublishedPerSecond: 1.0 / 119},
 		"home3": {IntervalNanos: int64(7 * time.Second), RecordsPublishedPerSecond: 2.0 / 7},
 	})
 	want := changes{paths: 3, records: 3, hostRecords: 2, nodes: "dc1 3 paths, 1 records; home3 0 paths, 2 records"}

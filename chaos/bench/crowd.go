@@ -36,7 +36,8 @@ func (b *bench) crowd(ctx context.Context) []Figure {
 func (b *bench) rest(ctx context.Context) (out []Figure) {
 	const name = "idle mesh of 3, the busiest agent"
 	target := fmt.Sprintf("≤ %.1f %% of a core, ≤ %d wake-ups/s, ≤ %d MiB", restCPU, restWakes, restMemory>>20)
-	l, down, err := b.raise(ctx, []byte("name: restbench\nsites:\n  dc: {nat: none}\n  home: {nat: port-restricted-cone}\nnodes:\n"+
+	l, down, err := b.raise(ctx, []byte("name: restbench\nsites:\n  dc: {nat: none}\n  home: {nat: "+
+		"port-restricted-cone}\nnodes:\n"+
 		"  dc1: {site: dc, server: true, relay: true}\n  home1: {site: home}\n  home2: {site: home}\n"))
 	if err != nil {
 		return []Figure{notMeasured(name, target, err)}
@@ -81,7 +82,8 @@ func sumOf(rates map[string]*skeinv1.UsageRates) (s rateSum) {
 }
 
 func (b *bench) lookText() string {
-	return fmt.Sprintf("over %s, begun %s after the mesh had formed", b.opts.pick(lookFor, lookFor/3), b.opts.pick(settleFor, settleFor/2))
+	return fmt.Sprintf("over %s, begun %s after the mesh had formed", b.opts.pick(lookFor, lookFor/3),
+		b.opts.pick(settleFor, settleFor/2))
 }
 
 // look lets a mesh settle, and tells what its agents do then.
@@ -118,7 +120,8 @@ func (b *bench) pause(ctx context.Context, d time.Duration) error {
 
 // crowdOf starts so many agents at once, tells how long it takes until all agree and all pairs have answered, and hands
 // the mesh to what measures more on it.
-func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration, then ...func(context.Context, *lab.Lab) []Figure) (out []Figure) {
+func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration,
+	then ...func(context.Context, *lab.Lab) []Figure) (out []Figure) {
 	name, target := fmt.Sprintf("%d agents, five kinds of NAT: start to all pairs answering", agents), "≤ "+within.String()
 	b.note("crowd: %d agents", agents)
 	began := time.Now()
@@ -142,9 +145,11 @@ func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration, t
 		return []Figure{notMeasured(name, target, err)}
 	}
 	out = []Figure{{
-		Name: name, Target: target, Got: fmt.Sprintf("%.0f s (all agree after %.0f s)", took.Seconds(), agreed.Seconds()), Load: loadAverage(),
+		Name: name, Target: target, Got: fmt.Sprintf("%.0f s (all agree after %.0f s)", took.Seconds(), agreed.Seconds()),
+		Load:    loadAverage(),
 		Verdict: verdict(took <= within),
-		How:     "one run; each pair answers an echo of each family in both directions, eight pairs at a time; namespaces and NATs included",
+		How: "one run; each pair answers an echo of each family in both directions, eight pairs at a time; namespaces " +
+			"and NATs included",
 	}}
 	for _, f := range then {
 		out = append(out, f(ctx, l)...)
@@ -187,8 +192,9 @@ func (b *bench) sleepers(ctx context.Context, l *lab.Lab) []Figure {
 	more := asleep.quantile(99) - awake.quantile(99)
 	return []Figure{{
 		Name: name, Target: target, Load: loadAverage(),
-		Got:     fmt.Sprintf("%d lost; asleep %s; awake %s", lost, asleep.text(99), awake.text(99)),
-		How:     "one echo each from five nodes to all others of 40, one after the other, with no session of WireGuard's; then once more",
+		Got: fmt.Sprintf("%d lost; asleep %s; awake %s", lost, asleep.text(99), awake.text(99)),
+		How: "one echo each from five nodes to all others of 40, one after the other, with no session of WireGuard's; " +
+			"then once more",
 		Verdict: verdict(lost == 0 && more <= lateMost),
 	}}
 }
@@ -204,7 +210,8 @@ func (b *bench) manyAtRest(ctx context.Context, l *lab.Lab) []Figure {
 	s := sumOf(rates)
 	return []Figure{{
 		Name: name, Target: target, Load: loadAverage(), How: b.lookText(),
-		Got: fmt.Sprintf("all %.2f cores; mean %.2f %%, most %.2f %% (a server and relay); %.0f MiB at most", s.all/100, s.all/float64(len(rates)),
+		Got: fmt.Sprintf("all %.2f cores; mean %.2f %%, most %.2f %% (a server and relay); %.0f MiB at most", s.all/100,
+			s.all/float64(len(rates)),
 			s.most, float64(s.memory)/(1<<20)),
 		Verdict: verdict(s.all <= 100 && s.most <= 1),
 	}}
@@ -223,7 +230,8 @@ func (b *bench) burn(ctx context.Context, l *lab.Lab) []Figure {
 	changes := s.paths * 60 / 2 / float64(n*(n-1)/2) // both ends of a pair count
 	return []Figure{{
 		Name: name, Target: target, Load: loadAverage(),
-		Got:     fmt.Sprintf("%.3f changes per pair and minute; all pairs answered %.0f s after the burn", changes, healed.Seconds()),
+		Got: fmt.Sprintf("%.3f changes per pair and minute; all pairs answered %.0f s after the burn", changes,
+			healed.Seconds()),
 		How:     fmt.Sprintf("changes in %s after the first two minutes", burnFor),
 		Verdict: verdict(changes <= 0.1 && healed <= healWithin),
 	}}

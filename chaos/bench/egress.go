@@ -64,7 +64,8 @@ func (b *bench) measureEgress(ctx context.Context) (out []Figure, err error) {
 	if err := l.Serve(lab.Serve{Nodes: []string{"target"}, Port: egressPort}); err != nil {
 		return nil, err
 	}
-	if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{"home1"}, Pods: []string{"web"}, Annotations: map[string]string{"skein.dev/egress.out": "fixed"}}); err != nil {
+	if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{"home1"}, Pods: []string{"web"},
+		Annotations: map[string]string{"skein.dev/egress.out": "fixed"}}); err != nil {
 		return nil, err
 	}
 	info, err := l.Node("target")
@@ -173,8 +174,10 @@ func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
 		worst = max(worst, share)
 		texts = append(texts, fmt.Sprintf("%s %.1f %%", name, share))
 	}
-	return Figure{Name: "egress gateways and a client's host at rest", Target: fmt.Sprintf("≤ %d %% of one core", restMost), Got: strings.Join(texts, ", "), Load: loadAverage(), Verdict: verdict(worst <= restMost),
-		How: fmt.Sprintf("processor time of these agents over %s, six nodes, one slot, no traffic; one of the gateways has the slot", restFor)}, nil
+	return Figure{Name: "egress gateways and a client's host at rest", Target: fmt.Sprintf("≤ %d %% of one core",
+		restMost), Got: strings.Join(texts, ", "), Load: loadAverage(), Verdict: verdict(worst <= restMost),
+		How: fmt.Sprintf("processor time of these agents over %s, six nodes, one slot, no traffic; one of the gateways has "+
+			"the slot", restFor)}, nil
 }
 
 // processorTime is what a process has used, by user and kernel together.
@@ -213,9 +216,12 @@ func (w *way) failover(ctx context.Context, runs int) (Figure, error) {
 			}
 		}
 	}
-	return Figure{Name: "egress gateway killed: the client leaves by another", Target: "≤ 1.50 s at p50, ≤ 3.00 s at p99", Got: took.text(99), Load: loadAverage(),
-		Verdict: verdict(took.quantile(50) <= failoverP50 && took.quantile(99) <= failoverP99), Detail: took.slowest(failoverP99),
-		How: "kill -9 of the owner's agent; from the kill to the first packet of the client that an observer in the target's network namespace sees come from the new owner's link; lease of 1.2 s, three servers"}, nil
+	return Figure{Name: "egress gateway killed: the client leaves by another", Target: "≤ 1.50 s at p50, ≤ 3.00 s at p99",
+		Got: took.text(99), Load: loadAverage(),
+		Verdict: verdict(took.quantile(50) <= failoverP50 && took.quantile(99) <= failoverP99),
+		Detail:  took.slowest(failoverP99),
+		How: "kill -9 of the owner's agent; from the kill to the first packet of the client that an observer in the " +
+			"target's network namespace sees come from the new owner's link; lease of 1.2 s, three servers"}, nil
 }
 
 func (w *way) killOwner(ctx context.Context) (time.Duration, string, error) {
@@ -276,11 +282,15 @@ func (w *way) drain(ctx context.Context, runs int) ([]Figure, error) {
 			}
 		}
 	}
-	const how = "`skein node drain` of the owner while a pod behind a NAT has one TCP connection and one UDP flow, a number each 2 ms both ways, through the slot's own source address; connections move with it"
+	const how = "`skein node drain` of the owner while a pod behind a NAT has one TCP connection and one UDP flow, a " +
+		"number each 2 ms both ways, through the slot's own source address; connections move with it"
 	return []Figure{
-		{Name: "egress drained: lost of running flows", Target: "0", Got: fmt.Sprintf("%d of %d numbers lost, %d of %d TCP connections broken", lost, sent, broken, runs), Load: loadAverage(), Verdict: verdict(lost == 0 && broken == 0), How: how},
+		{Name: "egress drained: lost of running flows", Target: "0", Got: fmt.Sprintf("%d of %d numbers lost, %d of %d TCP "+
+			"connections broken", lost, sent, broken, runs), Load: loadAverage(),
+			Verdict: verdict(lost == 0 && broken == 0), How: how},
 		{Name: "  longest time without an answer", Got: pause.text(99), Load: loadAverage(), How: "of each of these flows"},
-		{Name: "  from the command until the slot is gone from there", Got: took.text(99), Load: loadAverage(), How: "asked of the agent every 10 ms"},
+		{Name: "  from the command until the slot is gone from there", Got: took.text(99), Load: loadAverage(),
+			How: "asked of the agent every 10 ms"},
 	}, nil
 }
 
@@ -357,15 +367,23 @@ func (w *way) drainOwner(ctx context.Context) (out []flowOutcome, took time.Dura
 // egressJobs are the figures of a gateway's and the tunnels' own code.
 func egressJobs() []job {
 	return []job{
-		{name: "1,000 clients on one gateway: messages for one more", target: "constant", pkg: "./chaos/bench", run: "BenchmarkClients", count: "1x",
-			how: "the network namespace of a gateway, with the tunnels' driver that this kernel has: 1,000 dual-stack clients at once, with the memory that the process takes then; one more beside 1,000, and beside 10; messages to the kernel",
+		{name: "1,000 clients on one gateway: messages for one more", target: "constant", pkg: "./chaos/bench",
+			run: "BenchmarkClients", count: "1x",
+			how: "the network namespace of a gateway, with the tunnels' driver that this kernel has: 1,000 dual-stack clients " +
+				"at once, with the memory that the process takes then; one more beside 1,000, and beside 10; messages to the " +
+				"kernel",
 			judge: func(m metrics) (string, bool) {
 				few, many := m["10/one-more-writes"], m["1000/one-more-writes"]
-				return fmt.Sprintf("%.0f, beside 10 clients %.0f; %.1f ms, beside 10 %.1f ms; all 1,000 in %.0f ms, %.1f MiB", many, few, m["1000/one-more-ms"], m["10/one-more-ms"], m["1000/setup-ms"], m["1000/memory-bytes"]/(1<<20)),
+				return fmt.Sprintf("%.0f, beside 10 clients %.0f; %.1f ms, beside 10 %.1f ms; all 1,000 in %.0f ms, %.1f MiB", many,
+						few, m["1000/one-more-ms"], m["10/one-more-ms"], m["1000/setup-ms"], m["1000/memory-bytes"]/(1<<20)),
 					many > 0 && many <= few
 			}},
-		{name: "FoU over TUN beside plain forwarding over TUN", pkg: "./dataplane/fou", run: "BenchmarkTCP/^(plain|userspace)$", count: "2000x",
-			how: "one TCP connection from a client through a gateway to a target, in network namespaces: through two TUN drivers, and the same way over two TUN devices of one process that copies packets from one to the other and does nothing else; 2 GB each, in the same run",
+		{name: "FoU over TUN beside plain forwarding over TUN", pkg: "./dataplane/fou",
+			run: "BenchmarkTCP/^(plain|userspace)$", count: "2000x",
+			how: "one TCP connection from a client through a gateway to a target, in network namespaces: through two TUN " +
+				"drivers, and the same way over two TUN devices of one process that copies packets from one to the other and " +
+				"does " +
+				"nothing else; 2 GB each, in the same run",
 			judge: func(m metrics) (string, bool) {
 				text := func(family string) string {
 					plain, ours := m["plain/"+family+"/MB/s"], m["userspace/"+family+"/MB/s"]

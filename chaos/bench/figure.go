@@ -34,7 +34,8 @@ type Figure struct {
 
 // notMeasured is a figure that could not be taken.
 func notMeasured(name, target string, err error) Figure {
-	return Figure{Name: name, Target: target, Got: "not measured: " + firstLine(err.Error()), Verdict: Failed, Load: loadAverage(), Detail: strings.Split(err.Error(), "\n")}
+	return Figure{Name: name, Target: target, Got: "not measured: " + firstLine(err.Error()), Verdict: Failed,
+		Load: loadAverage(), Detail: strings.Split(err.Error(), "\n")}
 }
 
 func verdict(reached bool) Verdict {
@@ -100,7 +101,8 @@ func (s *sample) figure(name string, percent int, limit time.Duration, how strin
 	if len(s.took) == 0 {
 		return notMeasured(name, target, fmt.Errorf("no run came to a result"))
 	}
-	return Figure{Name: name, Target: target, Got: s.text(percent), How: how, Verdict: verdict(s.quantile(percent) <= limit), Load: loadAverage(), Detail: s.slowest(limit)}
+	return Figure{Name: name, Target: target, Got: s.text(percent), How: how,
+		Verdict: verdict(s.quantile(percent) <= limit), Load: loadAverage(), Detail: s.slowest(limit)}
 }
 
 // ms shows a duration to the millisecond, or to the second where that is enough.

@@ -91,7 +91,8 @@ func admitMembers(ctx context.Context, dir string, members []fleetMember) (*even
 		return nil, err
 	}
 	defer replica.Close()
-	server, err := consensus.StartServer(consensus.ServerConfig{Dir: dir, ID: key.ID(), Dialer: nobody{}, Listener: newSilence(), Replica: replica, Log: log})
+	server, err := consensus.StartServer(consensus.ServerConfig{Dir: dir, ID: key.ID(), Dialer: nobody{},
+		Listener: newSilence(), Replica: replica, Log: log})
 	if err != nil {
 		return nil, err
 	}
@@ -106,10 +107,12 @@ func propose(ctx context.Context, server *consensus.Server, replica *consensus.R
 	rand.Read(id[:])
 	secret := sha256.Sum256(id[:])
 	token := hex.EncodeToString(id[:])
-	client := consensus.NewClient(consensus.ClientConfig{Self: replicaSelf(replica), Replica: replica, Dialer: nobody{}, Log: slog.New(slog.DiscardHandler),
+	client := consensus.NewClient(consensus.ClientConfig{Self: replicaSelf(replica), Replica: replica, Dialer: nobody{},
+		Log:   slog.New(slog.DiscardHandler),
 		Local: func() *consensus.Server { return server }})
 	if _, err := client.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: token, SecretHash: secret[:], LifetimeNanos: int64(time.Hour), Uses: uint32(len(members)), AgentsOnly: true}}}); err != nil {
+		Id: token, SecretHash: secret[:], LifetimeNanos: int64(time.Hour), Uses: uint32(len(members)),
+		AgentsOnly: true}}}); err != nil {
 		return fmt.Errorf("token: %w", err)
 	}
 	cluster := replica.State().Cluster().GetId()
@@ -174,7 +177,8 @@ func keepRecords(dir string, st *events.State, at gossip.Place, records []*skein
 		return err
 	}
 	packets := make(chan gossip.Packet)
-	g, err := gossip.Start(gossip.Config{Self: key.ID(), Key: key, Roster: roster{st}, Place: at, Transport: nobody{}, Streams: newSilence(), Packets: packets,
+	g, err := gossip.Start(gossip.Config{Self: key.ID(), Key: key, Roster: roster{st}, Place: at, Transport: nobody{},
+		Streams: newSilence(), Packets: packets,
 		Keys: st.GossipKeys(), Dir: dir, Log: slog.New(slog.DiscardHandler), Epoch: epoch})
 	if err != nil {
 		return err
@@ -225,20 +229,23 @@ func (m fleetMember) says(relay identity.ID) (*skeinv1.Record, error) {
 	outside := netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(1 + i%250)}), uint16(20000+i))
 	inside := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(i / 250), byte(1 + i%250)}), 51820)
 	r := &skeinv1.Record{
-		NodeId: k.ID().String(), WireguardKey: public[:], Site: m.site, NatType: skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE,
+		NodeId: k.ID().String(), WireguardKey: public[:], Site: m.site,
+		NatType: skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE,
 		Candidates: []*skeinv1.Candidate{
 			{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: outside.String(), Priority: 200, Source: "stun"},
 			{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: inside.String(), Priority: 100, Source: "interface"},
 		},
 		RelayLinks: []*skeinv1.RelayLink{{NodeId: relay.String(), RttMicros: 20_000}},
-		Labels:     map[string]string{"topology.kubernetes.io/region": "eu"}, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+		Labels:     map[string]string{"topology.kubernetes.io/region": "eu"}, MinSchema: events.SchemaMin,
+		MaxSchema: events.SchemaMax,
 	}
 	if m.slot > 0 {
 		r.Leads, r.LeaderSlot = 1, m.slot
 	}
 	if m.public || m.slot > 0 {
 		r.NatType = skeinv1.NatType_NAT_TYPE_NONE
-		r.Candidates = []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: outside.String(), Priority: 100, Source: "interface"}}
+		r.Candidates = []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: outside.String(),
+			Priority: 100, Source: "interface"}}
 	}
 	return r, nil
 }

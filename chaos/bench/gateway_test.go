@@ -85,15 +85,17 @@ func gatewayOf(clients int) dataplane.GatewaySpec {
 	s := dataplane.GatewaySpec{
 		Egress: "out/bench", MTU: 1420, Complete: true,
 		Local4: netip.MustParseAddr("169.254.101.1"), Local6: netip.MustParseAddr("fd73:6b65:696e:6567::1"),
-		Slots: []dataplane.GatewaySlot{{Endpoint4: netip.MustParseAddr("10.64.255.1"), Endpoint6: netip.MustParseAddr("fd00:64::ffff:1"),
-			Source4: netip.MustParseAddr("198.18.2.210"), Source6: netip.MustParseAddr("2001:db8:2::d2")}},
+		Slots: []dataplane.GatewaySlot{{Endpoint4: netip.MustParseAddr("10.64.255.1"),
+			Endpoint6: netip.MustParseAddr("fd00:64::ffff:1"),
+			Source4:   netip.MustParseAddr("198.18.2.210"), Source6: netip.MustParseAddr("2001:db8:2::d2")}},
 		Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
 		Inside:       []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("fd00:64::/64")},
 	}
 	for i := range clients {
 		v6 := netip.MustParseAddr("fd00:64::").As16()
 		v6[14], v6[15] = byte(i>>8), byte(i)
-		s.Clients = append(s.Clients, dataplane.GatewayClient{IPv4: netip.AddrFrom4([4]byte{10, 64, byte(i >> 8), byte(i)}), IPv6: netip.AddrFrom16(v6)})
+		s.Clients = append(s.Clients, dataplane.GatewayClient{IPv4: netip.AddrFrom4([4]byte{10, 64, byte(i >> 8), byte(i)}),
+			IPv6: netip.AddrFrom16(v6)})
 	}
 	return s
 }

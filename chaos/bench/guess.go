@@ -37,7 +37,8 @@ type guesses struct {
 // guess measures pairs of a port-restricted cone and a symmetric NAT, which meet by guessing ports alone.
 func (b *bench) guess(ctx context.Context) []Figure {
 	const name = "port-restricted with symmetric direct"
-	target := fmt.Sprintf("≥ %d %% of 100 runs, median ≤ %s, ≤ %d probes, ≤ %d mappings", guessShare, ms(guessMedian), guessProbes, guessSockets)
+	target := fmt.Sprintf("≥ %d %% of 100 runs, median ≤ %s, ≤ %d probes, ≤ %d mappings", guessShare, ms(guessMedian),
+		guessProbes, guessSockets)
 	var g guesses
 	for want := b.opts.runs(100, guessPairs); g.runs < want; {
 		if err := b.guessRound(ctx, &g, want); err != nil {
@@ -50,15 +51,18 @@ func (b *bench) guess(ctx context.Context) []Figure {
 
 func (g *guesses) figure(name, target string) Figure {
 	f := Figure{Name: name, Target: target, Load: loadAverage(), Detail: g.failures,
-		How: "fresh agents behind 4 × 4 NATs of their own; from the agreement to begin until both ends have switched; the first attempt of each pair; " +
+		How: "fresh agents behind 4 × 4 NATs of their own; from the agreement to begin until both ends have switched; the " +
+			"first attempt of each pair; " +
 			"probes from WireGuard's port at the one end, mappings of sockets at the other"}
 	if len(g.took.took) == 0 {
 		f.Got, f.Verdict = "no pair became direct", Missed
 		return f
 	}
 	share := 100 * len(g.took.took) / g.runs
-	f.Got = fmt.Sprintf("%d of %d direct, %s; probes median %d, most %d; mappings most %d", len(g.took.took), g.runs, g.took.text(95), middle(g.probes), slices.Max(g.probes), slices.Max(g.sockets))
-	f.Verdict = verdict(share >= guessShare && g.took.quantile(50) <= guessMedian && slices.Max(g.probes) <= guessProbes && slices.Max(g.sockets) <= guessSockets)
+	f.Got = fmt.Sprintf("%d of %d direct, %s; probes median %d, most %d; mappings most %d", len(g.took.took), g.runs,
+		g.took.text(95), middle(g.probes), slices.Max(g.probes), slices.Max(g.sockets))
+	f.Verdict = verdict(share >= guessShare && g.took.quantile(50) <= guessMedian && slices.Max(g.probes) <= guessProbes &&
+		slices.Max(g.sockets) <= guessSockets)
 	return f
 }
 
@@ -155,7 +159,8 @@ func (g *guesses) add(ctx context.Context, f *field, p pair) error {
 func guessTimes(history []*skeinv1.JournalEntry) (began, direct time.Time) {
 	for _, e := range history {
 		at := time.Unix(0, e.GetTime())
-		if in := e.GetPathInput(); in.GetKind() == "guess" && began.IsZero() && strings.Contains(in.GetDetail(), `"Phase":0`) {
+		if in := e.GetPathInput(); in.GetKind() == "guess" && began.IsZero() &&
+			strings.Contains(in.GetDetail(), `"Phase":0`) {
 			began = at
 		}
 		if strings.HasPrefix(e.GetPathDecision().GetTo(), "direct:") && (direct.IsZero() || at.Before(direct)) {

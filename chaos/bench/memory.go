@@ -95,7 +95,9 @@ func (b *bench) measureMemory(ctx context.Context) (_ map[string]residence, err 
 		return nil, err
 	}
 	for _, node := range []string{"home1", "dc1"} {
-		if err := b.untilEvery(ctx, time.Second, 6*time.Minute, func() error { return knowsFleet(ctx, l, node) }); err != nil {
+		if err := b.untilEvery(ctx, time.Second, 6*time.Minute, func() error {
+			return knowsFleet(ctx, l, node)
+		}); err != nil {
 			return nil, err
 		}
 		b.note("memory: %s knows all", node)
@@ -129,7 +131,8 @@ func knowsFleet(ctx context.Context, l *lab.Lab, node string) error {
 		}
 	}
 	if records < fleetSize-1 || configured < fleetSize-1 {
-		return fmt.Errorf("%s has records of %d and configured %d of its %d peers, want %d", node, records, configured, len(r.GetPeers()), fleetSize-1)
+		return fmt.Errorf("%s has records of %d and configured %d of its %d peers, want %d", node, records, configured,
+			len(r.GetPeers()), fleetSize-1)
 	}
 	return nil
 }
@@ -168,7 +171,8 @@ func watchMemory(ctx context.Context, l *lab.Lab, node string, settled time.Dura
 	slices.Sort(window)
 	r.steady = window[len(window)/2]
 	shared := 0 // files that lie in memory, as all do in a guest without a disk
-	for key, to := range map[string]*int{"VmHWM": &r.peak, "RssAnon": &r.private, "RssFile": &r.files, "RssShmem": &shared} {
+	for key, to := range map[string]*int{"VmHWM": &r.peak, "RssAnon": &r.private, "RssFile": &r.files,
+		"RssShmem": &shared} {
 		if *to, err = procStatus(info.PID, key); err != nil {
 			return r, err
 		}

@@ -198,7 +198,9 @@ func (f *field) form(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Settings(ctx, &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: directRetry}, Fields: []string{"direct_retry_interval_seconds"}}); err != nil {
+	if _, err := c.Settings(ctx,
+		&skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: directRetry},
+			Fields: []string{"direct_retry_interval_seconds"}}); err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
 	if err := f.lab.WaitConverged(ctx, formedWithin); err != nil {
@@ -290,7 +292,9 @@ func (f *field) history(ctx context.Context, p pair) ([]*skeinv1.JournalEntry, e
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(r.GetHistory(), func(a, b *skeinv1.JournalEntry) int { return cmp.Compare(a.GetTime(), b.GetTime()) })
+	slices.SortStableFunc(r.GetHistory(), func(a, b *skeinv1.JournalEntry) int {
+		return cmp.Compare(a.GetTime(), b.GetTime())
+	})
 	return r.GetHistory(), nil
 }
 

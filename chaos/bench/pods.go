@@ -52,8 +52,10 @@ func (b *bench) measurePods(ctx context.Context) (out []Figure, err error) {
 		}
 		one.add(got.took[0], got.what[0])
 	}
-	out = append(out, Figure{Name: "CNI ADD, one after another", Target: "≤ 15 ms at p50, ≤ 50 ms at p99", Got: one.text(99), Load: loadAverage(), Verdict: verdict(one.quantile(50) <= addP50 && one.quantile(99) <= addP99),
-		How: "from the start of the plugin's process to its end: dual stack, veth pair, addresses, routes; blocks of 32 addresses, so every 32nd pod begins a block that was spare", Detail: one.slowest(addP99)})
+	out = append(out, Figure{Name: "CNI ADD, one after another", Target: "≤ 15 ms at p50, ≤ 50 ms at p99",
+		Got: one.text(99), Load: loadAverage(), Verdict: verdict(one.quantile(50) <= addP50 && one.quantile(99) <= addP99),
+		How: "from the start of the plugin's process to its end: dual stack, veth pair, addresses, routes; blocks of 32 " +
+			"addresses, so every 32nd pod begins a block that was spare", Detail: one.slowest(addP99)})
 
 	b.note("pods: %d at once", burst)
 	began := time.Now()
@@ -62,8 +64,10 @@ func (b *bench) measurePods(ctx context.Context) (out []Figure, err error) {
 	if err != nil {
 		return out, err
 	}
-	out = append(out, Figure{Name: fmt.Sprintf("%d CNI ADDs at once on one node", burst), Target: "≤ 5 s, 0 errors", Got: fmt.Sprintf("%s, 0 errors; single ADDs %s", ms(took), all.text(99)), Load: loadAverage(),
-		Verdict: verdict(took <= burstLimit), How: "as many processes of the plugin on this machine's processors, with their network namespaces; four blocks have to be asked for meanwhile"})
+	out = append(out, Figure{Name: fmt.Sprintf("%d CNI ADDs at once on one node", burst), Target: "≤ 5 s, 0 errors",
+		Got: fmt.Sprintf("%s, 0 errors; single ADDs %s", ms(took), all.text(99)), Load: loadAverage(),
+		Verdict: verdict(took <= burstLimit), How: "as many processes of the plugin on this machine's processors, with " +
+			"their network namespaces; four blocks have to be asked for meanwhile"})
 
 	f, err := b.fullStart(ctx, l, fullNode-runs-burst-1)
 	return append(out, f), err
@@ -111,7 +115,8 @@ func (b *bench) fullStart(ctx context.Context, l *lab.Lab, more int) (Figure, er
 		}
 	}
 	return s.figure(fmt.Sprintf("agent start with %d pods", fullNode), 100, fullStart,
-		"kill -9, then from the start of the process until its API tells of all pods; the agent is a server, and makes its userspace WireGuard anew"), nil
+		"kill -9, then from the start of the process until its API tells of all pods; the agent is a server, and makes its "+
+			"userspace WireGuard anew"), nil
 }
 
 func (b *bench) knowsPods(ctx context.Context, c podsClient) error {

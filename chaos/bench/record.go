@@ -34,14 +34,16 @@ func (f *field) records(ctx context.Context) []Figure {
 		}
 	}
 	out := spread.figure("a record change seen by all 7 nodes", 99, limit,
-		"an address comes to or leaves a host; from the record's own time to when the last of the 6 others took it in, as their APIs tell")
+		"an address comes to or leaves a host; from the record's own time to when the last of the 6 others took it in, as "+
+			"their APIs tell")
 	return []Figure{out, {Name: "  from the address's change itself", Got: whole.text(99), Load: loadAverage(),
 		How: "the same with the agent's own part before: notice, wait for more changes, ask STUN, publish"}}
 }
 
 // recordChange gives a host an address or takes it, and returns how long its record was under way, and
 // how long it all took.
-func (f *field) recordChange(ctx context.Context, node string, addr netip.Addr, add bool) (spread, whole time.Duration, err error) {
+func (f *field) recordChange(ctx context.Context, node string, addr netip.Addr,
+	add bool) (spread, whole time.Duration, err error) {
 	start := time.Now()
 	if err := f.setAddress(node, addr, add); err != nil {
 		return 0, 0, err

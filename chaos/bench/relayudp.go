@@ -121,7 +121,8 @@ func (f *udpField) blocked(ctx context.Context) ([]Figure, error) {
 		all.add(r.Longest(), fmt.Sprintf("%s, oneway %t", end, oneway))
 	}
 	return []Figure{all.figure("UDP to the relays blocked: traffic again, in a session", 99, time.Second,
-		"two symmetric NATs, ping 50/s by UDP through a relay's reserved ports; UDP between one end and both relays is cut, every third time in one direction only; longest time without an answer")}, nil
+		"two symmetric NATs, ping 50/s by UDP through a relay's reserved ports; UDP between one end and both relays is "+
+			"cut, every third time in one direction only; longest time without an answer")}, nil
 }
 
 // relayCut takes the relay's host off the net.
@@ -155,7 +156,9 @@ func (f *udpField) agentKilled(ctx context.Context) ([]Figure, error) {
 		lost, sent = lost+r.Lost(), sent+r.Received+r.Lost()
 	}
 	return []Figure{{
-		Name: "the relay's agent killed: echoes lost", Target: "0", Got: fmt.Sprintf("%d of %d", lost, sent), Verdict: verdict(lost == 0), Load: loadAverage(),
-		How: fmt.Sprintf("the same pair; kill -9 of the relay's agent, 75 echoes after it, then it is started again, %d times: the kernel goes on forwarding", runs),
+		Name: "the relay's agent killed: echoes lost", Target: "0", Got: fmt.Sprintf("%d of %d", lost, sent),
+		Verdict: verdict(lost == 0), Load: loadAverage(),
+		How: fmt.Sprintf("the same pair; kill -9 of the relay's agent, 75 echoes after it, then it is started again, %d "+
+			"times: the kernel goes on forwarding", runs),
 	}}, nil
 }

@@ -54,7 +54,8 @@ func (r *Report) summary() string {
 	if r.Quick {
 		kind = "a quick look (--quick)"
 	}
-	return fmt.Sprintf("%d of %d targets reached; %s on %d processors in %s.", reached, all, kind, r.CPUs, time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
+	return fmt.Sprintf("%d of %d targets reached; %s on %d processors in %s.", reached, all, kind, r.CPUs,
+		time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
 }
 
 func (f Figure) mark() string {
@@ -124,7 +125,8 @@ func Table(w io.Writer, figures []Figure) {
 	fmt.Fprint(w, "| figure | target | got | | load | how |\n|---|---|---|---|---|---|\n")
 	cell := strings.NewReplacer("|", `\|`, "\n", " ")
 	for _, f := range figures {
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f | %s |\n", cell.Replace(strings.TrimSpace(f.Name)), f.Target, cell.Replace(f.Got), f.mark(), f.Load, cell.Replace(f.How))
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f | %s |\n", cell.Replace(strings.TrimSpace(f.Name)), f.Target,
+			cell.Replace(f.Got), f.mark(), f.Load, cell.Replace(f.How))
 	}
 	for _, f := range figures {
 		if f.Verdict != Missed || len(f.Detail) == 0 {

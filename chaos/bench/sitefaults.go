@@ -105,7 +105,8 @@ func (o Options) siteRuns() int {
 	return o.runs(siteRuns, siteQuick)
 }
 
-const siteHow = "four sites with two active leaders each and two more nodes; between all sites, on 12 pairs that pass " +
+const siteHow = "four sites with two active leaders each and two more nodes; between all sites, on 12 pairs that " +
+	"pass " +
 	"every leader which a node is bound to, 50 echoes a second and a new TCP connection each 20 ms; "
 
 // What is said of streams that a fault should not touch.

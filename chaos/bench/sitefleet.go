@@ -60,8 +60,10 @@ func (b *bench) siteFleet(ctx context.Context) []Figure {
 			Name: name + ", " + agent.driver + " WireGuard", Target: target, Got: agent.text(), Load: loadAverage(),
 			Verdict: verdict(agent.steady <= siteFleetMemory && agent.cpu <= siteFleetCPU && agent.bytes <= siteFleetRate),
 			How: fmt.Sprintf("an agent that leads nothing, is not to lead next and is no leader's witness, in a site of %d of "+
-				"which %d run, all of them real, with a server elsewhere. The other members are in the log; there are the records of those of "+
-				"its own site, and of %d nodes of each other site, and none of these answers. RSS when it has settled; processor time and all bytes of its link, over %s",
+				"which %d run, all of them real, with a server elsewhere. The other members are in the log; there are the "+
+				"records of those of "+
+				"its own site, and of %d nodes of each other site, and none of these answers. RSS when it has settled; processor "+
+				"time and all bytes of its link, over %s",
 				siteFleetSize/siteFleetSites, siteFleetRun, siteFleetWide, b.opts.pick(siteFleetRest, siteFleetRest/3)),
 		},
 		{Name: "  the same, a witness", Got: witness.text(), Load: loadAverage(),
@@ -216,7 +218,8 @@ func simpleNodes(ctx context.Context, l *lab.Lab) (ordinary, witness string, err
 		}
 	}
 	if ordinary == "" || witness == "" {
-		return "", "", fmt.Errorf("of site %s no node is both ordinary and seen by its own site alone (%q), or no witness is (%q)",
+		return "", "", fmt.Errorf("of site %s no node is both ordinary and seen by its own site alone (%q), or no witness "+
+			"is (%q)",
 			siteFleetSite, ordinary, witness)
 	}
 	return ordinary, witness, nil

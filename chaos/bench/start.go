@@ -39,10 +39,14 @@ func (f *field) starts(ctx context.Context) []Figure {
 	all := sample{append(slices.Clone(f.fresh.took), m.again.took...), append(slices.Clone(f.fresh.what), m.again.what...)}
 	return []Figure{
 		m.relay.figure("first packet over the relay between nodes that know each other", 100, 500*time.Millisecond,
-			"agents restarted with kill -9; ping from the moment that the agent answers as a running member, pair not direct then; time to the first answer, either side asking"),
-		{Name: "  the same where the path was direct by then", Got: m.directFirst.textOrNone(99), Load: loadAverage(), How: "first answer, as above", Detail: m.directFirst.slowest(500 * time.Millisecond)},
+			"agents restarted with kill -9; ping from the moment that the agent answers as a running member, pair not direct "+
+				"then; time to the first answer, either side asking"),
+		{Name: "  the same where the path was direct by then", Got: m.directFirst.textOrNone(99), Load: loadAverage(),
+			How: "first answer, as above", Detail: m.directFirst.slowest(500 * time.Millisecond)},
 		all.figure("direct after, for pairs that can", 95, 2*time.Second,
-			fmt.Sprintf("until both ends have switched to a direct path that answers, by their own clocks; newly joined, from when both had a record of the other: %s; restarted, from when both ran: %s", f.fresh.textOrNone(95), m.again.textOrNone(95))),
+			fmt.Sprintf("until both ends have switched to a direct path that answers, by their own clocks; newly joined, from "+
+				"when both had a record of the other: %s; restarted, from when both ran: %s", f.fresh.textOrNone(95),
+				m.again.textOrNone(95))),
 	}
 }
 

@@ -40,14 +40,16 @@ func (b *bench) throughput(ctx context.Context) []Figure {
 		for i := range ours {
 			as, bs, ratios = append(as, of(ours[i])), append(bs, of(plain[i])), append(ratios, of(ours[i])/of(plain[i]))
 		}
-		return median(as), median(bs), median(ratios), fmt.Sprintf("(n=%d, %.0f–%.0f %%)", len(ratios), 100*slices.Min(ratios), 100*slices.Max(ratios))
+		return median(as), median(bs), median(ratios), fmt.Sprintf("(n=%d, %.0f–%.0f %%)", len(ratios),
+			100*slices.Min(ratios), 100*slices.Max(ratios))
 	}
 	rate, plainRate, ratio, spread := compare(func(c carried) float64 { return c.rate / 1e9 })
 	work, plainWork, workRatio, workSpread := compare(func(c carried) float64 { return c.rate / c.cpu / 1e9 })
 	return []Figure{
 		{Name: name, Target: target, Load: loadAverage(), Verdict: verdict(ratio >= 0.95),
 			Got: fmt.Sprintf("%.0f %%: %.2f beside %.2f Gb/s %s", 100*ratio, rate, plainRate, spread),
-			How: "iperf3, one TCP stream, real agents' tunnel and the wireguard-go program in the same namespaces in turns, with the same MTU and outside addresses of the same family; median of the ratios of neighbouring runs"},
+			How: "iperf3, one TCP stream, real agents' tunnel and the wireguard-go program in the same namespaces in turns, " +
+				"with the same MTU and outside addresses of the same family; median of the ratios of neighbouring runs"},
 		{Name: "  the same by processor time of both ends", Load: loadAverage(),
 			Got: fmt.Sprintf("%.0f %%: %.2f beside %.2f Gb/s per core %s", 100*workRatio, work, plainWork, workSpread),
 			How: "of the agents and of wireguard-go, during the same runs; does not depend on what else this machine does"},
@@ -75,7 +77,8 @@ func (b *bench) measureThroughput(ctx context.Context) (ours, plain []carried, e
 	}
 	defer func() { err = errors.Join(err, down()) }()
 	yes, both := true, l.Spec.NodeNames()
-	if err := l.Expect(ctx, 30*time.Second, lab.Expect{From: both, To: both, Path: []string{"direct"}, Reach: &yes}); err != nil {
+	if err := l.Expect(ctx, 30*time.Second, lab.Expect{From: both, To: both, Path: []string{"direct"},
+		Reach: &yes}); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx) // ends the plain tunnel before the lab goes
@@ -331,6 +334,7 @@ func addressPlain(i int) error {
 		netlink.LinkSetMTU(link, ours.Attrs().MTU),
 		netlink.LinkSetUp(link),
 		netlink.AddrAdd(loopback, &netlink.Addr{IPNet: whole(plainAddr(i))}),
-		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: whole(plainAddr(1 - i)), Src: plainAddr(i).AsSlice()}),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: whole(plainAddr(1 - i)),
+			Src: plainAddr(i).AsSlice()}),
 	)
 }

@@ -30,8 +30,10 @@ func (f *field) upgrades(ctx context.Context) []Figure {
 		}
 	}
 	return []Figure{{
-		Name: name, Target: target, Got: fmt.Sprintf("%d of %s", lost, thousands(float64(done))), Verdict: verdict(lost == 0), Load: loadAverage(), Detail: detail,
-		How: fmt.Sprintf("ping 50/s over a relay while the pair's UDP is let through again, until 50 echoes after both ends are direct; %d upgrades", switches),
+		Name: name, Target: target, Got: fmt.Sprintf("%d of %s", lost, thousands(float64(done))), Verdict: verdict(lost == 0),
+		Load: loadAverage(), Detail: detail,
+		How: fmt.Sprintf("ping 50/s over a relay while the pair's UDP is let through again, until 50 echoes after both "+
+			"ends are direct; %d upgrades", switches),
 	}}
 }
 

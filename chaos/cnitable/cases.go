@@ -54,23 +54,29 @@ const none = "none"
 // cases are the lines of the table, in its order.
 func cases() []Case {
 	var out []Case
-	for _, list := range [][]Case{addCases(), addWanted(), addKilled(), delCases(), checkCases(), gcCases(), statusCases(), chainCases()} {
+	for _, list := range [][]Case{addCases(), addWanted(), addKilled(), delCases(), checkCases(), gcCases(),
+		statusCases(), chainCases()} {
 		out = append(out, list...)
 	}
 	return out
 }
 
 func addCases() []Case {
-	const decoding, version, field = uint32(types.ErrDecodingFailure), uint32(types.ErrIncompatibleCNIVersion), uint32(types.ErrUnsupportedField)
+	const decoding, version, field = uint32(types.ErrDecodingFailure), uint32(types.ErrIncompatibleCNIVersion),
+		uint32(types.ErrUnsupportedField)
 	refusedByTool := "cnitool looks at it itself"
 	return []Case{
 		{Verb: "ADD", Fault: none, want: always(0), run: addAndLook},
-		{Verb: "ADD", Fault: "the agent does not run", phase: away, want: always(cni.CodeTryAgain), run: with(call{verb: "ADD"})},
-		{Verb: "ADD", Fault: "network namespace vanished", want: always(cni.CodeUnknown), run: with(call{verb: "ADD", net: "/run/netns/no-such-namespace"})},
-		{Verb: "ADD", Fault: "not a network namespace", want: always(cni.CodeEnvironment), run: with(call{verb: "ADD", net: "/etc/passwd"})},
-		{Verb: "ADD", Fault: "the host's own namespace", want: always(cni.CodeEnvironment), run: func(t *try) (Outcome, error) {
-			return t.do(call{verb: "ADD", net: fabric.Path(t.h.info.Namespace)})
-		}},
+		{Verb: "ADD", Fault: "the agent does not run", phase: away, want: always(cni.CodeTryAgain),
+			run: with(call{verb: "ADD"})},
+		{Verb: "ADD", Fault: "network namespace vanished", want: always(cni.CodeUnknown),
+			run: with(call{verb: "ADD", net: "/run/netns/no-such-namespace"})},
+		{Verb: "ADD", Fault: "not a network namespace", want: always(cni.CodeEnvironment),
+			run: with(call{verb: "ADD", net: "/etc/passwd"})},
+		{Verb: "ADD", Fault: "the host's own namespace", want: always(cni.CodeEnvironment),
+			run: func(t *try) (Outcome, error) {
+				return t.do(call{verb: "ADD", net: fabric.Path(t.h.info.Namespace)})
+			}},
 		{Verb: "ADD", Fault: "interface name taken", want: always(cni.CodeExists), run: func(t *try) (Outcome, error) {
 			if err := t.inPod(func(h *netlink.Handle) error { return addVeth(h, "eth0", "other") }); err != nil {
 				return Outcome{}, err
@@ -78,59 +84,83 @@ func addCases() []Case {
 			o, err := t.do(call{verb: "ADD"})
 			return o, errors.Join(err, t.inPod(func(h *netlink.Handle) error { _, err := h.LinkByName("eth0"); return err }))
 		}},
-		{Verb: "ADD", Fault: "a second time", prepare: after(nil), want: always(cni.CodeExists), run: with(call{verb: "ADD"})},
-		{Verb: "ADD", Fault: "again, after the namespace was made anew", prepare: after(remake), want: always(0), run: with(call{verb: "ADD"})},
-		{Verb: "ADD", Fault: "unknown cniVersion", want: always(version), tool: without, run: with(call{verb: "ADD", conf: map[string]any{"cniVersion": "9.0.0"}})},
-		{Verb: "ADD", Fault: "no cniVersion", want: always(version), tool: without, run: with(call{verb: "ADD", conf: map[string]any{"cniVersion": nil}})},
-		{Verb: "ADD", Fault: "no network name", want: always(cni.CodeConfig), tool: without, run: with(call{verb: "ADD", conf: map[string]any{"name": nil}})},
-		{Verb: "ADD", Fault: "invalid network name", want: always(cni.CodeConfig), tool: without, run: with(call{verb: "ADD", conf: map[string]any{"name": "../x"}})},
-		{Verb: "ADD", Fault: "no container ID", want: always(cni.CodeEnvironment), tool: without, run: with(call{verb: "ADD", env: []string{"CNI_CONTAINERID="}})},
-		{Verb: "ADD", Fault: "invalid container ID", want: always(cni.CodeEnvironment), tool: without, run: with(call{verb: "ADD", env: []string{"CNI_CONTAINERID=a/b"}})},
-		{Verb: "ADD", Fault: "no namespace", want: always(cni.CodeEnvironment), tool: without, run: with(call{verb: "ADD", env: []string{"CNI_NETNS="}})},
-		{Verb: "ADD", Fault: "invalid interface name", want: always(cni.CodeEnvironment), why: refusedByTool, run: with(call{verb: "ADD", link: "eth/0"})},
-		{Verb: "ADD", Fault: "interface name too long", want: always(cni.CodeEnvironment), why: refusedByTool, run: with(call{verb: "ADD", link: "sixteen-letters-"})},
-		{Verb: "ADD", Fault: "unknown argument", want: always(cni.CodeEnvironment), run: with(call{verb: "ADD", args: "COLOUR=green"})},
-		{Verb: "ADD", Fault: "unknown argument, IgnoreUnknown=1", want: always(0), run: with(call{verb: "ADD", args: "IgnoreUnknown=1;COLOUR=green;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"})},
-		{Verb: "ADD", Fault: "ipam of another plugin", want: always(field), tool: without, run: with(call{verb: "ADD", conf: map[string]any{"ipam": map[string]string{"type": "host-local"}}})},
-		{Verb: "ADD", Fault: "standard input is no JSON", want: always(decoding), tool: without, run: with(call{verb: "ADD", stdin: []byte("hello")})},
-		{Verb: "ADD", Fault: "10 MB on standard input", want: always(cni.CodeConfig), tool: without, run: with(call{verb: "ADD", stdin: []byte(`{"cniVersion":"1.1.0","name":"plain","x":"` + strings.Repeat("x", 10_000_000) + `"}`)})},
+		{Verb: "ADD", Fault: "a second time", prepare: after(nil), want: always(cni.CodeExists),
+			run: with(call{verb: "ADD"})},
+		{Verb: "ADD", Fault: "again, after the namespace was made anew", prepare: after(remake), want: always(0),
+			run: with(call{verb: "ADD"})},
+		{Verb: "ADD", Fault: "unknown cniVersion", want: always(version), tool: without,
+			run: with(call{verb: "ADD", conf: map[string]any{"cniVersion": "9.0.0"}})},
+		{Verb: "ADD", Fault: "no cniVersion", want: always(version), tool: without,
+			run: with(call{verb: "ADD", conf: map[string]any{"cniVersion": nil}})},
+		{Verb: "ADD", Fault: "no network name", want: always(cni.CodeConfig), tool: without,
+			run: with(call{verb: "ADD", conf: map[string]any{"name": nil}})},
+		{Verb: "ADD", Fault: "invalid network name", want: always(cni.CodeConfig), tool: without,
+			run: with(call{verb: "ADD", conf: map[string]any{"name": "../x"}})},
+		{Verb: "ADD", Fault: "no container ID", want: always(cni.CodeEnvironment), tool: without,
+			run: with(call{verb: "ADD", env: []string{"CNI_CONTAINERID="}})},
+		{Verb: "ADD", Fault: "invalid container ID", want: always(cni.CodeEnvironment), tool: without,
+			run: with(call{verb: "ADD", env: []string{"CNI_CONTAINERID=a/b"}})},
+		{Verb: "ADD", Fault: "no namespace", want: always(cni.CodeEnvironment), tool: without,
+			run: with(call{verb: "ADD", env: []string{"CNI_NETNS="}})},
+		{Verb: "ADD", Fault: "invalid interface name", want: always(cni.CodeEnvironment), why: refusedByTool,
+			run: with(call{verb: "ADD", link: "eth/0"})},
+		{Verb: "ADD", Fault: "interface name too long", want: always(cni.CodeEnvironment), why: refusedByTool,
+			run: with(call{verb: "ADD", link: "sixteen-letters-"})},
+		{Verb: "ADD", Fault: "unknown argument", want: always(cni.CodeEnvironment),
+			run: with(call{verb: "ADD", args: "COLOUR=green"})},
+		{Verb: "ADD", Fault: "unknown argument, IgnoreUnknown=1", want: always(0),
+			run: with(call{verb: "ADD", args: "IgnoreUnknown=1;COLOUR=green;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"})},
+		{Verb: "ADD", Fault: "ipam of another plugin", want: always(field), tool: without,
+			run: with(call{verb: "ADD", conf: map[string]any{"ipam": map[string]string{"type": "host-local"}}})},
+		{Verb: "ADD", Fault: "standard input is no JSON", want: always(decoding), tool: without,
+			run: with(call{verb: "ADD", stdin: []byte("hello")})},
+		{Verb: "ADD", Fault: "10 MB on standard input", want: always(cni.CodeConfig), tool: without,
+			run: with(call{verb: "ADD", stdin: []byte(`{"cniVersion":"1.1.0","name":"plain","x":"` + strings.Repeat("x",
+				10_000_000) + `"}`)})},
 	}
 }
 
 // addWanted are ADDs that ask for an address or a pool, or find none.
 func addWanted() []Case {
 	return []Case{
-		{Verb: "ADD", Fault: "a free address is asked for", want: always(0), prepare: addAndFree, run: func(t *try) (Outcome, error) {
-			want := t.pod.prev
-			o, err := t.do(call{verb: "ADD", caps: ips(string(want))})
-			if err != nil || !o.ok() {
+		{Verb: "ADD", Fault: "a free address is asked for", want: always(0), prepare: addAndFree,
+			run: func(t *try) (Outcome, error) {
+				want := t.pod.prev
+				o, err := t.do(call{verb: "ADD", caps: ips(string(want))})
+				if err != nil || !o.ok() {
+					return o, err
+				}
+				have, err := o.addresses(t.version)
+				if err == nil && have[0].String() != string(want) {
+					err = fmt.Errorf("asked for %s, got %v", want, have)
+				}
 				return o, err
-			}
-			have, err := o.addresses(t.version)
-			if err == nil && have[0].String() != string(want) {
-				err = fmt.Errorf("asked for %s, got %v", want, have)
-			}
-			return o, err
-		}},
-		{Verb: "ADD", Fault: "the address is another pod's", want: always(cni.CodeDenied), run: func(t *try) (Outcome, error) {
-			p, err := t.another()
-			if err == nil {
-				err = t.must(call{verb: "ADD", pod: p})
-			}
-			if err != nil {
-				return Outcome{}, err
-			}
-			have, err := Outcome{Result: p.prev}.addresses(t.version)
-			if err != nil {
-				return Outcome{}, err
-			}
-			return t.do(call{verb: "ADD", caps: ips(have[0].String())})
-		}},
-		{Verb: "ADD", Fault: "the address lies in no pool", want: always(cni.CodeConfig), run: with(call{verb: "ADD", caps: ips("192.0.2.1")})},
-		{Verb: "ADD", Fault: "two IPv4 addresses are asked for", want: always(cni.CodeConfig), run: with(call{verb: "ADD", caps: ips("10.64.0.1", "10.64.0.2")})},
-		{Verb: "ADD", Fault: "no address is asked for, but a word", want: always(cni.CodeConfig), run: with(call{verb: "ADD", caps: ips("ten")})},
-		{Verb: "ADD", Fault: "a pool that the namespace may name", want: always(0), run: with(call{verb: "ADD", caps: pool("few")})},
-		{Verb: "ADD", Fault: "a pool that the namespace may not use", want: always(cni.CodeDenied), run: with(call{verb: "ADD", caps: pool("gold"), args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"})},
+			}},
+		{Verb: "ADD", Fault: "the address is another pod's", want: always(cni.CodeDenied),
+			run: func(t *try) (Outcome, error) {
+				p, err := t.another()
+				if err == nil {
+					err = t.must(call{verb: "ADD", pod: p})
+				}
+				if err != nil {
+					return Outcome{}, err
+				}
+				have, err := Outcome{Result: p.prev}.addresses(t.version)
+				if err != nil {
+					return Outcome{}, err
+				}
+				return t.do(call{verb: "ADD", caps: ips(have[0].String())})
+			}},
+		{Verb: "ADD", Fault: "the address lies in no pool", want: always(cni.CodeConfig),
+			run: with(call{verb: "ADD", caps: ips("192.0.2.1")})},
+		{Verb: "ADD", Fault: "two IPv4 addresses are asked for", want: always(cni.CodeConfig),
+			run: with(call{verb: "ADD", caps: ips("10.64.0.1", "10.64.0.2")})},
+		{Verb: "ADD", Fault: "no address is asked for, but a word", want: always(cni.CodeConfig),
+			run: with(call{verb: "ADD", caps: ips("ten")})},
+		{Verb: "ADD", Fault: "a pool that the namespace may name", want: always(0),
+			run: with(call{verb: "ADD", caps: pool("few")})},
+		{Verb: "ADD", Fault: "a pool that the namespace may not use", want: always(cni.CodeDenied),
+			run: with(call{verb: "ADD", caps: pool("gold"), args: "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"})},
 		{Verb: "ADD", Fault: "pool exhausted", want: always(cni.CodeExhausted), run: func(t *try) (Outcome, error) {
 			p, err := t.another()
 			if err == nil {
@@ -143,18 +173,19 @@ func addWanted() []Case {
 			return o, errors.Join(err, t.must(call{verb: "DEL", pod: p})) // the next try wants it
 		}},
 		{Verb: "ADD", Fault: "quorum gone, addresses left", phase: alone, want: always(0), run: addAndLook},
-		{Verb: "ADD", Fault: "quorum gone, no address left", phase: alone, want: always(cni.CodeTryAgain), run: func(t *try) (Outcome, error) {
-			for range 20 { // the node has a few of this pool at most
-				p, err := t.another()
-				if err != nil {
-					return Outcome{}, err
+		{Verb: "ADD", Fault: "quorum gone, no address left", phase: alone, want: always(cni.CodeTryAgain),
+			run: func(t *try) (Outcome, error) {
+				for range 20 { // the node has a few of this pool at most
+					p, err := t.another()
+					if err != nil {
+						return Outcome{}, err
+					}
+					if o, err := t.do(call{verb: "ADD", pod: p, caps: pool("few")}); err != nil || !o.ok() {
+						return o, err
+					}
 				}
-				if o, err := t.do(call{verb: "ADD", pod: p, caps: pool("few")}); err != nil || !o.ok() {
-					return o, err
-				}
-			}
-			return Outcome{}, nil
-		}},
+				return Outcome{}, nil
+			}},
 	}
 }
 
@@ -169,28 +200,37 @@ func delCases() []Case {
 				return nil
 			}))
 		}},
-		{Verb: "DEL", Fault: "a second time", prepare: after(func(t *try) error { return t.must(call{verb: "DEL"}) }), want: always(0), run: with(call{verb: "DEL"})},
+		{Verb: "DEL", Fault: "a second time", prepare: after(func(t *try) error { return t.must(call{verb: "DEL"}) }),
+			want: always(0), run: with(call{verb: "DEL"})},
 		{Verb: "DEL", Fault: "without an ADD", want: always(0), run: with(call{verb: "DEL"})},
-		{Verb: "DEL", Fault: "network namespace vanished", prepare: after(func(t *try) error { return t.h.vanish(t.pod) }), want: always(0), run: with(call{verb: "DEL"})},
-		{Verb: "DEL", Fault: "no namespace is named", prepare: after(nil), want: always(0), tool: without, run: with(call{verb: "DEL", env: []string{"CNI_NETNS="}})},
-		{Verb: "DEL", Fault: "not a network namespace", prepare: after(nil), want: always(0), tool: without, run: with(call{verb: "DEL", net: "/etc/passwd"})},
-		{Verb: "DEL", Fault: "the agent does not run", phase: away, prepare: after(nil), want: always(0), run: func(t *try) (Outcome, error) {
-			o, err := t.do(call{verb: "DEL"})
-			if err == nil && !cni.HasNote(cni.NoteDir(t.h.socketDir()+"/cni.sock"), t.pod.id, "eth0") {
-				err = errors.New("the agent gets no note of it")
-			}
-			return o, err
-		}},
-		{Verb: "DEL", Fault: "the agent does not run, a second time", phase: away, prepare: after(nil), want: always(0), run: func(t *try) (Outcome, error) {
-			if err := t.must(call{verb: "DEL"}); err != nil {
-				return Outcome{}, err
-			}
-			return t.do(call{verb: "DEL"})
-		}},
+		{Verb: "DEL", Fault: "network namespace vanished", prepare: after(func(t *try) error { return t.h.vanish(t.pod) }),
+			want: always(0), run: with(call{verb: "DEL"})},
+		{Verb: "DEL", Fault: "no namespace is named", prepare: after(nil), want: always(0), tool: without,
+			run: with(call{verb: "DEL", env: []string{"CNI_NETNS="}})},
+		{Verb: "DEL", Fault: "not a network namespace", prepare: after(nil), want: always(0), tool: without,
+			run: with(call{verb: "DEL", net: "/etc/passwd"})},
+		{Verb: "DEL", Fault: "the agent does not run", phase: away, prepare: after(nil), want: always(0),
+			run: func(t *try) (Outcome, error) {
+				o, err := t.do(call{verb: "DEL"})
+				if err == nil && !cni.HasNote(cni.NoteDir(t.h.socketDir()+"/cni.sock"), t.pod.id, "eth0") {
+					err = errors.New("the agent gets no note of it")
+				}
+				return o, err
+			}},
+		{Verb: "DEL", Fault: "the agent does not run, a second time", phase: away, prepare: after(nil), want: always(0),
+			run: func(t *try) (Outcome, error) {
+				if err := t.must(call{verb: "DEL"}); err != nil {
+					return Outcome{}, err
+				}
+				return t.do(call{verb: "DEL"})
+			}},
 		{Verb: "DEL", Fault: "quorum gone", phase: alone, prepare: after(nil), want: always(0), run: with(call{verb: "DEL"})},
-		{Verb: "DEL", Fault: "prevResult cannot be read", prepare: after(nil), want: always(0), tool: without, run: with(call{verb: "DEL", conf: map[string]any{"prevResult": "x"}})},
-		{Verb: "DEL", Fault: "unknown cniVersion", want: always(uint32(types.ErrIncompatibleCNIVersion)), tool: without, run: with(call{verb: "DEL", conf: map[string]any{"cniVersion": "9.0.0"}})},
-		{Verb: "DEL", Fault: "invalid container ID", want: always(cni.CodeEnvironment), tool: without, run: with(call{verb: "DEL", env: []string{"CNI_CONTAINERID=a/b"}})},
+		{Verb: "DEL", Fault: "prevResult cannot be read", prepare: after(nil), want: always(0), tool: without,
+			run: with(call{verb: "DEL", conf: map[string]any{"prevResult": "x"}})},
+		{Verb: "DEL", Fault: "unknown cniVersion", want: always(uint32(types.ErrIncompatibleCNIVersion)), tool: without,
+			run: with(call{verb: "DEL", conf: map[string]any{"cniVersion": "9.0.0"}})},
+		{Verb: "DEL", Fault: "invalid container ID", want: always(cni.CodeEnvironment), tool: without,
+			run: with(call{verb: "DEL", env: []string{"CNI_CONTAINERID=a/b"}})},
 	}
 }
 
@@ -203,8 +243,10 @@ func checkCases() []Case {
 		{Verb: "CHECK", Fault: "the pod's address deleted", prepare: after(dropAddress), want: changed, run: check},
 		{Verb: "CHECK", Fault: "the pod's link deleted", prepare: after(dropLink), want: changed, run: check},
 		{Verb: "CHECK", Fault: "the pod's link down", prepare: after(setDown), want: changed, run: check},
-		{Verb: "CHECK", Fault: "network namespace vanished", prepare: after(func(t *try) error { return t.h.vanish(t.pod) }), want: since("0.4.0", cni.CodeUnknown), run: check},
-		{Verb: "CHECK", Fault: "without an ADD", prepare: after(func(t *try) error { return t.must(call{verb: "DEL"}) }), want: since("0.4.0", cni.CodeUnknown), tool: without, run: check},
+		{Verb: "CHECK", Fault: "network namespace vanished", prepare: after(func(t *try) error { return t.h.vanish(t.pod) }),
+			want: since("0.4.0", cni.CodeUnknown), run: check},
+		{Verb: "CHECK", Fault: "without an ADD", prepare: after(func(t *try) error { return t.must(call{verb: "DEL"}) }),
+			want: since("0.4.0", cni.CodeUnknown), tool: without, run: check},
 		{Verb: "CHECK", Fault: "another address in prevResult", prepare: after(func(t *try) error {
 			have, err := Outcome{Result: t.pod.prev}.addresses(t.version)
 			if err == nil {
@@ -212,46 +254,52 @@ func checkCases() []Case {
 			}
 			return err
 		}), want: changed, tool: without, run: check},
-		{Verb: "CHECK", Fault: "no prevResult", prepare: after(nil), want: since("0.4.0", cni.CodeConfig), tool: without, run: with(call{verb: "CHECK", conf: map[string]any{"prevResult": nil}})},
-		{Verb: "CHECK", Fault: "the agent does not run", phase: away, prepare: after(nil), want: since("0.4.0", cni.CodeTryAgain), run: check},
+		{Verb: "CHECK", Fault: "no prevResult", prepare: after(nil), want: since("0.4.0", cni.CodeConfig), tool: without,
+			run: with(call{verb: "CHECK", conf: map[string]any{"prevResult": nil}})},
+		{Verb: "CHECK", Fault: "the agent does not run", phase: away, prepare: after(nil),
+			want: since("0.4.0", cni.CodeTryAgain), run: check},
 		{Verb: "CHECK", Fault: "quorum gone", phase: alone, prepare: after(nil), want: since("0.4.0", 0), run: check},
 	}
 }
 
 func gcCases() []Case {
 	return []Case{
-		{Verb: "GC", Fault: "one attachment leaked", prepare: after(nil), want: since("1.1.0", 0), tool: without, run: func(t *try) (Outcome, error) {
-			leaked, err := t.another()
-			if err == nil {
-				err = t.must(call{verb: "ADD", pod: leaked})
-			}
-			if err != nil {
-				return Outcome{}, err
-			}
-			o, err := t.do(call{verb: "GC", conf: valid(t.pod)})
-			if err == nil && o.ok() {
-				err = errors.Join(t.has(t.pod, true), t.has(leaked, false))
-			}
-			return o, err
-		}},
-		{Verb: "GC", Fault: "attachment of another network", want: since("1.1.0", 0), tool: without, run: func(t *try) (Outcome, error) {
-			if err := t.must(call{verb: "ADD", conf: map[string]any{"name": "other"}}); err != nil {
-				return Outcome{}, err
-			}
-			o, err := t.do(call{verb: "GC", conf: valid()})
-			return o, errors.Join(err, t.has(t.pod, true))
-		}},
+		{Verb: "GC", Fault: "one attachment leaked", prepare: after(nil), want: since("1.1.0", 0), tool: without,
+			run: func(t *try) (Outcome, error) {
+				leaked, err := t.another()
+				if err == nil {
+					err = t.must(call{verb: "ADD", pod: leaked})
+				}
+				if err != nil {
+					return Outcome{}, err
+				}
+				o, err := t.do(call{verb: "GC", conf: valid(t.pod)})
+				if err == nil && o.ok() {
+					err = errors.Join(t.has(t.pod, true), t.has(leaked, false))
+				}
+				return o, err
+			}},
+		{Verb: "GC", Fault: "attachment of another network", want: since("1.1.0", 0), tool: without,
+			run: func(t *try) (Outcome, error) {
+				if err := t.must(call{verb: "ADD", conf: map[string]any{"name": "other"}}); err != nil {
+					return Outcome{}, err
+				}
+				o, err := t.do(call{verb: "GC", conf: valid()})
+				return o, errors.Join(err, t.has(t.pod, true))
+			}},
 		{Verb: "GC", Fault: "no list of valid attachments", prepare: after(nil), want: since("1.1.0", 0), tool: itself,
-			why: "what runs stays; cnitool first deletes what it remembers, and calls GC without a list in 1.1.0 only", run: func(t *try) (Outcome, error) {
+			why: "what runs stays; cnitool first deletes what it remembers, and calls GC without a list in 1.1.0 only",
+			run: func(t *try) (Outcome, error) {
 				o, err := t.do(call{verb: "GC"})
 				if err == nil && !t.byTool {
 					err = t.has(t.pod, true)
 				}
 				return o, err
 			}},
-		{Verb: "GC", Fault: "the agent does not run", phase: away, want: since("1.1.0", 0), tool: without, run: func(t *try) (Outcome, error) {
-			return t.do(call{verb: "GC", conf: valid(t.pod)})
-		}},
+		{Verb: "GC", Fault: "the agent does not run", phase: away, want: since("1.1.0", 0), tool: without,
+			run: func(t *try) (Outcome, error) {
+				return t.do(call{verb: "GC", conf: valid(t.pod)})
+			}},
 	}
 }
 
@@ -260,9 +308,12 @@ func statusCases() []Case {
 	status := with(call{verb: "STATUS"})
 	return []Case{
 		{Verb: "STATUS", Fault: none, want: since("1.1.0", 0), tool: itself, why: why, run: status},
-		{Verb: "STATUS", Fault: "the agent does not run", phase: away, want: since("1.1.0", cni.CodeUnavailable), tool: itself, why: why, run: status},
-		{Verb: "STATUS", Fault: "quorum gone, addresses left", phase: alone, want: since("1.1.0", 0), tool: itself, why: why, run: status},
-		{Verb: "STATUS", Fault: "the default pool is drained", phase: drained, want: since("1.1.0", cni.CodeUnavailable), tool: itself, why: why, run: status},
+		{Verb: "STATUS", Fault: "the agent does not run", phase: away, want: since("1.1.0", cni.CodeUnavailable),
+			tool: itself, why: why, run: status},
+		{Verb: "STATUS", Fault: "quorum gone, addresses left", phase: alone, want: since("1.1.0", 0), tool: itself,
+			why: why, run: status},
+		{Verb: "STATUS", Fault: "the default pool is drained", phase: drained, want: since("1.1.0", cni.CodeUnavailable),
+			tool: itself, why: why, run: status},
 		{Verb: "VERSION", Fault: none, want: always(0), tool: without, run: func(t *try) (Outcome, error) {
 			o, err := t.do(call{verb: "VERSION"})
 			if err == nil && !strings.Contains(string(o.Result), `"supportedVersions":["0.3.1","0.4.0","1.0.0","1.1.0"]`) {

@@ -21,7 +21,8 @@ const hostPort, podPort = 18080, 8080
 // chainCaps are what chained plugins are asked for; rates in bits a second, bursts in bits.
 var chainCaps = map[string]any{
 	"portMappings": []map[string]any{{"hostPort": hostPort, "containerPort": podPort, "protocol": "tcp"}},
-	"bandwidth":    map[string]any{"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000},
+	"bandwidth": map[string]any{"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000,
+		"egressBurst": 800_000},
 }
 
 func chainCases() []Case {
@@ -29,23 +30,27 @@ func chainCases() []Case {
 		return with(call{verb: verb, chain: true, caps: chainCaps})
 	}
 	add := func(t *try) error { return t.must(call{verb: "ADD", chain: true, caps: chainCaps}) }
-	const forwarding = "from another host a host port is reached, and each way has its token bucket; the interface to that host must forward IPv4 (sysctl net.ipv4.ip_forward)"
+	const forwarding = "from another host a host port is reached, and each way has its token bucket; the interface to " +
+		"that host must forward IPv4 (sysctl net.ipv4.ip_forward)"
 	return []Case{
-		{Verb: "ADD", Fault: "none, with portmap and bandwidth after it", want: always(0), tool: only, why: forwarding, run: func(t *try) (Outcome, error) {
-			o, err := chain("ADD")(t)
-			if err == nil && o.ok() {
-				err = errors.Join(t.portIsMapped(), t.bandwidthIsBounded(true))
-			}
-			return o, errors.Join(err, t.must(call{verb: "DEL", chain: true, caps: chainCaps}))
-		}},
-		{Verb: "CHECK", Fault: "none, with portmap and bandwidth after it", prepare: add, want: since("0.4.0", 0), tool: only, run: func(t *try) (Outcome, error) {
-			o, err := chain("CHECK")(t)
-			return o, errors.Join(err, t.must(call{verb: "DEL", chain: true, caps: chainCaps}))
-		}},
-		{Verb: "DEL", Fault: "none, with portmap and bandwidth after it", prepare: add, want: always(0), tool: only, run: func(t *try) (Outcome, error) {
-			o, err := chain("DEL")(t)
-			return o, errors.Join(err, t.bandwidthIsBounded(false))
-		}},
+		{Verb: "ADD", Fault: "none, with portmap and bandwidth after it", want: always(0), tool: only, why: forwarding,
+			run: func(t *try) (Outcome, error) {
+				o, err := chain("ADD")(t)
+				if err == nil && o.ok() {
+					err = errors.Join(t.portIsMapped(), t.bandwidthIsBounded(true))
+				}
+				return o, errors.Join(err, t.must(call{verb: "DEL", chain: true, caps: chainCaps}))
+			}},
+		{Verb: "CHECK", Fault: "none, with portmap and bandwidth after it", prepare: add, want: since("0.4.0", 0), tool: only,
+			run: func(t *try) (Outcome, error) {
+				o, err := chain("CHECK")(t)
+				return o, errors.Join(err, t.must(call{verb: "DEL", chain: true, caps: chainCaps}))
+			}},
+		{Verb: "DEL", Fault: "none, with portmap and bandwidth after it", prepare: add, want: always(0), tool: only,
+			run: func(t *try) (Outcome, error) {
+				o, err := chain("DEL")(t)
+				return o, errors.Join(err, t.bandwidthIsBounded(false))
+			}},
 	}
 }
 
@@ -129,7 +134,8 @@ func (t *try) bandwidthIsBounded(want bool) error {
 		}
 	}
 	if (ours == 1) != want || devices != ours+others {
-		return fmt.Errorf("token buckets: %d on the pod's link, %d on those of others, %d on devices of bandwidth: %s", ours, others, devices, out.String())
+		return fmt.Errorf("token buckets: %d on the pod's link, %d on those of others, %d on devices of bandwidth: %s", ours,
+			others, devices, out.String())
 	}
 	return nil
 }

@@ -71,7 +71,8 @@ func raise(ctx context.Context, opts Options) (*host, error) {
 	if h.tool, err = tool(opts.Tools, "cnitool"); err != nil {
 		return nil, err
 	}
-	if h.lab, err = lab.Up(ctx, spec, lab.Options{Dir: opts.Dir, Binary: opts.Binary, Progress: opts.Progress, Artifacts: opts.Artifacts}); err != nil {
+	if h.lab, err = lab.Up(ctx, spec, lab.Options{Dir: opts.Dir, Binary: opts.Binary, Progress: opts.Progress,
+		Artifacts: opts.Artifacts}); err != nil {
 		return nil, err
 	}
 	if err := h.lab.WaitConverged(ctx, patience); err != nil { // that everybody knows the pools
@@ -124,7 +125,8 @@ func (h *host) install(ctx context.Context, opts Options) (err error) {
 		}
 	}
 	for set, more := range map[string][]string{"plain": nil, "chain": {"--chain", strings.Join(chained, ",")}} {
-		argv := append([]string{"skein", "cni", "install", "--bin-dir", h.bin(), "--conf-dir", h.confDir(set), "--name", set}, more...)
+		argv := append([]string{"skein", "cni", "install", "--bin-dir", h.bin(), "--conf-dir", h.confDir(set),
+			"--name", set}, more...)
 		if err := h.exec(ctx, node, argv...); err != nil {
 			return err
 		}
@@ -252,9 +254,11 @@ func (h *host) byTool(ctx context.Context, c call) (Outcome, error) {
 		set = "chain"
 	}
 	// In a mount namespace of its own, where /var/lib/cni is the lab's.
-	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", `mount --bind "$0" /var/lib/cni && exec "$@"`, filepath.Join(h.dir, "cache"), h.tool, strings.ToLower(c.verb), set, c.netns())
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", `mount --bind "$0" /var/lib/cni && exec "$@"`,
+		filepath.Join(h.dir, "cache"), h.tool, strings.ToLower(c.verb), set, c.netns())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + h.bin(), "NETCONFPATH=" + h.confDir(set+"-"+c.version), "CNI_IFNAME=" + c.ifname(), "CNI_ARGS=" + c.args}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + h.bin(), "NETCONFPATH=" + h.confDir(set+"-"+c.version),
+		"CNI_IFNAME=" + c.ifname(), "CNI_ARGS=" + c.args}
 	if c.caps != nil {
 		b, err := json.Marshal(c.caps)
 		if err != nil {
@@ -311,7 +315,8 @@ func (h *host) plugin(ctx context.Context, c call) (*exec.Cmd, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(h.bin(), cni.Type))
 	cmd.Env = []string{"CNI_COMMAND=" + c.verb, "CNI_PATH=" + h.bin()}
 	if c.pod != nil {
-		cmd.Env = append(cmd.Env, "CNI_CONTAINERID="+c.pod.id, "CNI_NETNS="+c.netns(), "CNI_IFNAME="+c.ifname(), "CNI_ARGS="+c.args)
+		cmd.Env = append(cmd.Env, "CNI_CONTAINERID="+c.pod.id, "CNI_NETNS="+c.netns(), "CNI_IFNAME="+c.ifname(),
+			"CNI_ARGS="+c.args)
 	}
 	cmd.Env = append(cmd.Env, c.env...)
 	cmd.Stdin = bytes.NewReader(in)

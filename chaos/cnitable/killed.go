@@ -43,9 +43,11 @@ func (h *host) linkGone(ctx context.Context, id string) error {
 func addKilled() []Case {
 	return []Case{
 		{Verb: "ADD", Fault: "the plugin is killed meanwhile", want: always(0), tool: without,
-			why: "killed while the agent had its request and stood still; afterwards nothing is left, without a DEL", run: killPlugin},
+			why: "killed while the agent had its request and stood still; afterwards nothing is left, without a DEL",
+			run: killPlugin},
 		{Verb: "ADD", Fault: "the agent is killed meanwhile", want: always(cni.CodeTryAgain), tool: without,
-			why: "killed with ten requests under way; those that failed say 11, and after a restart and the DELs nothing is left", run: killAgent},
+			why: "killed with ten requests under way; those that failed say 11, and after a restart and the DELs nothing is " +
+				"left", run: killAgent},
 	}
 }
 

@@ -59,7 +59,8 @@ func (r *Report) summary() string {
 			}
 		}
 	}
-	return fmt.Sprintf("%d of %d as expected, %d of them by cnitool too; %d lines, %d versions; %d processors, %.0fs.", right, cells, tool, len(r.Rows), len(r.Versions), r.CPUs, r.Seconds)
+	return fmt.Sprintf("%d of %d as expected, %d of them by cnitool too; %d lines, %d versions; %d processors, %.0fs.",
+		right, cells, tool, len(r.Rows), len(r.Versions), r.CPUs, r.Seconds)
 }
 
 // Text writes the table for a terminal.
@@ -93,7 +94,8 @@ func (r *Report) wrong(f func(Row, string, Cell)) {
 // Markdown writes the table that docs/cni.md keeps.
 func (r *Report) Markdown(w io.Writer) {
 	fmt.Fprintf(w, "Tried on %s: %s\n\n", r.At.UTC().Format("2006-01-02"), r.summary())
-	fmt.Fprintln(w, "*ok* or the code of the error. *c*: by cnitool too, which succeeded or failed alike. After each, two DELs succeeded and nothing of the attachments was left: no link, no route, no lease.")
+	fmt.Fprintln(w, "*ok* or the code of the error. *c*: by cnitool too, which succeeded or failed alike. After each, "+
+		"two DELs succeeded and nothing of the attachments was left: no link, no route, no lease.")
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "| verb | fault | "+strings.Join(r.Versions, " | ")+" | what it says, in the newest version |")
 	fmt.Fprintln(w, "|---|---"+strings.Repeat("|---", len(r.Versions))+"|---|")

@@ -249,7 +249,8 @@ func (r *Report) phase(ctx context.Context, h *host, p phase, chosen []Case, opt
 	return ctx.Err()
 }
 
-var phaseNames = map[phase]string{normal: "agents run", away: "the agent does not run", alone: "no server runs", drained: "the default pool is drained"}
+var phaseNames = map[phase]string{normal: "agents run", away: "the agent does not run", alone: "no server runs",
+	drained: "the default pool is drained"}
 
 // enter brings the lab into a state.
 func (h *host) enter(ctx context.Context, p phase) error {

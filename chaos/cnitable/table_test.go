@@ -40,10 +40,13 @@ func TestCases(t *testing.T) {
 }
 
 func TestReportGoesBetweenTheMarks(t *testing.T) {
-	r := &Report{At: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), CPUs: 2, Seconds: 100, Versions: []string{"1.0.0", "1.1.0"}, Rows: []Row{
-		{Verb: "ADD", Fault: none, Cells: map[string]Cell{"1.0.0": {Tool: true}, "1.1.0": {}}},
-		{Verb: "ADD", Fault: "no agent", Cells: map[string]Cell{"1.0.0": {Code: 11, Want: 11}, "1.1.0": {Code: 4, Want: 11, Why: "wrong"}}, Says: "container cnitool-0a1b of /run/netns/skcni12-n.p3", Details: "a | b"},
-	}}
+	r := &Report{At: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), CPUs: 2, Seconds: 100,
+		Versions: []string{"1.0.0", "1.1.0"}, Rows: []Row{
+			{Verb: "ADD", Fault: none, Cells: map[string]Cell{"1.0.0": {Tool: true}, "1.1.0": {}}},
+			{Verb: "ADD", Fault: "no agent", Cells: map[string]Cell{"1.0.0": {Code: 11, Want: 11},
+				"1.1.0": {Code: 4, Want: 11, Why: "wrong"}}, Says: "container cnitool-0a1b of /run/netns/skcni12-n.p3",
+				Details: "a | b"},
+		}}
 	path := filepath.Join(t.TempDir(), "a.md")
 	if err := os.WriteFile(path, []byte("before\n"+Begin+"\nold\n"+marks.End+"\nafter\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -56,7 +59,8 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := string(b)
-	for _, want := range []string{"before\n" + Begin + "\nTried on 2026-11-22: 3 of 4 as expected, 1 of them by cnitool too", "| ADD | none | ok *c* | ok |", "| ADD | no agent | 11 | **4** | container ID of /run/netns/POD; a \\| b |",
+	for _, want := range []string{"before\n" + Begin + "\nTried on 2026-11-22: 3 of 4 as expected, 1 of them by cnitool " +
+		"too", "| ADD | none | ok *c* | ok |", "| ADD | no agent | 11 | **4** | container ID of /run/netns/POD; a \\| b |",
 		"Not as expected: ADD, no agent, 1.1.0: wrong", marks.End + "\nafter\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
@@ -94,7 +98,8 @@ func TestDocumentHoldsTheTable(t *testing.T) {
 				want = "failed"
 			}
 			if len(cells) <= i || strings.TrimSuffix(cells[i], " *c*") != want {
-				t.Errorf("%s, %s, %s: the document has %q, expected is %s; `skein lab cni --write docs/cni.md` tries anew", c.Verb, c.Fault, v, cells, want)
+				t.Errorf("%s, %s, %s: the document has %q, expected is %s; `skein lab cni --write docs/cni.md` tries anew", c.Verb,
+					c.Fault, v, cells, want)
 			}
 		}
 	}
@@ -126,7 +131,8 @@ func TestQuickTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	r, err := Run(t.Context(), Options{Quick: true, Dir: dir, Binary: binary, Tools: tools, Artifacts: os.Getenv("SKEIN_ARTIFACTS")})
+	r, err := Run(t.Context(), Options{Quick: true, Dir: dir, Binary: binary, Tools: tools,
+		Artifacts: os.Getenv("SKEIN_ARTIFACTS")})
 	if err != nil {
 		t.Fatal(err)
 	}

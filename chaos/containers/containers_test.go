@@ -52,7 +52,8 @@ func TestContainers(t *testing.T) {
 	var pods []lab.Pod
 	for _, c := range all {
 		addrs[c] = known(t, l, c)
-		pods = append(pods, lab.Pod{Node: c.on.node, Name: c.id, ContainerID: c.fullID(), NetNS: fmt.Sprintf("/proc/%d/ns/net", c.pid)})
+		pods = append(pods, lab.Pod{Node: c.on.node, Name: c.id, ContainerID: c.fullID(),
+			NetNS: fmt.Sprintf("/proc/%d/ns/net", c.pid)})
 	}
 	if err := l.AddressesAgree(t.Context(), 20*time.Second, pods...); err != nil {
 		t.Fatal(err)
@@ -94,7 +95,10 @@ func up(t *testing.T) (l *lab.Lab, dir string) {
 	}
 	spec.Name = fmt.Sprintf("c%d", os.Getpid())
 	artifacts := os.Getenv("SKEIN_ARTIFACTS")
-	l, err = lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary, Progress: func(s string) { t.Log(s) }, Artifacts: artifacts})
+	l, err = lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary,
+		Progress: func(s string) {
+			t.Log(s)
+		}, Artifacts: artifacts})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +135,10 @@ func known(t *testing.T, l *lab.Lab, c *container) []netip.Addr {
 	for _, p := range resp.GetPods() {
 		if h := p.GetHolder(); h.GetContainerId() == c.fullID() && h.GetUntil() == 0 {
 			has, err := c.exec(t.Context(), "ip", "addr", "show", "eth0")
-			if err != nil || !strings.Contains(has, "inet "+h.GetIpv4()+"/32 ") || !strings.Contains(has, "inet6 "+h.GetIpv6()+"/128 ") {
-				t.Errorf("%s/%s does not have %s and %s, as its agent says: %v\n%s", c.on.node, c.id, h.GetIpv4(), h.GetIpv6(), err, has)
+			if err != nil || !strings.Contains(has, "inet "+h.GetIpv4()+"/32 ") ||
+				!strings.Contains(has, "inet6 "+h.GetIpv6()+"/128 ") {
+				t.Errorf("%s/%s does not have %s and %s, as its agent says: %v\n%s", c.on.node, c.id, h.GetIpv4(),
+					h.GetIpv6(), err, has)
 			}
 			return []netip.Addr{netip.MustParseAddr(h.GetIpv4()), netip.MustParseAddr(h.GetIpv6())}
 		}
@@ -144,7 +150,8 @@ func known(t *testing.T, l *lab.Lab, c *container) []netip.Addr {
 // talk pings, and fetches a page.
 func talk(t *testing.T, from, to *container, addr netip.Addr) {
 	t.Helper()
-	within(t, 15*time.Second, fmt.Sprintf("%s/%s reaches %s/%s at %s", from.on.node, from.id, to.on.node, to.id, addr), func() error {
+	within(t, 15*time.Second, fmt.Sprintf("%s/%s reaches %s/%s at %s", from.on.node, from.id, to.on.node, to.id,
+		addr), func() error {
 		if _, err := from.exec(t.Context(), "ping", "-c", "1", "-W", "2", addr.String()); err != nil {
 			return err
 		}

@@ -50,14 +50,16 @@ func start(t *testing.T, l *lab.Lab, node, dir string) *runtime {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runtime{node: node, ns: info.Namespace, dir: filepath.Join(dir, node), cgroup: "skein-" + l.Spec.Name + "-" + node}
+	r := &runtime{node: node, ns: info.Namespace, dir: filepath.Join(dir, node), cgroup: "skein-" +
+		l.Spec.Name + "-" + node}
 	for _, d := range []string{"etc", "opt", "run", "lib"} {
 		if err := os.MkdirAll(filepath.Join(r.dir, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() { r.removeCgroups(t) })
-	install := []string{"skein", "cni", "install", "--bin-dir", r.dir + "/opt/cni/bin", "--conf-dir", r.dir + "/etc/cni/net.d"}
+	install := []string{"skein", "cni", "install", "--bin-dir", r.dir + "/opt/cni/bin", "--conf-dir",
+		r.dir + "/etc/cni/net.d"}
 	if out, exit, err := l.Exec(t.Context(), node, install...); err != nil || exit != 0 {
 		t.Fatalf("%s: %v: %v, exit status %d\n%s", node, install, err, exit, out)
 	}
@@ -81,7 +83,10 @@ func start(t *testing.T, l *lab.Lab, node, dir string) *runtime {
 			t.Logf("%s: containerd: %v\n%s", node, err, text)
 		}
 	})
-	within(t, 20*time.Second, node+"'s containerd answers", func() error { _, err := r.ctr(t.Context(), "version"); return err })
+	within(t, 20*time.Second, node+"'s containerd answers", func() error {
+		_, err := r.ctr(t.Context(), "version")
+		return err
+	})
 	return r
 }
 
@@ -91,7 +96,8 @@ func (r *runtime) begin(out io.Writer, argv ...string) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "/bin/sh", "-c", mounts, r.dir, path}, argv[1:]...)...)
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "/bin/sh", "-c", mounts, r.dir,
+		path}, argv[1:]...)...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = os.Environ()
 	cmd.WaitDelay = 2 * time.Second
@@ -129,7 +135,8 @@ func (r *runtime) run(t *testing.T, id string) *container {
 	root := filepath.Join(r.dir, "rootfs", id)
 	makeRoot(t, root, r.node+"/"+id)
 	c := &container{on: r, id: id}
-	cmd, err := r.begin(&c.out, "ctr", "run", "--rm", "--cni", "--rootfs", "--cgroup", "/"+r.cgroup+"/"+id, "--env", "PATH=/bin", root, id,
+	cmd, err := r.begin(&c.out, "ctr", "run", "--rm", "--cni", "--rootfs", "--cgroup", "/"+r.cgroup+"/"+id, "--env",
+		"PATH=/bin", root, id,
 		"/bin/httpd", "-f", "-p", "80", "-h", "/www")
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +202,8 @@ func makeRoot(t *testing.T, root, says string) {
 			t.Fatal(err)
 		}
 	}
-	errs := []error{os.WriteFile(filepath.Join(root, "bin/busybox"), program, 0o755), os.WriteFile(filepath.Join(root, "www/index.html"), []byte(says+"\n"), 0o644)}
+	errs := []error{os.WriteFile(filepath.Join(root, "bin/busybox"), program, 0o755),
+		os.WriteFile(filepath.Join(root, "www/index.html"), []byte(says+"\n"), 0o644)}
 	for _, applet := range []string{"httpd", "ip", "nc", "ping", "sh", "wget"} {
 		errs = append(errs, os.Symlink("busybox", filepath.Join(root, "bin", applet)))
 	}

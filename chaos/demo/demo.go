@@ -48,14 +48,16 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d.Chapter("A public site with three servers and relays, a home behind a port-restricted cone, a cloud behind a symmetric NAT")
+	d.Chapter("A public site with three servers and relays, a home behind a port-restricted cone, a cloud behind a " +
+		"symmetric NAT")
 	opts.Lab.Progress = func(s string) { d.Say("  %s", s) }
 	if d.lab, err = lab.Up(ctx, spec, opts.Lab); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
 	for _, chapter := range []func(context.Context) error{
-		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.sites, d.revoked,
+		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut,
+		d.sites, d.revoked,
 	} {
 		if err := chapter(ctx); err != nil {
 			d.Stopped(err)
@@ -73,7 +75,9 @@ func Run(ctx context.Context, opts Options) (err error) {
 
 func (d *demo) end() error {
 	if d.opts.Keep {
-		d.Say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec home1/web -- ip addr\n  skein lab exec dc1 -- skein events --follow\nand take it down with\n  skein lab down demo")
+		d.Say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  " +
+			"skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec home1/web -- ip addr\n  skein lab exec dc1 " +
+			"-- skein events --follow\nand take it down with\n  skein lab down demo")
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -185,10 +189,12 @@ func (d *demo) pods(ctx context.Context) error {
 	yes := true
 	d.Verify("pods reach each other", func() (string, error) {
 		err := d.lab.Expect(ctx, 20*time.Second, lab.Expect{From: pods, To: pods, Reach: &yes, Count: 1})
-		return fmt.Sprintf("%d ordered pairs of pods on all sites, both families; %d pods were started in %.2fs", len(pods)*(len(pods)-1), len(pods), took.Seconds()), err
+		return fmt.Sprintf("%d ordered pairs of pods on all sites, both families; %d pods were started in %.2fs",
+			len(pods)*(len(pods)-1), len(pods), took.Seconds()), err
 	})
 	d.Verify("the accounts of addresses agree", func() (string, error) {
-		return "agents, kernels and namespaces: none twice, each in a block of its node", d.lab.AddressesAgree(ctx, 20*time.Second)
+		return "agents, kernels and namespaces: none twice, each in a block of its node",
+			d.lab.AddressesAgree(ctx, 20*time.Second)
 	})
 	return nil
 }
@@ -219,7 +225,8 @@ func (d *demo) blocked(ctx context.Context) error {
 		return err
 	}
 	d.Verify("traffic goes on over a relay", func() (string, error) {
-		if err := d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: []string{"home1"}, To: []string{"dc2"}, Path: []string{"relay"}}); err != nil {
+		if err := d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: []string{"home1"}, To: []string{"dc2"},
+			Path: []string{"relay"}}); err != nil {
 			return "", err
 		}
 		before := stream.Report().Received
@@ -289,7 +296,8 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		if _, err := c.CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(time.Hour), Label: "after the leader"}); err != nil {
+		if _, err := c.CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(time.Hour),
+			Label: "after the leader"}); err != nil {
 			return "", err
 		}
 		took := time.Since(killed)
@@ -303,7 +311,8 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 		if err != nil {
 			return "", err
 		}
-		detail := fmt.Sprintf("%.2fs after the kill, asked for on home1; the new leader is %s", took.Seconds(), s.GetLeaderName())
+		detail := fmt.Sprintf("%.2fs after the kill, asked for on home1; the new leader is %s", took.Seconds(),
+			s.GetLeaderName())
 		if took > commitBound {
 			return "", fmt.Errorf("%s; want at most %s", detail, commitBound)
 		}
@@ -326,13 +335,16 @@ func (d *demo) siteCut(ctx context.Context) error {
 	}
 	yes, no := true, false
 	d.Verify("the cut is real", func() (string, error) {
-		return "home1 does not reach dc1", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: home[:1], To: away[:1], Reach: &no, Family: "ipv4"})
+		return "home1 does not reach dc1", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: home[:1], To: away[:1],
+			Reach: &no, Family: "ipv4"})
 	})
 	d.Verify("inside, it goes on", func() (string, error) {
-		return "home1 and home2 reach each other", d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: home, To: home, Reach: &yes, Count: 5})
+		return "home1 and home2 reach each other", d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: home, To: home,
+			Reach: &yes, Count: 5})
 	})
 	d.Verify("outside, it goes on", func() (string, error) {
-		return "the others reach each other", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: away, To: away, Reach: &yes, Count: 1, Family: "ipv4"})
+		return "the others reach each other", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: away, To: away, Reach: &yes,
+			Count: 1, Family: "ipv4"})
 	})
 	healed := time.Now()
 	if err := d.lab.Heal(ctx); err != nil {
@@ -340,12 +352,14 @@ func (d *demo) siteCut(ctx context.Context) error {
 	}
 	d.Verify("healed", func() (string, error) {
 		names := d.lab.Spec.NodeNames()
-		if err := d.lab.Expect(ctx, 30*time.Second, lab.Expect{From: names, To: names, Reach: &yes, Count: 1, Family: "ipv4"}); err != nil {
+		if err := d.lab.Expect(ctx, 30*time.Second, lab.Expect{From: names, To: names, Reach: &yes, Count: 1,
+			Family: "ipv4"}); err != nil {
 			return "", err
 		}
 		reach := time.Since(healed)
 		err := d.lab.WaitConverged(ctx, 60*time.Second)
-		return fmt.Sprintf("every pair reachable %.1fs after, same state and records %.1fs after", reach.Seconds(), time.Since(healed).Seconds()), err
+		return fmt.Sprintf("every pair reachable %.1fs after, same state and records %.1fs after", reach.Seconds(),
+			time.Since(healed).Seconds()), err
 	})
 	return nil
 }
@@ -379,7 +393,8 @@ func (d *demo) revoked(ctx context.Context) error {
 		}
 		took := time.Since(began)
 		no := false
-		err = d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: others[:1], To: []string{"cloud2"}, Reach: &no, Family: "ipv4"})
+		err = d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: others[:1], To: []string{"cloud2"}, Reach: &no,
+			Family: "ipv4"})
 		return fmt.Sprintf("no agent has it as a peer %.2fs after, and nothing reaches it", took.Seconds()), err
 	})
 	return nil

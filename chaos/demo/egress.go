@@ -23,11 +23,13 @@ var homeEgress = lab.Ref{Namespace: "out", Name: "home"}
 // egress shows a pod in the cloud that reaches a host at home through a gateway there, and goes on when that gateway
 // dies.
 func (d *demo) egress(ctx context.Context) error {
-	d.Chapter("A pod in the cloud reaches a printer at home, which is no member, through an egress; then its gateway is killed with SIGKILL")
+	d.Chapter("A pod in the cloud reaches a printer at home, which is no member, through an egress; then its gateway is " +
+		"killed with SIGKILL")
 	if err := d.lab.Serve(lab.Serve{Nodes: []string{printer}, Port: printerPort}); err != nil {
 		return err
 	}
-	if err := d.lab.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{"cloud1"}, Pods: []string{"out"}, Annotations: map[string]string{"skein.dev/egress." + homeEgress.Namespace: homeEgress.Name}}); err != nil {
+	if err := d.lab.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{"cloud1"}, Pods: []string{"out"},
+		Annotations: map[string]string{"skein.dev/egress." + homeEgress.Namespace: homeEgress.Name}}); err != nil {
 		return err
 	}
 	info, err := d.lab.Node(printer)
@@ -42,7 +44,8 @@ func (d *demo) egress(ctx context.Context) error {
 		if err == nil {
 			owner, err = d.gatewayAt(first.Address)
 		}
-		return fmt.Sprintf("%s, in a network that the mesh does not route, sees %s come from %s: %s's address there", at.Addr(), outsider, first.Address, owner), err
+		return fmt.Sprintf("%s, in a network that the mesh does not route, sees %s come from %s: %s's address there",
+			at.Addr(), outsider, first.Address, owner), err
 	})
 	if owner == "" {
 		return errors.New("nobody is the gateway")
@@ -74,7 +77,8 @@ func (d *demo) egress(ctx context.Context) error {
 		}
 		r := flow.Stop()
 		now, err := d.gatewayAt(seen.Address)
-		detail := fmt.Sprintf("now %s, of %s; %d of %d packets of a UDP flow lost, longest time without an answer %s", seen.Address, now, r.Lost(), r.Sent, r.Longest().Round(time.Millisecond))
+		detail := fmt.Sprintf("now %s, of %s; %d of %d packets of a UDP flow lost, longest time without an answer %s",
+			seen.Address, now, r.Lost(), r.Sent, r.Longest().Round(time.Millisecond))
 		if err == nil && r.Longest() > egressBound {
 			err = fmt.Errorf("%s; want at most %s", detail, egressBound)
 		}

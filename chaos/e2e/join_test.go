@@ -32,13 +32,21 @@ func TestJoinTokens(t *testing.T) {
 	for _, c := range []struct {
 		name, token, complaint string
 	}{
-		{"no token", "", "this host belongs to no cluster yet (state directory {state} is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`"},
-		{"no token text", "hello", "this is no skein token: it must begin with \"skein1_\"; print one with `skein token create` on a member"},
+		{"no token", "", "this host belongs to no cluster yet (state directory {state} is empty): create one with `skein " +
+			"up --init`, or join one with `skein up --join TOKEN`"},
+		{"no token text", "hello", "this is no skein token: it must begin with \"skein1_\"; print one with `skein token " +
+			"create` on a member"},
 		{"cut short", token(t)[:60], "the token is damaged (…): copy it again, whole"},
-		{"wrong secret", altered(t, func(k *skeinv1.JoinToken) { k.Secret[0]++ }), refused + "join token … is wrong or was revoked: make a new one on a member with skein token create"},
-		{"unknown", altered(t, func(k *skeinv1.JoinToken) { k.TokenId = "ffffffffffffffff" }), refused + "join token \"ffffffffffffffff\" is wrong or was revoked: make a new one on a member with skein token create"},
-		{"foreign cluster", altered(t, func(k *skeinv1.JoinToken) { k.ClusterId = cluster }), refused + "the join token is for cluster \"" + cluster + "\" and this is cluster …: make a token on a member of this one with skein token create"},
-		{"expired", token(t, "--ttl", "1ns"), refused + "join token … expired at …: make a new one on a member with skein token create"},
+		{"wrong secret", altered(t, func(k *skeinv1.JoinToken) { k.Secret[0]++ }), refused + "join token … is wrong or was " +
+			"revoked: make a new one on a member with skein token create"},
+		{"unknown", altered(t, func(k *skeinv1.JoinToken) { k.TokenId = "ffffffffffffffff" }),
+			refused + "join token \"ffffffffffffffff\" is wrong or was revoked: make a new one on a member with skein token " +
+				"create"},
+		{"foreign cluster", altered(t, func(k *skeinv1.JoinToken) { k.ClusterId = cluster }),
+			refused + "the join token is for cluster \"" + cluster + "\" and this is cluster …: make a token on a member of " +
+				"this one with skein token create"},
+		{"expired", token(t, "--ttl", "1ns"), refused + "join token … expired at …: make a new one on a member with skein " +
+			"token create"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := s.in(t)
@@ -59,11 +67,13 @@ func TestJoinTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 		onSeed(t, "token", "revoke", k.Info.ID)
-		s.fails(1, refused+"join token … is wrong or was revoked: make a new one on a member with skein token create", s.upArgs("--join", k.Token)...)
+		s.fails(1, refused+"join token … is wrong or was revoked: make a new one on a member with skein token create",
+			s.upArgs("--join", k.Token)...)
 	})
 	t.Run("name taken", func(t *testing.T) {
 		s := newSite(t, "spare", "peer", nil)
-		s.fails(1, refused+"the name peer is taken by node … (10.4.0.…): choose another, or revoke that node first with skein node revoke peer", s.upArgs("--join", token(t))...)
+		s.fails(1, refused+"the name peer is taken by node … (10.4.0.…): choose another, or revoke that node first with "+
+			"skein node revoke peer", s.upArgs("--join", token(t))...)
 	})
 	t.Run("seed unreachable", func(t *testing.T) {
 		s := s.in(t)
@@ -72,7 +82,8 @@ func TestJoinTokens(t *testing.T) {
 				seed.Address = "127.0.0.1:9"
 			}
 		})
-		s.fails(1, "no seed of the token admitted this node within 1s: seed 127.0.0.1:9: …connection refused (is one of them up, and its TCP port reachable from here?)",
+		s.fails(1, "no seed of the token admitted this node within 1s: seed 127.0.0.1:9: …connection refused (is one of "+
+			"them up, and its TCP port reachable from here?)",
 			s.upArgs("--join", gone, "--join-timeout", "1s")...)
 	})
 	t.Run("seed is another", func(t *testing.T) {
@@ -86,7 +97,9 @@ func TestJoinTokens(t *testing.T) {
 				seed.IdentityKey = other.Public()
 			}
 		})
-		s.fails(1, "no seed of the token admitted this node within 1s: seed …: the other end's identity key is not the one expected: want node "+other.ID().String()+", have node … (is one of them up, and its TCP port reachable from here?)",
+		s.fails(1, "no seed of the token admitted this node within 1s: seed …: the other end's identity key is not the one "+
+			"expected: want node "+other.ID().String()+
+			", have node … (is one of them up, and its TCP port reachable from here?)",
 			s.upArgs("--join", text, "--join-timeout", "1s")...)
 	})
 	t.Run("used up", func(t *testing.T) {
@@ -98,6 +111,7 @@ func TestJoinTokens(t *testing.T) {
 			t.Errorf("after `skein down` the agent's exit status is %d", exit)
 		}
 		second := newSite(t, "spare", "second", nil)
-		second.fails(1, refused+"join token … is used up (1 uses): make a new one on a member with skein token create", second.upArgs("--join", once)...)
+		second.fails(1, refused+"join token … is used up (1 uses): make a new one on a member with skein token create",
+			second.upArgs("--join", once)...)
 	})
 }

@@ -19,7 +19,8 @@ func kernel(t *testing.T, host string) string {
 	t.Helper()
 	var all bytes.Buffer
 	for _, cmd := range []string{
-		"ip -o link show", "ip -o addr show", "ip rule show", "ip -6 rule show", "ip route show table all", "ip -6 route show table all", "nft -s list ruleset",
+		"ip -o link show", "ip -o addr show", "ip rule show", "ip -6 rule show", "ip route show table all",
+		"ip -6 route show table all", "nft -s list ruleset",
 	} {
 		words := strings.Fields(cmd)
 		var out, errs bytes.Buffer // apart: ip complains of any namespace on the host that goes while it looks
@@ -68,14 +69,19 @@ func TestSecondAgent(t *testing.T) {
 		return nil
 	})
 
-	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --state-dir and --run-dir", s.upArgs()...)
-	s.fails(1, "run directory {run} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --run-dir",
+	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or "+
+		"give this one its own --state-dir and --run-dir", s.upArgs()...)
+	s.fails(1, "run directory {run} is in use by another agent (process "+pid+"): stop it with `skein down`, or give "+
+		"this one its own --run-dir",
 		s.upArgs("--init", "--state-dir", s.path("state2"))...)
-	s.fails(1, "another agent runs in this network namespace with some of the same numbers: process "+pid+", run directory \"{run}\". Both would have "+
-		"link skein0, link skeinhop0, link skeinplain0, nft table skein and 17 more. Stop that one (skein --run-dir {run} down), or give this one "+
+	s.fails(1, "another agent runs in this network namespace with some of the same numbers: process "+pid+
+		", run directory \"{run}\". Both would have "+
+		"link skein0, link skeinhop0, link skeinplain0, nft table skein and 17 more. Stop that one (skein --run-dir {run} "+
+		"down), or give this one "+
 		"numbers of its own: dataplane.instance: 1 (docs/config.md, Numbers)",
 		s.upArgs("--init", "--state-dir", s.path("state2"), "--run-dir", s.path("run2"))...)
-	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --state-dir and --run-dir",
+	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or "+
+		"give this one its own --state-dir and --run-dir",
 		"server", "recover", "--yes")
 
 	if s.status().GetPhase() != "running" {
@@ -98,7 +104,8 @@ func TestKilledAgentResumes(t *testing.T) {
 
 	s.running() // with neither token nor seed
 	after := s.status()
-	if after.GetNodeId() != before.GetNodeId() || after.GetIpv4() != before.GetIpv4() || after.GetClusterId() != before.GetClusterId() {
+	if after.GetNodeId() != before.GetNodeId() || after.GetIpv4() != before.GetIpv4() ||
+		after.GetClusterId() != before.GetClusterId() {
 		t.Errorf("it came back as another: before %v, after %v", before, after)
 	}
 	if after.GetEpoch() <= before.GetEpoch() || after.GetIndex() < before.GetIndex() {
@@ -112,7 +119,8 @@ func TestDownPurge(t *testing.T) {
 		ip addr add 172.31.0.1/24 dev other0 && ip rule add pref 32499 fwmark 0x40/0x60 lookup 181 && ip route add 172.30.0.0/16 dev other0 table 181 &&
 		ip -6 rule add pref 2100 lookup 181 && nft 'add table inet other; add chain inet other c { type filter hook prerouting priority 0; }; add rule inet other c meta mark 0x20 counter'`)
 	t.Cleanup(func() {
-		out, _, _ := theLab.Exec(context.Background(), "spare", "sh", "-c", `ip link del other0; ip rule del pref 32499; ip -6 rule del pref 2100; nft delete table inet other`)
+		out, _, _ := theLab.Exec(context.Background(), "spare", "sh", "-c",
+			`ip link del other0; ip rule del pref 32499; ip -6 rule del pref 2100; nft delete table inet other`)
 		if out != "" {
 			t.Log(out)
 		}

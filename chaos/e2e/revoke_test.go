@@ -46,7 +46,8 @@ func TestRevoke(t *testing.T) {
 		t.Errorf("exit status %d, %s\nwant %s", exit, out, want)
 	}
 	out, exit = seed("node", "revoke", "third")
-	if want := "skein: without third two voters would be left, and the cluster would stand still when either fails: add another server first, or repeat it with --force"; out != want || exit != 1 {
+	if want := "skein: without third two voters would be left, and the cluster would stand still when either fails: add " +
+		"another server first, or repeat it with --force"; out != want || exit != 1 {
 		t.Errorf("exit status %d, %s\nwant %s", exit, out, want)
 	}
 	onSeed(t, "node", "revoke", "third", "--force", "--reason", "retired")
@@ -78,7 +79,8 @@ func TestRevokedAgent(t *testing.T) {
 	if exit := p.ends(); exit != 1 {
 		t.Errorf("exit status %d", exit)
 	}
-	s.complains(p.log.String(), "this node was revoked (lost laptop): its links are removed; move {state} away to get a new identity, and join with a new token")
+	s.complains(p.log.String(), "this node was revoked (lost laptop): its links are removed; move {state} away to get a "+
+		"new identity, and join with a new token")
 	if after := kernel(t, "spare"); after != before {
 		t.Errorf("the revoked node's kernel differs from what it was:\n%s", diff(before, after))
 	}
@@ -96,7 +98,8 @@ func TestRevokedAgent(t *testing.T) {
 		t.Errorf("then the path was %q: %v", way, then.GetNotes())
 	}
 	// Whether or not the log still reached it, a start says the same.
-	const again = "this node was revoked (lost laptop): …move {state} away to get a new identity, and join with a new token"
+	const again = "this node was revoked (lost laptop): …move {state} away to get a new identity, and join with a new " +
+		"token"
 	s.fails(1, again, s.upArgs()...)
 }
 

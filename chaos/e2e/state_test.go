@@ -72,14 +72,17 @@ func TestDamagedState(t *testing.T) {
 		{"identity.pem", cutShort, `key file {state/identity.pem} is damaged (want a PEM block "…" of 32 bytes)` + key},
 		{"identity.pem", nonsense, `key file {state/identity.pem} is damaged (want a PEM block "…" of 32 bytes)` + key},
 		{"wireguard.pem", scribbled, `key file {state/wireguard.pem} is damaged (want a PEM block "…" of 32 bytes)` + key},
-		{"gossip.epoch", scribbled, "file is damaged: {state/gossip.epoch}: its checksum does not match: if its first word is still a number, write that number plus one with its checksum; else move the file away: …"},
+		{"gossip.epoch", scribbled, "file is damaged: {state/gossip.epoch}: its checksum does not match: if its first word " +
+			"is still a number, write that number plus one with its checksum; else move the file away: …"},
 	} {
 		s.spoiled(c.file, c.how, func() { s.fails(1, c.complaint, s.upArgs()...) })
 	}
 	// Without these the agent runs, and says what is missing.
 	for _, c := range []struct{ file, subject, message string }{
-		{"raft/raft.db", "server", "start the server: …{state/raft/raft.db} is damaged (…) and was left as it is: …docs/recovery.md…"},
-		{"journal.db", "journal", "journal {state/journal.db}: …; only history is lost by moving the file away: mv …, then start again"},
+		{"raft/raft.db", "server", "start the server: …{state/raft/raft.db} is damaged (…) and was left as it is: " +
+			"…docs/recovery.md…"},
+		{"journal.db", "journal", "journal {state/journal.db}: …; only history is lost by moving the file away: mv …, then " +
+			"start again"},
 	} {
 		for _, how := range []damage{cutShort, scribbled, nonsense} {
 			s.spoiled(c.file, how, func() {
@@ -123,7 +126,8 @@ func TestDamagedRecords(t *testing.T) {
 	s.stop(p)
 	for _, how := range []damage{cutShort, scribbled, nonsense} {
 		s.spoiled("gossip.records", how, func() {
-			s.fails(1, "start gossip: …file is damaged: {state/gossip.records}: …: it only caches what other nodes say of themselves, so move it away and start again (mv …)", s.upArgs()...)
+			s.fails(1, "start gossip: …file is damaged: {state/gossip.records}: …: it only caches what other nodes say of "+
+				"themselves, so move it away and start again (mv …)", s.upArgs()...)
 		})
 	}
 	// The advice holds: without the file the member comes back.
@@ -141,7 +145,8 @@ func TestForeignState(t *testing.T) {
 	home := onSeed(t, "status", "-o", "json")
 
 	// A token of one cluster with the state of another.
-	other.fails(1, "state directory {state} belongs to cluster "+cluster+", the token is of cluster …: use another --state-dir, or leave the old cluster first (skein down --purge, then move the directory away)",
+	other.fails(1, "state directory {state} belongs to cluster "+cluster+", the token is of cluster …: use another "+
+		"--state-dir, or leave the old cluster first (skein down --purge, then move the directory away)",
 		other.upArgs("--join", token(t))...)
 
 	// A replica of one cluster beside an identity of another.
@@ -154,7 +159,9 @@ func TestForeignState(t *testing.T) {
 	if err := os.WriteFile(member.state("replica.db"), b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	member.fails(1, "state directory {state} is of cluster "+cluster+", but its identity key … is no member's: identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a new token", member.upArgs()...)
+	member.fails(1, "state directory {state} is of cluster "+cluster+", but its identity key … is no member's: "+
+		"identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away "+
+		"and join with a new token", member.upArgs()...)
 	if strings.Contains(home, cluster) {
 		t.Error("the two clusters are one: this test shows nothing")
 	}

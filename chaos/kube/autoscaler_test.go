@@ -53,7 +53,8 @@ func (f fleet) egressByLoad() {
 	more := f.await(60*time.Second, "140 MB/s have three slots", has("3"))
 	load.Store(40e6)
 	fewer := f.await(60*time.Second, "40 MB/s have one", has("1"))
-	f.Logf("the autoscaler has changed the slots after %s and %s", more.Round(time.Millisecond), fewer.Round(time.Millisecond))
+	f.Logf("the autoscaler has changed the slots after %s and %s", more.Round(time.Millisecond),
+		fewer.Round(time.Millisecond))
 }
 
 // serveMetrics serves the metric of the egress busy on a host, to the apiserver, as the API of external metrics.

@@ -517,7 +517,8 @@ func (c charted) podsRestart() {
 		c.Fatal(err, out)
 	}
 	c.within(20*time.Second, "the mesh says which it is", func() error {
-		if out := c.kubectl(nil, "-n", "skein-system", "get", "configmap", "skein-cluster", "-o", "jsonpath={.data.cluster}"); out == "" {
+		if out := c.kubectl(nil, "-n", "skein-system", "get", "configmap", "skein-cluster", "-o",
+			"jsonpath={.data.cluster}"); out == "" {
 			return errors.New("nothing is said")
 		}
 		return nil
@@ -544,7 +545,8 @@ func (c charted) uninstall() {
 	if out := c.kubectl(nil, "get", "nodes", "-o", "jsonpath={.items[*].spec.taints}"); strings.Contains(out, "skein") {
 		c.Errorf("Nodes are still tainted: %s", out)
 	}
-	if out := c.kubectl(nil, "get", "clusterrole,clusterrolebinding,crd,validatingadmissionpolicy", "-o", "name"); strings.Contains(out, "skein") {
+	if out := c.kubectl(nil, "get", "clusterrole,clusterrolebinding,crd,validatingadmissionpolicy", "-o",
+		"name"); strings.Contains(out, "skein") {
 		c.Errorf("the apiserver still has %s", out)
 	}
 }

@@ -155,13 +155,14 @@ func (c *Cluster) startControllers() error {
 		more = []string{"--allocate-node-cidrs", "--cluster-cidr", c.Pods, "--node-cidr-mask-size-ipv4", "24",
 			"--node-cidr-mask-size-ipv6", "64"}
 	}
-	return c.start(&c.controllers, "kube-controller-manager", append(more, "--kubeconfig", c.file("controllers.kubeconfig"),
-		"--authentication-kubeconfig", c.file("controllers.kubeconfig"),
-		"--authorization-kubeconfig", c.file("controllers.kubeconfig"),
-		"--root-ca-file", c.file("ca.crt"), "--service-account-private-key-file", c.file("service-accounts.key"),
-		"--use-service-account-credentials", "--leader-elect=false", "--bind-address", "127.0.0.1",
-		"--horizontal-pod-autoscaler-sync-period", "2s",
-		"--cluster-signing-cert-file", c.file("ca.crt"), "--cluster-signing-key-file", c.file("ca.key"))...)
+	return c.start(&c.controllers, "kube-controller-manager",
+		append(more, "--kubeconfig", c.file("controllers.kubeconfig"),
+			"--authentication-kubeconfig", c.file("controllers.kubeconfig"),
+			"--authorization-kubeconfig", c.file("controllers.kubeconfig"),
+			"--root-ca-file", c.file("ca.crt"), "--service-account-private-key-file", c.file("service-accounts.key"),
+			"--use-service-account-credentials", "--leader-elect=false", "--bind-address", "127.0.0.1",
+			"--horizontal-pod-autoscaler-sync-period", "2s",
+			"--cluster-signing-cert-file", c.file("ca.crt"), "--cluster-signing-key-file", c.file("ca.key"))...)
 }
 
 func (c *Cluster) startScheduler() error {

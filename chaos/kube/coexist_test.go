@@ -42,7 +42,8 @@ nodes:
 // and skein carries what goes between hosts.
 func TestCoexist(t *testing.T) {
 	testenv.NeedRoot(t)
-	f := raiseFleet(t, FleetConfig{Name: "x", Lab: coexistLab, OtherCNI: true, Proxy: "iptables", Pods: "10.244.0.0/16,fd00:244::/48"})
+	f := raiseFleet(t, FleetConfig{Name: "x", Lab: coexistLab, OtherCNI: true, Proxy: "iptables",
+		Pods: "10.244.0.0/16,fd00:244::/48"})
 	for _, one := range []struct {
 		name string
 		run  func(fleet)
@@ -176,7 +177,8 @@ func (f fleet) podRangesAsDocumented() {
 	f.runPod("web-home", "home1")
 	f.runPod("web-cloud", "cloud1")
 	for _, a := range f.podAddresses("web-home") {
-		if who := strings.Join(strings.Fields(f.skeinOn("cloud1", "ip", "who", a.String())), " "); !strings.Contains(who, "the pod CIDR of home1 (Kubernetes Node home1)") {
+		if who := strings.Join(strings.Fields(f.skeinOn("cloud1", "ip", "who", a.String())), " "); !strings.Contains(who,
+			"the pod CIDR of home1 (Kubernetes Node home1)") {
 			f.Errorf("who has %s:\n%s", a, who)
 		}
 	}
@@ -213,8 +215,10 @@ func (f fleet) podAddresses(name string) (out []netip.Addr) {
 
 // fromPod has a pod ask another one's server, and returns the answer. The apiserver tells the pod to.
 func (f fleet) fromPod(pod string, to netip.Addr, port uint16, path string) (string, error) {
-	query := url.Values{"protocol": {"http"}, "host": {to.String()}, "port": {strconv.Itoa(int(port))}, "request": {path}, "tries": {"1"}}
-	out, err := f.Cluster.Kubectl(f.Context(), nil, "get", "--raw", "/api/v1/namespaces/default/pods/"+pod+":8080/proxy/dial?"+query.Encode())
+	query := url.Values{"protocol": {"http"}, "host": {to.String()}, "port": {strconv.Itoa(int(port))},
+		"request": {path}, "tries": {"1"}}
+	out, err := f.Cluster.Kubectl(f.Context(), nil, "get", "--raw", "/api/v1/namespaces/default/pods/"+pod+
+		":8080/proxy/dial?"+query.Encode())
 	if err != nil {
 		return "", err
 	}
@@ -434,9 +438,11 @@ func (f fleet) comingFromKilo() {
 	f.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd/peers.kilo.squat.ai")
 	f.kubectl([]byte(`{"apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "metadata": {"name": "laptop"},
 		"spec": {"allowedIPs": ["10.5.0.1/32"], "publicKey": "a", "presharedKey": "secret"}}`), "apply", "-f", "-")
-	f.kubectl(nil, "annotate", "node", "home1", "kilo.squat.ai/location=lab", "kilo.squat.ai/key=x", "kilo.squat.ai/leader=")
+	f.kubectl(nil, "annotate", "node", "home1", "kilo.squat.ai/location=lab", "kilo.squat.ai/key=x",
+		"kilo.squat.ai/leader=")
 	for _, n := range f.Config.Nodes {
-		if out, exit, err := f.Lab.Exec(f.Context(), n, "ip", "link", "add", "kilo0", "type", "bridge"); err != nil || exit != 0 {
+		if out, exit, err := f.Lab.Exec(f.Context(), n, "ip", "link", "add", "kilo0", "type",
+			"bridge"); err != nil || exit != 0 {
 			f.Fatalf("%s: exit status %d, %v: %s", n, exit, err, out)
 		}
 	}
@@ -458,7 +464,8 @@ func (f fleet) comingFromKilo() {
 		}
 		return nil
 	})
-	if left := f.kubectl(nil, "get", "node", "home1", "-o", "jsonpath={.metadata.annotations}"); strings.Contains(left, "squat.ai/key") || !strings.Contains(left, "squat.ai/location") {
+	if left := f.kubectl(nil, "get", "node", "home1", "-o", "jsonpath={.metadata.annotations}"); strings.Contains(left,
+		"squat.ai/key") || !strings.Contains(left, "squat.ai/location") {
 		f.Errorf("the annotations are %s", left)
 	}
 }

@@ -26,9 +26,10 @@ import (
 //	```yaml node:/etc/skein/skein.yaml a file of the host "node", in place of what was there
 //
 // Other blocks are there to be read. Hosts are what the test's Hosts calls so. Commands run from the top of this
-// repository, one after another, until one fails. A line that ends in a backslash, and a here-document (<<END), belong to
-// one command; loops over several lines are not understood. Variables that a command sets are there for the next one on
-// the same host. A line that begins with # is skipped. Words in capitals that Replace lists (NODE, TOKEN) are placeholders.
+// repository, one after another, until one fails. A line that ends in a backslash, and a here-document (<<END), belong
+// to one command; loops over several lines are not understood. Variables that a command sets are there for the next one
+// on the same host. A line that begins with # is skipped. Words in capitals that Replace lists (NODE, TOKEN) are
+// placeholders.
 type Walk struct {
 	Document string // its text
 	Heading  string // of the section, without #; it ends at the next heading of its level or above
@@ -36,8 +37,8 @@ type Walk struct {
 	// Replace has what stands for each placeholder.
 	Replace map[string]string
 	// Instead has what is done in place of commands that begin so (of several the longest counts), or of a file
-	// (HOST:PATH), where the machine here lacks something, systemd for instance. It gets the command, or the file's text. nil: it is left out. Keep it small,
-	// and say why.
+	// (HOST:PATH), where the machine here lacks something, systemd for instance. It gets the command, or the file's
+	// text. nil: it is left out. Keep it small, and say why.
 	Instead map[string]func(ctx context.Context, what string) error
 	// State is a directory for the variables of the shells.
 	State string
@@ -230,10 +231,12 @@ func (w Walk) step(ctx context.Context, s WalkStep, used map[string]bool) error 
 // script is what a host's shell is given for a step.
 func (w Walk) script(s WalkStep) string {
 	if s.Path != "" {
-		return fmt.Sprintf("mkdir -p '%s' && cat >'%s' <<'END OF THE FILE'\n%sEND OF THE FILE\n", path.Dir(s.Path), s.Path, s.Text)
+		return fmt.Sprintf("mkdir -p '%s' && cat >'%s' <<'END OF THE FILE'\n%sEND OF THE FILE\n",
+			path.Dir(s.Path), s.Path, s.Text)
 	}
 	state := filepath.Join(w.State, "walk-"+s.Host+".sh")
-	return fmt.Sprintf("set -a\n[ ! -e '%s' ] || . '%s'\ncd '%s'\n%s\ncode=$?\nexport -p >'%s'\nexit $code\n", state, state, w.Root,
+	return fmt.Sprintf("set -a\n[ ! -e '%s' ] || . '%s'\ncd '%s'\n%s\ncode=$?\nexport -p >'%s'\nexit $code\n",
+		state, state, w.Root,
 		s.Do, state)
 }
 

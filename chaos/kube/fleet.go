@@ -139,7 +139,8 @@ func (f *Fleet) raise(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.Cluster, err = Raise(ctx, Config{On: on, Machine: f.Machines[on.Name], Dir: filepath.Join(f.Config.Dir, "control-plane"),
+	f.Cluster, err = Raise(ctx, Config{On: on, Machine: f.Machines[on.Name], Dir: filepath.Join(f.Config.Dir,
+		"control-plane"),
 		Programs: programs, Pods: f.Config.Pods, NodeCIDRs: f.Config.OtherCNI, Whole: true})
 	if err != nil {
 		return err
@@ -155,7 +156,8 @@ func (f *Fleet) raise(ctx context.Context) error {
 	if f.Config.UseCNI != nil {
 		return nil // its pods reach no other host before skein is told of them
 	}
-	if _, err := f.Cluster.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "--timeout=60s", "deployment/coredns"); err != nil {
+	if _, err := f.Cluster.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "--timeout=60s",
+		"deployment/coredns"); err != nil {
 		return err
 	}
 	f.progress(began, "the cluster's DNS is ready")
@@ -264,7 +266,8 @@ func (f *Fleet) addNode(ctx context.Context, name string) (*Worker, error) {
 	}
 	out, exit, err := f.Lab.Exec(ctx, name, "skein", "cni", "install", "--chain", "portmap,bandwidth")
 	if err != nil || exit != 0 {
-		return nil, errors.Join(fmt.Errorf("on %s: install the plugin: exit status %d: %w\n%s", name, exit, err, out), w.Close())
+		return nil, errors.Join(fmt.Errorf("on %s: install the plugin: exit status %d: %w\n%s", name, exit, err,
+			out), w.Close())
 	}
 	return w, nil
 }

@@ -76,7 +76,8 @@ func (f fleet) podsReachHostsByName() {
 		})
 	}
 	took := f.await(30*time.Second, "a pod reaches vm1 by name", func() error {
-		out, err := f.Cluster.Kubectl(f.Context(), nil, "exec", "asks", "--", "ping", "-c", "1", "-W", "2", "vm1.skein-system.svc")
+		out, err := f.Cluster.Kubectl(f.Context(), nil, "exec", "asks", "--", "ping", "-c", "1", "-W", "2",
+			"vm1.skein-system.svc")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}

@@ -215,7 +215,8 @@ func (im Image) layer() ([]byte, error) {
 		if err := dir(path.Dir(n)); err != nil {
 			return nil, err
 		}
-		if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: n, Linkname: im.Links[name], Mode: 0o777}); err != nil {
+		if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: n, Linkname: im.Links[name],
+			Mode: 0o777}); err != nil {
 			return nil, err
 		}
 	}
@@ -236,7 +237,8 @@ func (im Image) file(t *tar.Writer, dir func(string) error, name string, b []byt
 }
 
 // applets are the programs that images have of busybox.
-var applets = []string{"cat", "date", "dd", "echo", "env", "false", "grep", "head", "hostname", "id", "ip", "kill", "ls",
+var applets = []string{"cat", "date", "dd", "echo", "env", "false", "grep", "head", "hostname", "id",
+	"ip", "kill", "ls",
 	"mkdir", "nc", "nslookup", "ping", "printf", "ps", "rm", "seq", "sh", "sleep", "tail", "test", "touch", "true", "wc",
 	"wget"}
 

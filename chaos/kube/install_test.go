@@ -27,9 +27,11 @@ func TestInstall(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, one := range []layout{
 		{name: "Kubeadm", heading: "With kubeadm", binDir: binDir, confDir: confDir, kubeconfig: "/etc/kubernetes/admin.conf",
-			server: (*installed).kubeadmInit, agent: (*installed).kubeadmJoin, serverCommand: "kubeadm init --config /etc/kubernetes/kubeadm.yaml",
-			agentCommand: "kubeadm join "},
-		{name: "K3s", heading: "With k3s", binDir: "/var/lib/rancher/k3s/data/cni", confDir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+			server: (*installed).kubeadmInit, agent: (*installed).kubeadmJoin,
+			serverCommand: "kubeadm init --config /etc/kubernetes/kubeadm.yaml",
+			agentCommand:  "kubeadm join "},
+		{name: "K3s", heading: "With k3s", binDir: "/var/lib/rancher/k3s/data/cni",
+			confDir:    "/var/lib/rancher/k3s/agent/etc/cni/net.d",
 			kubeconfig: "/etc/rancher/k3s/k3s.yaml", server: (*installed).k3sServer, agent: (*installed).k3sAgent,
 			serverCommand: "systemctl start k3s", agentCommand: "systemctl start k3s-agent"},
 	} {
@@ -67,7 +69,8 @@ type installed struct {
 }
 
 func install(t *testing.T, how layout) {
-	in := &installed{T: t, Fleet: bareFleet(t, "i"), layout: how, agents: map[string]*program{}, replace: map[string]string{}}
+	in := &installed{T: t, Fleet: bareFleet(t, "i"), layout: how, agents: map[string]*program{},
+		replace: map[string]string{}}
 	text, err := os.ReadFile("../../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +79,8 @@ func install(t *testing.T, how layout) {
 	in.root = filepath.Join(in.Config.Dir, "checkout")
 	deploy, err := filepath.Abs("../../deploy")
 	if err == nil {
-		err = errors.Join(os.MkdirAll(filepath.Join(in.root, "bin"), 0o755), os.Symlink(deploy, filepath.Join(in.root, "deploy")),
+		err = errors.Join(os.MkdirAll(filepath.Join(in.root, "bin"), 0o755),
+			os.Symlink(deploy, filepath.Join(in.root, "deploy")),
 			os.Symlink(in.Config.Binary, filepath.Join(in.root, "bin/skein")))
 	}
 	if err != nil {
@@ -110,8 +114,10 @@ func bareFleet(t *testing.T, name string) *Fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &Fleet{Machines: map[string]*Machine{}, Workers: map[string]*Worker{}, Config: FleetConfig{Root: "../..", Dir: dir,
-		Binary: filepath.Join(dir, "skein"), Name: fmt.Sprintf("%s%d", name, os.Getpid()), Artifacts: os.Getenv("SKEIN_ARTIFACTS")}}
+	f := &Fleet{Machines: map[string]*Machine{}, Workers: map[string]*Worker{},
+		Config: FleetConfig{Root: "../..", Dir: dir,
+			Binary: filepath.Join(dir, "skein"), Name: fmt.Sprintf("%s%d", name, os.Getpid()),
+			Artifacts: os.Getenv("SKEIN_ARTIFACTS")}}
 	build := exec.Command("go", "build", "-o", f.Config.Binary, "../../cmd/skein")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -142,7 +148,8 @@ func bareFleet(t *testing.T, name string) *Fleet {
 		t.Fatal(err)
 	}
 	spec.Name = f.Config.Name
-	if f.Lab, err = lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: f.Config.Binary}); err != nil {
+	if f.Lab, err = lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"),
+		Binary: f.Config.Binary}); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -158,8 +165,9 @@ func (in *installed) run(ctx context.Context, host, script string) (string, erro
 	if err != nil {
 		return "", err
 	}
-	return in.Machines[host].Run(ctx, on.Namespace, "/bin/sh", "-c", fmt.Sprintf("export PATH=\"/usr/local/bin:$PATH:%s\" HOME='%s' KUBECONFIG='%s'\n%s",
-		programs, in.Machines[host].Dir, in.kubeconfig, script))
+	return in.Machines[host].Run(ctx, on.Namespace, "/bin/sh", "-c",
+		fmt.Sprintf("export PATH=\"/usr/local/bin:$PATH:%s\" HOME='%s' KUBECONFIG='%s'\n%s",
+			programs, in.Machines[host].Dir, in.kubeconfig, script))
 }
 
 // walk carries out a section, for one host.
@@ -168,7 +176,8 @@ func (in *installed) walk(heading, host string, instead map[string]func(context.
 	on := func(host string) Host {
 		return func(ctx context.Context, script string) (string, error) { return in.run(ctx, host, script) }
 	}
-	w := Walk{Document: in.document, Heading: heading, Replace: in.replace, Instead: instead, Root: in.root, State: in.Config.Dir,
+	w := Walk{Document: in.document, Heading: heading, Replace: in.replace, Instead: instead, Root: in.root,
+		State:    in.Config.Dir,
 		Progress: func(s string) { in.Log(s) }, Hosts: map[string]Host{"cp": on("cp1"), "admin": on("cp1"), "node": on(host),
 			"hub": func(ctx context.Context, script string) (string, error) { return shell(ctx, in.Lab, "hub", script) }}}
 	if err := w.Run(in.Context()); err != nil {
@@ -305,12 +314,14 @@ func (in *installed) raiseAt(ctx context.Context, advertise string, sans []strin
 		return err
 	}
 	file := filepath.Join(in.Machines["cp1"].Dir, in.kubeconfig)
-	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), in.Cluster.KubeconfigFor(file, "administrator", "system:masters"))
+	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), in.Cluster.KubeconfigFor(file, "administrator",
+		"system:masters"))
 }
 
 // node starts containerd, kubelet and kube-proxy on a host, at the addresses that the document gives kubelet.
 func (in *installed) node(ctx context.Context, host, ips string) error {
-	cfg := WorkerConfig{Machine: in.Machines[host], Proxy: "nftables", Root: in.Config.Root, BinDir: in.binDir, ConfDir: in.confDir}
+	cfg := WorkerConfig{Machine: in.Machines[host], Proxy: "nftables", Root: in.Config.Root, BinDir: in.binDir,
+		ConfDir: in.confDir}
 	for text := range strings.SplitSeq(ips, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil {
@@ -368,7 +379,8 @@ func (in *installed) kubeadmInit(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := in.raiseAt(ctx, all.LocalAPIEndpoint.AdvertiseAddress, all.APIServer.CertSANs, all.Networking.PodSubnet, all.Networking.ServiceSubnet); err != nil {
+	if err := in.raiseAt(ctx, all.LocalAPIEndpoint.AdvertiseAddress, all.APIServer.CertSANs, all.Networking.PodSubnet,
+		all.Networking.ServiceSubnet); err != nil {
 		return err
 	}
 	ips, err := in.nodeIP("cp1")
@@ -439,7 +451,8 @@ func (in *installed) tellAgent(host string) {
 			return errors.Join(in.end(host), in.startAgent(ctx, host))
 		},
 		"node:/etc/skein/skein.yaml": func(_ context.Context, text string) error { // what the document says of k3s' paths
-			return in.Machines[host].WriteFile("etc/skein/skein.yaml", strings.NewReplacer(confDir, in.confDir, binDir, in.binDir).Replace(text))
+			return in.Machines[host].WriteFile("etc/skein/skein.yaml", strings.NewReplacer(confDir, in.confDir, binDir,
+				in.binDir).Replace(text))
 		},
 	})
 }
@@ -472,12 +485,14 @@ func (in *installed) works() {
 	if err != nil {
 		in.Error(err)
 	}
-	if ip := do("", "get", "pod", "web", "-o", "jsonpath={.status.podIP}"); !netip.MustParsePrefix("10.100.0.0/16").Contains(netip.MustParseAddr(ip)) {
+	if ip := do("", "get", "pod", "web", "-o",
+		"jsonpath={.status.podIP}"); !netip.MustParsePrefix("10.100.0.0/16").Contains(netip.MustParseAddr(ip)) {
 		in.Errorf("the pod has %s, and no address of the pool", ip)
 	}
 	for _, host := range []string{"cp1", "home1"} {
 		want := in.overlay(host)[0].String()
-		if has := do("", "get", "node", host, "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`); !strings.HasPrefix(has, want) {
+		if has := do("", "get", "node", host, "-o",
+			`jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`); !strings.HasPrefix(has, want) {
 			in.Errorf("Node %s is at %s, want %s", host, has, want)
 		}
 	}

@@ -48,7 +48,8 @@ egresses:
 `
 
 // theNodes are the Node objects of the lab's hosts; one's name is not the host's own.
-var theNodes = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1", "gone2": "gone2"}
+var theNodes = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1",
+	"gone2": "gone2"}
 
 // world is a lab with a control plane on dc1.
 type world struct {
@@ -541,16 +542,19 @@ func (w world) anAgentWritesItsOwnNodeAlone() {
 		return []string{"patch", "node", "cloud1", "--subresource=status", "--type=merge", "-p", body}
 	}
 	refused("no status but the condition", status(`{"status":{"capacity":{"cpu":"64"}}}`)...)
-	refused("no status but the condition", status(`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)...)
+	refused("no status but the condition",
+		status(`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)...)
 	refused("no status but the condition", status(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)...)
 	refused("forbidden", "delete", "node", "cloud1")
 	refused("forbidden", "get", "secrets", "-A")
-	if out, err := w.cluster.As(w.Context(), token, []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"x"}}`), "create", "-f", "-"); err == nil ||
+	if out, err := w.cluster.As(w.Context(), token, []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"x"}}`),
+		"create", "-f", "-"); err == nil ||
 		!strings.Contains(err.Error(), "forbidden") {
 		w.Errorf("an agent makes a Node: %s, %v", out, err)
 	}
 	unbound := w.kubectl(nil, "-n", "skein-system", "create", "token", "skein-agent")
-	if out, err := w.cluster.As(w.Context(), unbound, nil, patch("cloud1", `{"metadata":{"annotations":{"skein.dev/record":"x"}}}`)...); err == nil ||
+	if out, err := w.cluster.As(w.Context(), unbound, nil,
+		patch("cloud1", `{"metadata":{"annotations":{"skein.dev/record":"x"}}}`)...); err == nil ||
 		!strings.Contains(err.Error(), "bound to its Node") {
 		w.Errorf("a token that is bound to no Node: %s, %v", out, err)
 	}
@@ -561,7 +565,8 @@ func (w world) gossipCut() {
 	nft := func(rules string) {
 		w.Helper()
 		var out bytes.Buffer
-		if exit, err := w.lab.ExecIO(w.Context(), "home1", []string{"nft", "-f", "-"}, lab.Stdio{In: strings.NewReader(rules), Out: &out, Err: &out}); err != nil ||
+		if exit, err := w.lab.ExecIO(w.Context(), "home1", []string{"nft", "-f", "-"}, lab.Stdio{In: strings.NewReader(rules),
+			Out: &out, Err: &out}); err != nil ||
 			exit != 0 {
 			w.Fatalf("nft: %d, %v, %s", exit, err, out.String())
 		}
@@ -712,7 +717,8 @@ func (w world) addPod(ns, name string, annotations map[string]string) {
 // startPod has the plugin add a pod on home1, as a container runtime would.
 func (w world) startPod(ns, name string) {
 	w.Helper()
-	if err := w.lab.StartPods(w.Context(), 20*time.Second, lab.StartPods{Nodes: []string{"home1"}, Pods: []string{name}, Namespace: ns}); err != nil {
+	if err := w.lab.StartPods(w.Context(), 20*time.Second, lab.StartPods{Nodes: []string{"home1"}, Pods: []string{name},
+		Namespace: ns}); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -862,7 +868,8 @@ func (w world) membersAreShown() {
 			"-o",
 			`jsonpath={range .items[*]}{.metadata.name} {.status.nat} {.status.role} {.status.kubernetesNode} {.status.alive}{"\n"}{end}`,
 		)
-		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\ngone1 none agent gone1 true\ngone2 none agent gone2 true\nhome1 port-restricted-cone agent home1.example.com true\nvm1 none agent  true" {
+		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\ngone1 none agent gone1 true\ngone2 none "+
+			"agent gone2 true\nhome1 port-restricted-cone agent home1.example.com true\nvm1 none agent  true" {
 			return errors.New(out)
 		}
 		return nil
@@ -894,9 +901,11 @@ func (w world) addressPools() {
 		"rubbish":          {`{"subnets":[{"ipv4":"10.300.0.0/16"}]}`, "spec.subnets[0].ipv4: Invalid value"},
 		"host bits":        {`{"subnets":[{"ipv4":"10.102.0.1/16"}]}`, "want an IPv4 CIDR without host bits"},
 		"the wrong family": {`{"subnets":[{"ipv4":"fd64::/112"}]}`, "spec.subnets[0].ipv4"},
-		"unequal":          {`{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd64::/112"}]}`, "both subnets must have as many addresses each"},
-		"no subnet":        {`{"subnets":[]}`, "spec.subnets"},
-		"two kinds":        {`{"subnets":[{"ipv4":"10.102.0.0/24"},{"ipv6":"fd64::/112"}]}`, "all subnets must be of one kind"},
+		"unequal": {`{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd64::/112"}]}`, "both subnets must have as many " +
+			"addresses each"},
+		"no subnet": {`{"subnets":[]}`, "spec.subnets"},
+		"two kinds": {`{"subnets":[{"ipv4":"10.102.0.0/24"},{"ipv6":"fd64::/112"}]}`,
+			"all subnets must be of one kind"},
 	} {
 		if out, err := w.cluster.Kubectl(w.Context(), pool("bad", c.spec), "apply", "-f", "-"); err == nil ||
 			!strings.Contains(err.Error(), c.says) {
@@ -923,7 +932,8 @@ func (w world) addressPools() {
 	w.startPod("lan", "p1")
 	w.inPool("p1", "10.102.0.0/24")
 	w.within(20*time.Second, "its block is mirrored", func() error {
-		if out := w.kubectl(nil, "get", "addressblocks", "-o", `jsonpath={range .items[?(@.spec.pool=="lan")]}{.spec.node}{end}`); !strings.Contains(
+		if out := w.kubectl(nil, "get", "addressblocks", "-o",
+			`jsonpath={range .items[?(@.spec.pool=="lan")]}{.spec.node}{end}`); !strings.Contains(
 			out,
 			"home1",
 		) {
@@ -941,7 +951,8 @@ func (w world) addressPools() {
 	if out := w.skein("dc1", "pool", "show", "lan"); !strings.Contains(out, "30s") {
 		w.Errorf("%s", out)
 	}
-	if out, err := w.cluster.Kubectl(w.Context(), nil, "patch", "addresspool", "lan", "--type=merge", "-p", `{"spec":{"blockSizeBits":4}}`); err == nil ||
+	if out, err := w.cluster.Kubectl(w.Context(), nil, "patch", "addresspool", "lan", "--type=merge", "-p",
+		`{"spec":{"blockSizeBits":4}}`); err == nil ||
 		!strings.Contains(err.Error(), "the size of blocks cannot be changed") {
 		w.Errorf("%s, %v", out, err)
 	}

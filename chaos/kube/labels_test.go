@@ -104,7 +104,8 @@ func (w world) kubeletsChooseNothing() {
 	}{
 		{"a label", []string{"label", "node", "cloud1", "skein.dev/edge=yes"}, "no label under skein.dev/"},
 		{"an annotation", []string{"annotate", "node", "cloud1", "skein.dev/location=x"}, "no annotation under skein.dev/"},
-		{"a record", []string{"annotate", "--overwrite", "node", "cloud1", "skein.dev/record=x"}, "no annotation under skein.dev/"},
+		{"a record", []string{"annotate", "--overwrite", "node", "cloud1", "skein.dev/record=x"}, "no annotation under " +
+			"skein.dev/"},
 		{"its own label", []string{"label", "node", "cloud1", "example.com/x=y"}, ""},
 		{"that label again", []string{"label", "node", "cloud1", "example.com/x-"}, ""},
 		{"the taint", []string{"taint", "node", "cloud1", taint + ":NoSchedule"}, "taint"},

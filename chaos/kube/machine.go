@@ -55,7 +55,8 @@ echo ready
 exec cat >/dev/null`
 
 // hostFiles are those of this machine's /etc that programs on any host need.
-var hostFiles = []string{"alternatives", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd",
+var hostFiles = []string{"alternatives", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+	"nsswitch.conf", "passwd",
 	"protocols", "services", "ssl"}
 
 // machines counts those of this process: two fleets may have nodes of one name.
@@ -73,7 +74,8 @@ func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 		if _, err := os.Lstat("/etc/" + f); err != nil {
 			continue
 		}
-		if out, err := exec.CommandContext(ctx, "cp", "-a", "/etc/"+f, filepath.Join(dir, "etc")).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(ctx, "cp", "-a", "/etc/"+f,
+			filepath.Join(dir, "etc")).CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("machine %s: copy /etc/%s: %w: %s", name, f, err, out)
 		}
 	}
@@ -87,7 +89,8 @@ func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 	if err := m.makeCgroups(); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", name, err)
 	}
-	m.holder = exec.Command("unshare", "--mount", "--uts", "--propagation", "slave", "/bin/sh", "-c", makeMachine, dir, name)
+	m.holder = exec.Command("unshare", "--mount", "--uts", "--propagation", "slave", "/bin/sh", "-c",
+		makeMachine, dir, name)
 	m.holder.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var errs bytes.Buffer
 	m.holder.Stderr = &errs
@@ -103,7 +106,8 @@ func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 	}
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		_ = m.holder.Wait()
-		return nil, errors.Join(fmt.Errorf("machine %s: its mounts cannot be made: %s", name, errs.String()), m.removeCgroups())
+		return nil, errors.Join(fmt.Errorf("machine %s: its mounts cannot be made: %s", name, errs.String()),
+			m.removeCgroups())
 	}
 	return m, nil
 }
@@ -112,7 +116,8 @@ func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 // same.
 func (m *Machine) Enter() []string {
 	pid := m.holder.Process.Pid
-	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", pid), fmt.Sprintf("--uts=/proc/%d/ns/uts", pid), "--"}
+	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", pid),
+		fmt.Sprintf("--uts=/proc/%d/ns/uts", pid), "--"}
 }
 
 // command is a command in the machine and in a network namespace, which Start must be called in (fabric.In).

@@ -27,7 +27,8 @@ func (w world) namesOfHosts() {
 	told := func(says string) {
 		w.Helper()
 		w.within(20*time.Second, "told: "+says, func() error {
-			if p := strings.Join(w.problems("dc1"), "; "); (says != "") != strings.Contains(p, "name vm1") || !strings.Contains(p, says) {
+			if p := strings.Join(w.problems("dc1"), "; "); (says != "") != strings.Contains(p, "name vm1") ||
+				!strings.Contains(p, says) {
 				return fmt.Errorf("problems: %q", p)
 			}
 			return nil
@@ -39,7 +40,8 @@ func (w world) namesOfHosts() {
 		w.Fatal(err)
 	}
 	for slice, family := range map[string]string{"vm1-v4": "IPv4", "vm1-v6": "IPv6"} {
-		have := strings.Fields(w.get(`{.addressType} {.endpoints[*].addresses[*]}`, "-n", "skein-system", "endpointslice", slice))
+		have := strings.Fields(w.get(`{.addressType} {.endpoints[*].addresses[*]}`, "-n", "skein-system",
+			"endpointslice", slice))
 		if len(have) != 2 || have[0] != family || !slices.Contains(info.Overlay, have[1]) {
 			w.Errorf("%s: %v, want one of %v", slice, have, info.Overlay)
 		}
@@ -82,13 +84,15 @@ func (w world) namesAreGuarded() {
 		"spec":{"clusterIP":"None"}}`), "create", "-f", "-")
 	defer w.kubectl(nil, "-n", "skein-system", "delete", "service", "other")
 	service := func(name, ns, spec string) string {
-		return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"namespace":%q,"labels":{"skein.dev/member":%q}},"spec":%s}`,
+		return fmt.Sprintf(
+			`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"namespace":%q,"labels":{"skein.dev/member":%q}},"spec":%s}`,
 			name, ns, name, spec)
 	}
 	for what, c := range map[string]struct{ body, refused string }{
-		"an external address": {service("x", "skein-system", `{"clusterIP":"None","externalIPs":["192.0.2.1"]}`), "headless Services alone"},
-		"an address":          {service("x", "skein-system", `{"ports":[{"port":80}]}`), "headless Services alone"},
-		"another namespace":   {service("x", "default", `{"clusterIP":"None"}`), "forbidden"},
+		"an external address": {service("x", "skein-system", `{"clusterIP":"None","externalIPs":["192.0.2.1"]}`),
+			"headless Services alone"},
+		"an address":        {service("x", "skein-system", `{"ports":[{"port":80}]}`), "headless Services alone"},
+		"another namespace": {service("x", "default", `{"clusterIP":"None"}`), "forbidden"},
 		"another's slice": {`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"x","namespace":"skein-system",
 			"labels":{"skein.dev/member":"x","kubernetes.io/service-name":"other"}},"addressType":"IPv4","endpoints":[]}`, "EndpointSlices of members alone"},
 	} {

@@ -30,7 +30,8 @@ func (f *Fleet) useReferencePlugins(ctx context.Context, w *Worker) error {
 		ranges = append(ranges, []any{map[string]any{"subnet": c}})
 	}
 	b, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": []any{
-		map[string]any{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true, "mtu": 1420,
+		map[string]any{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+			"hairpinMode": true, "mtu": 1420,
 			"ipam": map[string]any{"type": "host-local", "ranges": ranges,
 				"routes": []any{map[string]any{"dst": "0.0.0.0/0"}, map[string]any{"dst": "::/0"}}}},
 		map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}},
@@ -59,14 +60,17 @@ func (c *Cluster) podCIDRs(ctx context.Context, node string) ([]string, error) {
 
 // Commands runs a script as an administrator would on a node: skein is the node's own, and kubectl the cluster's.
 func (f *Fleet) Commands(ctx context.Context, node, script string) (string, error) {
-	kubectl := fmt.Sprintf("%q --cache-dir %q --kubeconfig /dev/null --server https://%s --certificate-authority %q --client-certificate %q --client-key %q",
-		filepath.Join(f.Cluster.Programs, "kubectl"), f.Cluster.file("kubectl-cache"), netip.AddrPortFrom(f.Cluster.Addresses[0], apiPort), f.Cluster.file("ca.crt"),
+	kubectl := fmt.Sprintf("%q --cache-dir %q --kubeconfig /dev/null --server https://%s --certificate-authority %q "+
+		"--client-certificate %q --client-key %q",
+		filepath.Join(f.Cluster.Programs, "kubectl"), f.Cluster.file("kubectl-cache"),
+		netip.AddrPortFrom(f.Cluster.Addresses[0], apiPort), f.Cluster.file("ca.crt"),
 		f.Cluster.file("admin.crt"), f.Cluster.file("admin.key"))
 	root, err := filepath.Abs(f.Config.Root)
 	if err != nil {
 		return "", err
 	}
-	out, exit, err := f.Lab.Exec(ctx, node, "sh", "-ec", fmt.Sprintf("cd %q\nskein() { %q \"$@\"; }\nkubectl() { %s \"$@\"; }\n%s",
+	out, exit, err := f.Lab.Exec(ctx, node, "sh", "-ec", fmt.Sprintf("cd %q\nskein() { %q \"$@\"; }\nkubectl() { %s "+
+		"\"$@\"; }\n%s",
 		root, f.Config.Binary, kubectl, script))
 	if err == nil && exit != 0 {
 		err = fmt.Errorf("exit status %d", exit)

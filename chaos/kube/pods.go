@@ -35,7 +35,8 @@ func (c *Cluster) Pod(ctx context.Context, namespace, name string) (p PodState, 
 // Processes are those of a pod's containers, its sandbox among them, by this machine's numbers: the kernel's word,
 // which needs no apiserver.
 func (w *Worker) Processes(uid string) (pids []int, err error) {
-	err = filepath.WalkDir(filepath.Join(hierarchies()[0], w.Machine.cgroup), func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(hierarchies()[0], w.Machine.cgroup), func(path string, d fs.DirEntry,
+		err error) error {
 		if err != nil || d.Name() != "cgroup.procs" || !strings.Contains(path, "pod"+uid+"/") {
 			return nil // groups come and go meanwhile
 		}

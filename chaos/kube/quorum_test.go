@@ -119,7 +119,9 @@ func (q *quorum) loseOne(c *Cluster) {
 	}
 	q.judge(writes, "one member killed")
 	q.start(victim)
-	if _, err := poll(q.Context(), 20*time.Second, tryEvery, func() error { return q.put(q.Context(), victim) }); err != nil {
+	if _, err := poll(q.Context(), 20*time.Second, tryEvery, func() error {
+		return q.put(q.Context(), victim)
+	}); err != nil {
 		q.Errorf("%s, which was killed, does not come back: %v\n%s", victim, err, q.logs())
 	}
 }

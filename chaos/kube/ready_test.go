@@ -139,7 +139,8 @@ func (w world) taintsAreGuarded() {
 		"cordoning":    `{"spec":{"unschedulable":true}}`,
 		"a pod's CIDR": `{"spec":{"podCIDR":"10.1.0.0/24","podCIDRs":["10.1.0.0/24"]}}`,
 	} {
-		if out, err := w.cluster.As(w.Context(), token, nil, "patch", "node", "other1", "--type=merge", "-p", body); err == nil {
+		if out, err := w.cluster.As(w.Context(), token, nil, "patch", "node", "other1", "--type=merge", "-p",
+			body); err == nil {
 			w.Errorf("an admin node writes %s of another's Node: %s", what, out)
 		}
 	}

@@ -61,7 +61,8 @@ func (f fleet) services() {
 func (f fleet) serviceRoutes() {
 	_, services, _ := strings.Cut(serviceRange, ",")
 	for node := range f.Workers {
-		out, exit, err := f.Lab.Exec(f.Context(), node, "ip", "-6", "route", "replace", services, "dev", dataplane.DefaultNumbers().Link)
+		out, exit, err := f.Lab.Exec(f.Context(), node, "ip", "-6", "route", "replace", services, "dev",
+			dataplane.DefaultNumbers().Link)
 		if err != nil || exit != 0 {
 			f.Fatalf("route on %s: %d, %v: %s", node, exit, err, out)
 		}

@@ -68,7 +68,8 @@ echo "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"$CNI_IFNAME\", \
 // useCoil gives a node the stand-in of Coil as its CNI.
 func useCoil(_ context.Context, w *Worker) error {
 	first := netip.MustParsePrefix(coilBlocks[w.On.Name]).Addr().As4()
-	script := strings.NewReplacer("PREFIX", fmt.Sprintf("%d.%d.%d", first[0], first[1], first[2]), "FIRST", fmt.Sprint(first[3])).Replace(coilPlugin)
+	script := strings.NewReplacer("PREFIX", fmt.Sprintf("%d.%d.%d", first[0], first[1], first[2]), "FIRST",
+		fmt.Sprint(first[3])).Replace(coilPlugin)
 	return errors.Join(
 		os.WriteFile(filepath.Join(w.Machine.Dir, binDir, "coil"), []byte(script), 0o755),
 		os.WriteFile(filepath.Join(w.Machine.Dir, confDir, "10-coil.conflist"),
@@ -79,7 +80,8 @@ func useCoil(_ context.Context, w *Worker) error {
 func coilObjects() string {
 	var out strings.Builder
 	for _, d := range []struct{ kind, plural, scope string }{
-		{"AddressPool", "addresspools", "Cluster"}, {"AddressBlock", "addressblocks", "Cluster"}, {"Egress", "egresses", "Namespaced"},
+		{"AddressPool", "addresspools", "Cluster"}, {"AddressBlock", "addressblocks", "Cluster"},
+		{"Egress", "egresses", "Namespaced"},
 	} {
 		fmt.Fprintf(&out, `---
 apiVersion: apiextensions.k8s.io/v1
@@ -136,7 +138,8 @@ ipv4: %s
 // here: a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
 func TestTakeOver(t *testing.T) {
 	testenv.NeedRoot(t)
-	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})
+	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil,
+		Nodes: []string{"cp1", "home1", "cloud1"}})
 	f.kubectl([]byte(coilObjects()), "apply", "-f", "-")
 	f.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd/addresspools.coil.cybozu.com",
 		"crd/addressblocks.coil.cybozu.com", "crd/egresses.coil.cybozu.com")
@@ -177,7 +180,8 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	f.await(5*time.Second, "the pod of Coil is known", func() error {
-		if list := f.skeinOn("home1", "ip", "list"); !strings.Contains(list, home.String()) || !strings.Contains(list, "adopted") {
+		if list := f.skeinOn("home1", "ip", "list"); !strings.Contains(list, home.String()) ||
+			!strings.Contains(list, "adopted") {
 			return errors.New(list)
 		}
 		return nil
@@ -201,7 +205,8 @@ func TestTakeOver(t *testing.T) {
 		}
 		return nil
 	})
-	f.kubectl(nil, "delete", "crd", "addresspools.coil.cybozu.com", "addressblocks.coil.cybozu.com", "egresses.coil.cybozu.com")
+	f.kubectl(nil, "delete", "crd", "addresspools.coil.cybozu.com", "addressblocks.coil.cybozu.com",
+		"egresses.coil.cybozu.com")
 	if _, err := f.fromPod("web-new", cloud, 8080, "hostname"); err != nil {
 		t.Errorf("after Coil's definitions are gone: %v", err)
 	}
@@ -279,5 +284,6 @@ func ofNode(script, node string) string {
 // container is the ID of a pod's container, and how often it was started.
 func (f fleet) container(pod string) string {
 	f.Helper()
-	return f.kubectl(nil, "get", "pod", pod, "-o", "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}")
+	return f.kubectl(nil, "get", "pod", pod, "-o", "jsonpath={.status.containerStatuses[0].containerID} "+
+		"{.status.containerStatuses[0].restartCount}")
 }

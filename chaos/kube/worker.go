@@ -199,7 +199,8 @@ func taints(text string) []map[string]string {
 func (w *Worker) StartContainerd(ctx context.Context) error {
 	var err error
 	w.containerd, err = w.Machine.start(w.On.Namespace, "containerd",
-		[]string{"PATH=" + filepath.Join(w.containers, "usr/bin") + ":" + filepath.Join(w.containers, "usr/sbin") + ":" + os.Getenv("PATH")},
+		[]string{"PATH=" + filepath.Join(w.containers, "usr/bin") + ":" + filepath.Join(w.containers, "usr/sbin") + ":" +
+			os.Getenv("PATH")},
 		filepath.Join(w.containers, "usr/bin/containerd"), "--config", "/etc/kubernetes/containerd.toml")
 	if err != nil {
 		return err
@@ -238,7 +239,8 @@ func (w *Worker) StartKubelet() error {
 	for _, a := range w.Addresses {
 		ips = append(ips, a.String())
 	}
-	argv := []string{filepath.Join(w.cluster.Programs, "kubelet"), "--config", "/etc/kubernetes/kubelet.yaml", "--kubeconfig",
+	argv := []string{filepath.Join(w.cluster.Programs, "kubelet"), "--config",
+		"/etc/kubernetes/kubelet.yaml", "--kubeconfig",
 		"/etc/kubernetes/kubelet.kubeconfig", "--hostname-override", w.Name, "--node-ip", strings.Join(ips, ",")}
 	if w.Labels != "" {
 		argv = append(argv, "--node-labels", w.Labels)

@@ -127,12 +127,14 @@ func (n nodeAccount) namespacesAndKernel() (out []string) {
 	}
 	for _, p := range n.exported {
 		if !slices.Contains(n.unreachable, p) && !(p.IsSingleIP() && slices.Contains(n.hosts, p.Addr())) {
-			out = append(out, fmt.Sprintf("%s: %s is exported, but not unreachable in table %d: packets for what no pod has would circle", n.node, p, podTable))
+			out = append(out, fmt.Sprintf("%s: %s is exported, but not unreachable in table %d: packets for what no pod has "+
+				"would circle", n.node, p, podTable))
 		}
 	}
 	for _, p := range n.unreachable {
 		if !slices.Contains(n.exported, p) {
-			out = append(out, fmt.Sprintf("%s: %s is unreachable in table %d, but is no route of table %d", n.node, p, podTable, exportTable))
+			out = append(out, fmt.Sprintf("%s: %s is unreachable in table %d, but is no route of table %d", n.node, p,
+				podTable, exportTable))
 		}
 	}
 	return out
@@ -153,12 +155,15 @@ func (n nodeAccount) blocksBy(agent string, v *agentAccount) (out []string) {
 		}
 	}
 	inside := func(addr netip.Addr) bool {
-		return slices.Contains(statics, addr) || slices.ContainsFunc(blocks, func(p netip.Prefix) bool { return p.Contains(addr) })
+		return slices.Contains(statics, addr) || slices.ContainsFunc(blocks, func(p netip.Prefix) bool {
+			return p.Contains(addr)
+		})
 	}
 	for _, p := range n.pods {
 		for _, addr := range p.addrs {
 			if !inside(addr) {
-				out = append(out, fmt.Sprintf("%s/%s has %s, which is in no block of %s as %s sees it", n.node, p.name, addr, n.node, agent))
+				out = append(out, fmt.Sprintf("%s/%s has %s, which is in no block of %s as %s sees it", n.node, p.name,
+					addr, n.node, agent))
 			}
 		}
 	}
@@ -169,7 +174,8 @@ func (n nodeAccount) blocksBy(agent string, v *agentAccount) (out []string) {
 	}
 	for _, p := range n.exported {
 		if !slices.Contains(blocks, p) && !(p.IsSingleIP() && slices.Contains(statics, p.Addr())) {
-			out = append(out, fmt.Sprintf("%s: table %d has %s, which is no block of its as %s sees it", n.node, exportTable, p, agent))
+			out = append(out, fmt.Sprintf("%s: table %d has %s, which is no block of its as %s sees it", n.node,
+				exportTable, p, agent))
 		}
 	}
 	return out
@@ -182,7 +188,9 @@ func (v *agentAccount) overlaps(agent string) (out []string) {
 			out = append(out, fmt.Sprintf("%s belongs to %s as %s sees it, which is no node", b, b.unknown, agent))
 		}
 		for _, c := range v.blocks[:i] {
-			if slices.ContainsFunc(b.prefixes, func(p netip.Prefix) bool { return slices.ContainsFunc(c.prefixes, p.Overlaps) }) {
+			if slices.ContainsFunc(b.prefixes, func(p netip.Prefix) bool {
+				return slices.ContainsFunc(c.prefixes, p.Overlaps)
+			}) {
 				out = append(out, fmt.Sprintf("%s and %s overlap as %s sees them", c, b, agent))
 			}
 		}
@@ -208,7 +216,8 @@ func (n nodeAccount) ownPods() (out []string) {
 	}
 	for _, p := range n.view.pods {
 		if _, left := said[p.containerID]; left {
-			out = append(out, fmt.Sprintf("%s: its agent keeps %s for container %q, which is gone", n.node, list(p.addrs), p.containerID))
+			out = append(out, fmt.Sprintf("%s: its agent keeps %s for container %q, which is gone", n.node,
+				list(p.addrs), p.containerID))
 		}
 	}
 	return out
@@ -228,7 +237,8 @@ func (n nodeAccount) spare() (out []string) {
 	}
 	for _, p := range pools {
 		if len(empty[p]) > 1 {
-			out = append(out, fmt.Sprintf("%s keeps %d empty blocks of pool %s (%s), one is its to keep", n.node, len(empty[p]), p, strings.Join(empty[p], ", ")))
+			out = append(out, fmt.Sprintf("%s keeps %d empty blocks of pool %s (%s), one is its to keep", n.node, len(empty[p]),
+				p, strings.Join(empty[p], ", ")))
 		}
 	}
 	return out

@@ -36,11 +36,14 @@ func agreeing() accounts {
 			statics: []staticAccount{{node: "b", addrs: addrs("10.2.0.1")}, {node: "", addrs: addrs("10.2.0.2")}},
 		}
 	}
-	a := nodeAccount{node: "a", pods: []podAccount{{"p", "a.p.1", addrs("10.1.0.1", "fd01::1")}}, hosts: addrs("10.1.0.1", "fd01::1"),
-		unreachable: prefixes("10.1.0.0/30", "10.1.0.8/30", "fd01::/126", "fd01::8/126"), exported: prefixes("10.1.0.0/30", "10.1.0.8/30", "fd01::/126", "fd01::8/126"), view: view("a")}
+	a := nodeAccount{node: "a", pods: []podAccount{{"p", "a.p.1", addrs("10.1.0.1", "fd01::1")}},
+		hosts:       addrs("10.1.0.1", "fd01::1"),
+		unreachable: prefixes("10.1.0.0/30", "10.1.0.8/30", "fd01::/126", "fd01::8/126"), exported: prefixes("10.1.0.0/30",
+			"10.1.0.8/30", "fd01::/126", "fd01::8/126"), view: view("a")}
 	a.view.pods = slices.Clone(a.pods)
 	b := nodeAccount{node: "b", pods: []podAccount{{"q", "b.q.1", addrs("10.2.0.1")}}, hosts: addrs("10.2.0.1"),
-		unreachable: prefixes("10.1.0.4/30", "fd01::4/126"), exported: prefixes("10.1.0.4/30", "10.2.0.1/32", "fd01::4/126"), view: view("b")}
+		unreachable: prefixes("10.1.0.4/30", "fd01::4/126"), exported: prefixes("10.1.0.4/30", "10.2.0.1/32", "fd01::4/126"),
+		view: view("b")}
 	b.view.pods = slices.Clone(b.pods)
 	return accounts{a, b}
 }
@@ -66,36 +69,53 @@ func TestAccountsThatContradict(t *testing.T) {
 			b.pods = append(b.pods, podAccount{"r", "b.r.1", addrs("10.1.0.1")})
 			b.view.pods, b.hosts = b.pods, append(b.hosts, addrs("10.1.0.1")...)
 		}, []string{"10.1.0.1 is given twice: a/p and b/r have it",
-			"b/r has 10.1.0.1, which is in no block of b as a sees it", "b/r has 10.1.0.1, which is in no block of b as b sees it"}},
+			"b/r has 10.1.0.1, which is in no block of b as a sees it", "b/r has 10.1.0.1, which is in no block of b as b " +
+				"sees it"}},
 		{"a block taken from under a pod", func(a, b *nodeAccount) { b.view.blocks = b.view.blocks[1:] },
-			[]string{"a/p has 10.1.0.1, which is in no block of a as b sees it", "a/p has fd01::1, which is in no block of a as b sees it",
-				"a: table 119 has 10.1.0.0/30, which is no block of its as b sees it", "a: table 119 has fd01::/126, which is no block of its as b sees it"}},
+			[]string{"a/p has 10.1.0.1, which is in no block of a as b sees it", "a/p has fd01::1, which is in no block of a " +
+				"as b sees it",
+				"a: table 119 has 10.1.0.0/30, which is no block of its as b sees it",
+				"a: table 119 has fd01::/126, which is no block of its as b sees it"}},
 		{"a static address that moved", func(a, b *nodeAccount) { a.view.statics[0].node = "a" },
-			[]string{"b/q has 10.2.0.1, which is in no block of b as a sees it", "b: table 119 has 10.2.0.1/32, which is no block of its as a sees it"}},
-		{"a route missing", func(a, _ *nodeAccount) { a.hosts = a.hosts[1:] }, []string{"a: no route of table 116 leads to pod address 10.1.0.1"}},
-		{"a route left", func(_, b *nodeAccount) { b.hosts = append(b.hosts, addrs("10.1.0.5")...) }, []string{"b: a route of table 116 leads to 10.1.0.5, which no pod has"}},
-		{"a pod leaked", func(a, _ *nodeAccount) { a.pods, a.hosts = nil, nil }, []string{`a: its agent keeps 10.1.0.1 and fd01::1 for container "a.p.1", which is gone`}},
-		{"a pod unknown", func(_, b *nodeAccount) { b.view.pods = nil }, []string{"b/q has 10.2.0.1, and its agent does not know it"}},
-		{"another address", func(_, b *nodeAccount) { b.view.pods[0].addrs = addrs("10.1.0.5") }, []string{"b/q has 10.2.0.1, and its agent says 10.1.0.5"}},
-		{"two spare blocks", func(a, _ *nodeAccount) { a.view.blocks[0].used = 0 }, []string{"a keeps 2 empty blocks of pool default (0, 2), one is its to keep"}},
+			[]string{"b/q has 10.2.0.1, which is in no block of b as a sees it", "b: table 119 has 10.2.0.1/32, which is no " +
+				"block of its as a sees it"}},
+		{"a route missing", func(a, _ *nodeAccount) { a.hosts = a.hosts[1:] }, []string{"a: no route of table 116 leads to " +
+			"pod address 10.1.0.1"}},
+		{"a route left", func(_, b *nodeAccount) { b.hosts = append(b.hosts, addrs("10.1.0.5")...) },
+			[]string{"b: a route of table 116 leads to 10.1.0.5, which no pod has"}},
+		{"a pod leaked", func(a, _ *nodeAccount) {
+			a.pods, a.hosts = nil, nil
+		}, []string{`a: its agent keeps 10.1.0.1 and fd01::1 for container "a.p.1", which is gone`}},
+		{"a pod unknown", func(_, b *nodeAccount) { b.view.pods = nil }, []string{"b/q has 10.2.0.1, and its agent does " +
+			"not know it"}},
+		{"another address", func(_, b *nodeAccount) { b.view.pods[0].addrs = addrs("10.1.0.5") },
+			[]string{"b/q has 10.2.0.1, and its agent says 10.1.0.5"}},
+		{"two spare blocks", func(a, _ *nodeAccount) { a.view.blocks[0].used = 0 }, []string{"a keeps 2 empty blocks of " +
+			"pool default (0, 2), one is its to keep"}},
 		{"a block not exported", func(a, _ *nodeAccount) { a.exported, a.unreachable = a.exported[:3], a.unreachable[:3] },
-			[]string{"a: its block fd01::8/126, as a sees it, is not in table 119", "a: its block fd01::8/126, as b sees it, is not in table 119"}},
-		{"a loop", func(a, _ *nodeAccount) { a.unreachable = a.unreachable[:3] }, []string{"a: fd01::8/126 is exported, but not unreachable in table 116: packets for what no pod has would circle"}},
+			[]string{"a: its block fd01::8/126, as a sees it, is not in table 119", "a: its block fd01::8/126, as b sees it, " +
+				"is not in table 119"}},
+		{"a loop", func(a, _ *nodeAccount) { a.unreachable = a.unreachable[:3] }, []string{"a: fd01::8/126 is exported, " +
+			"but not unreachable in table 116: packets for what no pod has would circle"}},
 		{"a pool refused behind its blocks", func(a, b *nodeAccount) {
 			a.view.pools = prefixes("10.1.0.0/24", "fd01::/120")
 			a.unreachable, b.unreachable = append(a.unreachable, a.view.pools...), append(b.unreachable, a.view.pools...)
 		}, nil},
-		{"something else refused", func(a, _ *nodeAccount) { a.unreachable = append(a.unreachable, prefixes("10.9.0.0/24")...) },
+		{"something else refused", func(a, _ *nodeAccount) {
+			a.unreachable = append(a.unreachable, prefixes("10.9.0.0/24")...)
+		},
 			[]string{"a: 10.9.0.0/24 is unreachable in table 116, but is no route of table 119"}},
 		{"overlapping blocks", func(a, _ *nodeAccount) {
 			a.view.blocks[3].prefixes = prefixes("10.1.0.0/16")
 			a.view.blocks = append(a.view.blocks[:1], a.view.blocks[2:]...)
 			a.view.blocks = a.view.blocks[:3]
 		}, []string{
-			"b: table 119 has 10.1.0.4/30, which is no block of its as a sees it", "b: table 119 has fd01::4/126, which is no block of its as a sees it",
+			"b: table 119 has 10.1.0.4/30, which is no block of its as a sees it",
+			"b: table 119 has fd01::4/126, which is no block of its as a sees it",
 			"block 0 of pool default (10.1.0.0/30, fd01::/126) and block 0 of pool kept (10.1.0.0/16) overlap as a sees them",
 			"block 2 of pool default (10.1.0.8/30, fd01::8/126) and block 0 of pool kept (10.1.0.0/16) overlap as a sees them"}},
-		{"a block of nobody", func(_, b *nodeAccount) { b.view.blocks[3].unknown = "0a" }, []string{"block 0 of pool kept (10.2.0.0/30) belongs to 0a as b sees it, which is no node"}},
+		{"a block of nobody", func(_, b *nodeAccount) { b.view.blocks[3].unknown = "0a" }, []string{"block 0 of pool kept " +
+			"(10.2.0.0/30) belongs to 0a as b sees it, which is no node"}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -104,7 +104,8 @@ func (a *agent) launch(l *Lab, extra ...string) error {
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "--- lab: skein up %s at %s\n", strings.Join(extra, " "), time.Now().Format(time.RFC3339Nano))
-	args := append([]string{l.binary(), "up", "--config", a.configFile(), "--state-dir", a.stateDir(), "--run-dir", a.runDir()}, extra...)
+	args := append([]string{l.binary(), "up", "--config", a.configFile(), "--state-dir", a.stateDir(), "--run-dir",
+		a.runDir()}, extra...)
 	if a.node.Role != "" {
 		args = append(args, "--role", a.node.Role)
 	}
@@ -148,7 +149,8 @@ func (a *agent) end(ctx context.Context, sig unix.Signal, then Condition) error 
 	defer cancel()
 	if err := p.wait(ctx); err != nil {
 		_ = p.signal(unix.SIGKILL)
-		return fmt.Errorf("node %s: its agent did not end within %s of signal %s and was killed: %w", a.node.Name, stopWithin, sig, err)
+		return fmt.Errorf("node %s: its agent did not end within %s of signal %s and was killed: %w", a.node.Name,
+			stopWithin, sig, err)
 	}
 	if exited != nil {
 		<-exited // reaped, and its log is complete
@@ -191,7 +193,8 @@ func (a *agent) ready(ctx context.Context, member bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("node %s: its agent is not ready after %s: %w; the end of its log:\n%s", a.node.Name, readyWithin, last, a.logTail())
+			return fmt.Errorf("node %s: its agent is not ready after %s: %w; the end of its log:\n%s", a.node.Name, readyWithin,
+				last, a.logTail())
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -156,7 +156,8 @@ func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
 		}
 	}
 	for _, b := range blocks.GetBlocks() {
-		x := blockAccount{pool: b.GetBlock().GetPool(), number: b.GetBlock().GetNumber(), used: b.GetUsed(), own: b.GetLocal()}
+		x := blockAccount{pool: b.GetBlock().GetPool(), number: b.GetBlock().GetNumber(), used: b.GetUsed(),
+			own: b.GetLocal()}
 		if id := b.GetBlock().GetNodeId(); id != "" {
 			if x.node = names[id]; x.node == "" {
 				x.unknown = id

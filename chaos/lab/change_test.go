@@ -61,7 +61,8 @@ func TestBoundsOfTrafficAreKept(t *testing.T) {
   - {block: {from: a1, to: b1, proto: tcp}}
   - {transfer: {from: a1, to: b1, bytes: 1000}, within: 300ms}
 `)
-	if _, err := Run(t.Context(), spec, opts); err == nil || !strings.Contains(err.Error(), "1000 bytes from a1 to b1 did not arrive within 300ms") {
+	if _, err := Run(t.Context(), spec, opts); err == nil || !strings.Contains(err.Error(), "1000 bytes from a1 to b1 "+
+		"did not arrive within 300ms") {
 		t.Errorf("a transfer over a cut: %v", err)
 	}
 }
@@ -117,7 +118,8 @@ func TestNetworkChanges(t *testing.T) {
 	for _, l := range []*Lab{l, again} {
 		b, _ := l.Network().Site("b")
 		info, err := l.Node("b1")
-		if err != nil || b.NAT != fabric.UDPBlocked || b.Generation != 1 || info.Site != "a" || info.Host.Addr.String() != "198.18.1.12" {
+		if err != nil || b.NAT != fabric.UDPBlocked || b.Generation != 1 || info.Site != "a" ||
+			info.Host.Addr.String() != "198.18.1.12" {
 			t.Errorf("site b is %s, generation %d, b1 is at %s in %s, %v", b.NAT, b.Generation, info.Host.Addr, info.Site, err)
 		}
 	}

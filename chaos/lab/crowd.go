@@ -9,7 +9,8 @@ import (
 
 // crowdKinds are the sites of a crowd, each behind a NAT of another kind.
 var crowdKinds = []struct{ site, nat string }{
-	{"dc", "none"}, {"flat", "restricted-cone"}, {"home", "port-restricted-cone"}, {"cloud", "symmetric"}, {"far", "double"},
+	{"dc", "none"}, {"flat", "restricted-cone"}, {"home", "port-restricted-cone"}, {"cloud", "symmetric"},
+	{"far", "double"},
 }
 
 // crowdServers is how many of the public nodes of a crowd are servers and relays.

@@ -16,7 +16,8 @@ func TestCrowd(t *testing.T) {
 				servers++
 			}
 		}
-		if want := min(crowdServers, (agents+len(crowdKinds)-1)/len(crowdKinds)); len(spec.Nodes) != agents || servers != want {
+		if want := min(crowdServers, (agents+len(crowdKinds)-1)/len(crowdKinds)); len(spec.Nodes) != agents ||
+			servers != want {
 			t.Errorf("%d agents: %d nodes, %d servers, want %d", agents, len(spec.Nodes), servers, want)
 		}
 		if len(sites) != min(agents, len(crowdKinds)) {

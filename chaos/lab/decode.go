@@ -101,7 +101,8 @@ func (v value) mapping(fields ...field) {
 			if near := nearest(key, names); near != "" {
 				hint = fmt.Sprintf(" (did you mean %q?)", near)
 			}
-			v.d.failAt(pair.Key.GetToken().Position.Line, v.path, "unknown key %q%s; allowed: %s", key, hint, strings.Join(names, ", "))
+			v.d.failAt(pair.Key.GetToken().Position.Line, v.path, "unknown key %q%s; allowed: %s", key, hint,
+				strings.Join(names, ", "))
 			continue
 		}
 		fields[i].read(v.at(key, pair.Value))

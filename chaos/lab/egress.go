@@ -75,7 +75,8 @@ func (r *reader) egress(name string, v value) {
 		field{"gateways", func(v value) { e.Gateways = v.words("labels") }},
 		field{"replicas", func(v value) { e.Replicas = uint32(v.integer(1, 64)) }},
 		field{"addresses", func(v value) {
-			v.each("addresses such as 198.18.2.208 or {ipv4: 198.18.2.208, ipv6: '2001:db8:2::d0'}", func(_ int, v value) { e.Addresses = append(e.Addresses, egressAddress(v)) })
+			v.each("addresses such as 198.18.2.208 or {ipv4: 198.18.2.208, ipv6: '2001:db8:2::d0'}",
+				func(_ int, v value) { e.Addresses = append(e.Addresses, egressAddress(v)) })
 		}},
 		field{"pool", func(v value) { e.Pool = r.name(v, v.text("the name of a pool")) }},
 		field{"lease", func(v value) { e.LeaseMillis = uint32(min(v.duration(), time.Hour) / time.Millisecond) }},

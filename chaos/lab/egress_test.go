@@ -21,7 +21,8 @@ import (
 const hosted = base + "  target: {site: dc, role: host}\n"
 
 func TestEgressesAndHosts(t *testing.T) {
-	s, err := Parse("f.yaml", []byte(strings.Replace(hosted, "b: {site: home}", "b: {site: home, labels: {gate: 'yes'}}", 1)+`egresses:
+	s, err := Parse("f.yaml",
+		[]byte(strings.Replace(hosted, "b: {site: home}", "b: {site: home, labels: {gate: 'yes'}}", 1)+`egresses:
   web/nat: {destinations: [0.0.0.0/0, '::/0'], gateways: {gate: 'yes'}, replicas: 2, pool: lan, lease: 1.5s, probes: ['icmp:198.18.1.13'],
     addresses: [198.18.1.208, {ipv4: 198.18.1.209, ipv6: '2001:db8:1::d1'}], fouSourcePortAuto: true}
 steps:
@@ -40,14 +41,17 @@ steps:
 	if err != nil {
 		t.Fatal(err)
 	}
-	egresses := []*skeinv1.Egress{{Namespace: "web", Name: "nat", Destinations: []string{"0.0.0.0/0", "::/0"}, Gateways: map[string]string{"gate": "yes"}, Replicas: 2, Pool: "lan",
-		LeaseMillis: 1500, Probes: []string{"icmp:198.18.1.13"}, FouSourcePortAuto: true, Addresses: []*skeinv1.EgressAddress{{Ipv4: "198.18.1.208"}, {Ipv4: "198.18.1.209", Ipv6: "2001:db8:1::d1"}}}}
+	egresses := []*skeinv1.Egress{{Namespace: "web", Name: "nat", Destinations: []string{"0.0.0.0/0", "::/0"},
+		Gateways: map[string]string{"gate": "yes"}, Replicas: 2, Pool: "lan",
+		LeaseMillis: 1500, Probes: []string{"icmp:198.18.1.13"}, FouSourcePortAuto: true,
+		Addresses: []*skeinv1.EgressAddress{{Ipv4: "198.18.1.208"}, {Ipv4: "198.18.1.209", Ipv6: "2001:db8:1::d1"}}}}
 	if d := cmp.Diff(egresses, s.Egresses, protocmp.Transform()); d != "" {
 		t.Error(d)
 	}
 	yes := true
 	want := []Action{
-		StartPods{Nodes: []string{"a"}, Pods: []string{"p"}, Annotations: map[string]string{"skein.dev/egress.web": "nat,other", "skein.dev/egress.x": "y", "k": "v"}},
+		StartPods{Nodes: []string{"a"}, Pods: []string{"p"},
+			Annotations: map[string]string{"skein.dev/egress.web": "nat,other", "skein.dev/egress.x": "y", "k": "v"}},
 		Serve{Nodes: []string{"target"}, Port: 80},
 		Fetch{From: []string{"a/p"}, To: []string{"target"}, Port: 80, Family: "ipv4", OwnerOf: Ref{"web", "nat"}},
 		Fetch{From: []string{"a", "b"}, To: []string{"target"}, Port: 8080, Source: []string{"b", "10.0.0.1"}},
@@ -71,20 +75,32 @@ steps:
 
 func TestMistakesInEgresses(t *testing.T) {
 	for _, c := range []struct{ file, want string }{
-		{hosted + "egresses: {nat: {destinations: [0.0.0.0/0]}}\n", `f.yaml:9: egresses.nat: "nat" names no egress; allowed: namespace/name`},
-		{hosted + "egresses: {a/nat: {}}\n", `f.yaml:9: egresses.a/nat: the key "destinations" is missing: where does it lead?`},
-		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: \"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
+		{hosted + "egresses: {nat: {destinations: [0.0.0.0/0]}}\n",
+			`f.yaml:9: egresses.nat: "nat" names no egress; allowed: namespace/name`},
+		{hosted + "egresses: {a/nat: {}}\n",
+			`f.yaml:9: egresses.a/nat: the key "destinations" is missing: where does it lead?`},
+		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: " +
+			"\"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
 			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is no address`},
-		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1), `f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh`},
+		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1),
+			`f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh`},
 		{hosted + "steps:\n  - {kill: target}\n", `f.yaml:10: steps[1].kill: target is a host without an agent (role: host)`},
-		{hosted + "steps:\n  - {expect: {from: a, to: target, path: direct}}\n", `f.yaml:10: steps[1].expect: there is no path to or from a host without an agent: leave path out`},
-		{hosted + "steps:\n  - {pods: {node: target, start: [p]}}\n", `f.yaml:10: steps[1].pods.node: target is a host without an agent (role: host)`},
-		{hosted + "steps:\n  - {serve: {port: 80}}\n", `f.yaml:10: steps[1].serve: the key "node" is missing: where should the server be?`},
-		{hosted + "steps:\n  - {fetch: {from: a}}\n", `f.yaml:10: steps[1].fetch: needs both from and to: nodes, or pods as NODE/POD`},
-		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: c}}\n", `f.yaml:10: steps[1].fetch.source: "c" is neither an address nor a node; nodes: a, b, target`},
-		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: b, fails: true}}\n", `f.yaml:10: steps[1].fetch: fails: true gets no answer: leave source and sources out`},
-		{hosted + "steps:\n  - {flow: {from: a, to: target, lost: 0}}\n", `f.yaml:10: steps[1].flow: either starts flows, with from and to, or ends them and says how many numbers may be lost: {lost: 0}, or for how long none may come back: {longest: 1s}`},
-		{hosted + "steps:\n  - {pods: {node: a, start: [p], egress: nat}}\n", `f.yaml:10: steps[1].pods.egress: "nat" names no egress; allowed: namespace/name`},
+		{hosted + "steps:\n  - {expect: {from: a, to: target, path: direct}}\n",
+			`f.yaml:10: steps[1].expect: there is no path to or from a host without an agent: leave path out`},
+		{hosted + "steps:\n  - {pods: {node: target, start: [p]}}\n",
+			`f.yaml:10: steps[1].pods.node: target is a host without an agent (role: host)`},
+		{hosted + "steps:\n  - {serve: {port: 80}}\n",
+			`f.yaml:10: steps[1].serve: the key "node" is missing: where should the server be?`},
+		{hosted + "steps:\n  - {fetch: {from: a}}\n",
+			`f.yaml:10: steps[1].fetch: needs both from and to: nodes, or pods as NODE/POD`},
+		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: c}}\n",
+			`f.yaml:10: steps[1].fetch.source: "c" is neither an address nor a node; nodes: a, b, target`},
+		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: b, fails: true}}\n",
+			`f.yaml:10: steps[1].fetch: fails: true gets no answer: leave source and sources out`},
+		{hosted + "steps:\n  - {flow: {from: a, to: target, lost: 0}}\n",
+			`f.yaml:10: steps[1].flow: either starts flows, with from and to, or ends them and says how many numbers may be lost: {lost: 0}, or for how long none may come back: {longest: 1s}`},
+		{hosted + "steps:\n  - {pods: {node: a, start: [p], egress: nat}}\n",
+			`f.yaml:10: steps[1].pods.egress: "nat" names no egress; allowed: namespace/name`},
 	} {
 		wantError(t, c.file, c.want)
 	}
@@ -113,7 +129,8 @@ func (s *stub) Egresses(context.Context, *skeinv1.EgressesRequest) (*skeinv1.Egr
 	}
 	out := &skeinv1.EgressSummary{Egress: e}
 	for i := range e.GetReplicas() {
-		out.Slots = append(out.Slots, &skeinv1.SlotView{Owner: "a", Slot: &skeinv1.EgressSlot{Namespace: e.GetNamespace(), Name: e.GetName(), Number: i}})
+		out.Slots = append(out.Slots, &skeinv1.SlotView{Owner: "a", Slot: &skeinv1.EgressSlot{Namespace: e.GetNamespace(),
+			Name: e.GetName(), Number: i}})
 	}
 	return &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{out}}, nil
 }
@@ -139,11 +156,13 @@ egresses:
 			if err := l.Serve(Serve{Nodes: []string{"target"}, Port: 80}); err != nil {
 				t.Fatal(err)
 			}
-			err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80, Family: "ipv4", OwnerOf: Ref{"x", "y"}})
+			err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80, Family: "ipv4",
+				OwnerOf: Ref{"x", "y"}})
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			if err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80, OwnerOf: Ref{"x", "z"}}); err == nil || !strings.Contains(err.Error(), "knows no egress x/z") {
+			if err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80,
+				OwnerOf: Ref{"x", "z"}}); err == nil || !strings.Contains(err.Error(), "knows no egress x/z") {
 				t.Errorf("an egress that is not there: %v", err)
 			}
 			if st := l.Status(t.Context()); len(st.Nodes) != 2 || len(st.Hosts) != 1 || st.Hosts[0].Address != "198.18.1.13" {
@@ -173,8 +192,10 @@ nodes:
 		want string // in the error; "": none
 	}{
 		{Fetch{From: []string{"a"}, To: []string{"target"}, Source: []string{"a"}}, ""},
-		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"b"}, Family: "ipv4"}, ""}, // as its NAT's address
-		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"a"}, Family: "ipv4"}, "target saw b come from 198.18.2.1, not from 198.18.1.11"},
+		// as its NAT's address
+		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"b"}, Family: "ipv4"}, ""},
+		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"a"}, Family: "ipv4"}, "target saw b come " +
+			"from 198.18.2.1, not from 198.18.1.11"},
 		{Fetch{From: []string{"a"}, To: []string{"target"}, Fails: true}, "was to get no answer"},
 		{Fetch{From: []string{"a"}, To: []string{"target"}, Port: 81, Fails: true}, ""},
 	} {
@@ -187,7 +208,8 @@ nodes:
 		}
 	}
 	for _, proto := range []string{"udp", "tcp", protoConnect} {
-		if err := l.StartFlows(ctx, Flow{From: []string{"b"}, To: []string{"target"}, Port: 80, Proto: proto, Every: time.Millisecond}); err != nil {
+		if err := l.StartFlows(ctx, Flow{From: []string{"b"}, To: []string{"target"}, Port: 80, Proto: proto,
+			Every: time.Millisecond}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -202,14 +224,16 @@ nodes:
 
 	// What a cut loses is told.
 	for _, proto := range []string{"udp", protoConnect} {
-		if err := l.StartFlows(ctx, Flow{From: []string{"a"}, To: []string{"target"}, Port: 80, Proto: proto, Every: time.Millisecond}); err != nil {
+		if err := l.StartFlows(ctx, Flow{From: []string{"a"}, To: []string{"target"}, Port: 80, Proto: proto,
+			Every: time.Millisecond}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := l.Block(Block{From: []string{"a"}, To: []string{"target"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Fetch(ctx, 5*time.Second, Fetch{From: []string{"a"}, To: []string{"target"}, Port: 80, Fails: true}); err != nil {
+	if err := l.Fetch(ctx, 5*time.Second, Fetch{From: []string{"a"}, To: []string{"target"}, Port: 80,
+		Fails: true}); err != nil {
 		t.Error(err)
 	}
 	if err := l.EndFlows(0, 0); err == nil || strings.Count(err.Error(), "allowed: 0 lost") != 2 {
@@ -244,7 +268,8 @@ func TestDownUnbindsGateways(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "egress1")
-	out, exit, err := l.Exec(t.Context(), "a", "/bin/sh", "-c", "touch "+file+" && unshare -n mount --bind /proc/self/ns/net "+file+" && nsenter --net="+file+" sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'")
+	out, exit, err := l.Exec(t.Context(), "a", "/bin/sh", "-c", "touch "+file+" && unshare -n mount --bind "+
+		"/proc/self/ns/net "+file+" && nsenter --net="+file+" sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'")
 	if err != nil || exit != 0 {
 		t.Fatal(out, exit, err)
 	}

@@ -113,5 +113,6 @@ func (e Exec) judge(node, out string, exit int) error {
 	if len(out) > most {
 		out = out[:most] + "\n…"
 	}
-	return fmt.Errorf("on %s: %s: %s; it printed:\n    %s", node, filepath.Base(strings.Join(e.Command, " ")), wrong, strings.ReplaceAll(strings.TrimRight(out, "\n"), "\n", "\n    "))
+	return fmt.Errorf("on %s: %s: %s; it printed:\n    %s", node, filepath.Base(strings.Join(e.Command, " ")), wrong,
+		strings.ReplaceAll(strings.TrimRight(out, "\n"), "\n", "\n    "))
 }

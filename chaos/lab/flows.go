@@ -39,7 +39,8 @@ type FlowStream struct {
 }
 
 // OpenFlow starts a flow from a place to a port that is served, over tcp or udp.
-func (l *Lab) OpenFlow(ctx context.Context, from string, at netip.AddrPort, proto string, every time.Duration) (*FlowStream, error) {
+func (l *Lab) OpenFlow(ctx context.Context, from string, at netip.AddrPort, proto string,
+	every time.Duration) (*FlowStream, error) {
 	_, ns, err := l.place(from)
 	if err != nil {
 		return nil, err
@@ -201,7 +202,8 @@ type flowStream interface {
 }
 
 // startFlow begins a flow over udp or tcp, or connections one after the other.
-func (l *Lab) startFlow(ctx context.Context, from string, at netip.AddrPort, proto string, every time.Duration) (flowStream, error) {
+func (l *Lab) startFlow(ctx context.Context, from string, at netip.AddrPort, proto string,
+	every time.Duration) (flowStream, error) {
 	if proto == protoConnect {
 		return l.Connect(from, at, every)
 	}
@@ -246,7 +248,8 @@ func (l *Lab) EndFlows(lost int, longest time.Duration) error {
 	var errs []error
 	for i, r := range l.endFlows() {
 		f := r.flow
-		text := fmt.Sprintf("%s to %s over %s: %d of %d lost, longest time without an answer %s", f.from, f.to, f.proto, r.Lost(), r.Sent, round(r.Longest()))
+		text := fmt.Sprintf("%s to %s over %s: %d of %d lost, longest time without an answer %s", f.from, f.to, f.proto,
+			r.Lost(), r.Sent, round(r.Longest()))
 		if err := f.stream.Broken(); err != nil {
 			text += fmt.Sprintf(", the connection broke: %v", err)
 		}
@@ -301,7 +304,8 @@ func (r *reader) flow(v value) Action {
 	)
 	switch {
 	case starts == ends:
-		v.fail("either starts flows, with from and to, or ends them and says how many numbers may be lost: {lost: 0}, or for how long none may come back: {longest: 1s}")
+		v.fail("either starts flows, with from and to, or ends them and says how many numbers may be lost: {lost: 0}, or " +
+			"for how long none may come back: {longest: 1s}")
 	case starts && (len(f.From) == 0 || len(f.To) == 0):
 		v.fail("needs both from and to: nodes, or pods as NODE/POD")
 	}

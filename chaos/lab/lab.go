@@ -38,8 +38,9 @@ type Options struct {
 
 	// Enter returns what stands before a node's commands, its agent's too: for instance a program that puts them into
 	// a mount namespace of the node's own. May be nil.
-	Enter  func(node string) []string
-	Joined func(l *Lab, node string) // called for each node when its agent is a running member, from several goroutines; may be nil
+	Enter func(node string) []string
+	// called for each node when its agent is a running member, from several goroutines; may be nil
+	Joined func(l *Lab, node string)
 }
 
 // Lab is a lab that is up.
@@ -117,7 +118,8 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	if opts.Dir == "" {
 		opts.Dir = DefaultDir
 	}
-	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, zombies: map[NotForwarded]bool{}, daemons: map[string]process{}, now: plan}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{},
+		zombies: map[NotForwarded]bool{}, daemons: map[string]process{}, now: plan}
 	for _, n := range spec.Nodes {
 		if n.Role == RoleHost {
 			l.hosts = append(l.hosts, newAgent(l, n))
@@ -136,11 +138,13 @@ func (l *Lab) free() error {
 	}
 	_, err = os.Stat(l.Dir)
 	if len(left) > 0 || err == nil {
-		return fmt.Errorf("a lab named %s is up, or was left behind by a crash: `skein lab down %s` removes it", l.Spec.Name, l.Spec.Name)
+		return fmt.Errorf("a lab named %s is up, or was left behind by a crash: `skein lab down %s` removes it",
+			l.Spec.Name, l.Spec.Name)
 	}
 	for _, a := range l.agents {
 		if n := len(a.socket()); n > maxSocketPath {
-			return fmt.Errorf("the socket's path %s has %d bytes, the system allows %d: choose a shorter directory", a.socket(), n, maxSocketPath)
+			return fmt.Errorf("the socket's path %s has %d bytes, the system allows %d: choose a shorter directory", a.socket(),
+				n, maxSocketPath)
 		}
 	}
 	return nil
@@ -183,7 +187,8 @@ func (l *Lab) lay() error {
 
 // config is what the lab writes for an agent, with the file's own settings over it.
 func (l *Lab) config(n Node) map[string]any {
-	c := map[string]any{"name": n.Name, "site": n.Site, "natTraversal": map[string]any{"imds": "false"}} // wherever the lab itself runs
+	// wherever the lab itself runs
+	c := map[string]any{"name": n.Name, "site": n.Site, "natTraversal": map[string]any{"imds": "false"}}
 	if n.Server {
 		c["server"] = true
 	}
@@ -242,7 +247,8 @@ func (l *Lab) environ(a *agent) []string {
 			env = append(env, k+"="+v)
 		}
 	}
-	env = append(env, "SKEIN_STATE_DIR="+a.stateDir(), "SKEIN_RUN_DIR="+a.runDir(), "SKEIN_LAB="+l.Spec.Name, "SKEIN_NODE="+a.node.Name)
+	env = append(env, "SKEIN_STATE_DIR="+a.stateDir(), "SKEIN_RUN_DIR="+a.runDir(), "SKEIN_LAB="+l.Spec.Name,
+		"SKEIN_NODE="+a.node.Name)
 	return append(env, l.opts.Env...)
 }
 

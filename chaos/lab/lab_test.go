@@ -112,11 +112,13 @@ func ownAddress() netip.Addr {
 
 func (s *stub) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
 	records, _ := os.ReadFile(filepath.Join(s.state, "records"))
-	return &skeinv1.StatusResponse{Name: s.name, Phase: "running", Index: 7, StateHash: "aa", RecordsHash: string(records), Ipv4: s.addr.String()}, nil
+	return &skeinv1.StatusResponse{Name: s.name, Phase: "running", Index: 7, StateHash: "aa", RecordsHash: string(records),
+		Ipv4: s.addr.String()}, nil
 }
 
 func (s *stub) Peers(context.Context, *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
-	return &skeinv1.PeersResponse{Peers: []*skeinv1.PeerView{{Name: "a1", Path: "direct"}, {Name: "b1", Path: "relay", Reason: "the stub says so"}}}, nil
+	return &skeinv1.PeersResponse{Peers: []*skeinv1.PeerView{{Name: "a1", Path: "direct"},
+		{Name: "b1", Path: "relay", Reason: "the stub says so"}}}, nil
 }
 
 func (s *stub) Pools(context.Context, *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
@@ -261,7 +263,8 @@ func TestFailedStepLeavesAnAccount(t *testing.T) {
 	if err == nil || res.OK {
 		t.Fatal("a step that cannot hold was passed")
 	}
-	for _, want := range []string{"test.yaml:9: step 1", "the path from a1 to b1 is relay (the stub says so), not direct", "not so within 100ms"} {
+	for _, want := range []string{"test.yaml:9: step 1", "the path from a1 to b1 is relay (the stub says so), not direct",
+		"not so within 100ms"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error lacks %q: %v", want, err)
 		}
@@ -274,8 +277,11 @@ func TestFailedStepLeavesAnAccount(t *testing.T) {
 	if strings.Contains(out.String(), "never printed") {
 		t.Error("steps after the failed one were run")
 	}
-	for _, file := range []string{"lab.yaml", "lab.json", "core-kernel.txt", "router-a-kernel.txt", "nodes/a1/agent.log", "nodes/a1/skein.yaml", "nodes/a1/status.json", "nodes/b1/peers.json", "nodes/b2/kernel.txt", "nodes/b2/state/member", "nodes/a1/explain-b1.json"} {
-		if st, err := os.Stat(filepath.Join(res.Artifacts, file)); err != nil || (st.Size() == 0 && !strings.Contains(file, "state/")) {
+	for _, file := range []string{"lab.yaml", "lab.json", "core-kernel.txt", "router-a-kernel.txt", "nodes/a1/agent.log",
+		"nodes/a1/skein.yaml", "nodes/a1/status.json", "nodes/b1/peers.json", "nodes/b2/kernel.txt", "nodes/b2/state/member",
+		"nodes/a1/explain-b1.json"} {
+		if st, err := os.Stat(filepath.Join(res.Artifacts, file)); err != nil ||
+			(st.Size() == 0 && !strings.Contains(file, "state/")) {
 			t.Errorf("artifact %s: %v", file, err)
 		}
 	}
@@ -304,7 +310,8 @@ func TestDisagreementIsShown(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(info.Dir, "state", "records"), []byte("other"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.WaitConverged(t.Context(), 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "b2               index 7 state aa records other") {
+	if err := l.WaitConverged(t.Context(), 50*time.Millisecond); err == nil || !strings.Contains(err.Error(),
+		"b2               index 7 state aa records other") {
 		t.Errorf("disagreement: %v", err)
 	}
 	if err := l.WaitConverged(t.Context(), time.Second, "a1", "b1"); err != nil {
@@ -338,7 +345,8 @@ func TestDisagreementIsShown(t *testing.T) {
 	if err := syscall.Kill(info.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.WaitConverged(t.Context(), 5*time.Second); err == nil || !strings.Contains(err.Error(), "signal: killed") || !strings.Contains(err.Error(), "stub agent runs") {
+	if err := l.WaitConverged(t.Context(), 5*time.Second); err == nil || !strings.Contains(err.Error(),
+		"signal: killed") || !strings.Contains(err.Error(), "stub agent runs") {
 		t.Errorf("an agent that died: %v", err)
 	}
 	if err := l.Start(t.Context(), "a1"); err == nil || !strings.Contains(err.Error(), "runs already") {
@@ -365,7 +373,8 @@ func TestAttachAndDownAfterACrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := st.Nodes[1]; n.Name != "b1" || !n.Alive || n.Phase != "running" || n.Paths["a1"] != "direct" || n.IPv4 != "198.18.2.12" || len(st.Cuts) != 2 {
+	if n := st.Nodes[1]; n.Name != "b1" || !n.Alive || n.Phase != "running" || n.Paths["a1"] != "direct" ||
+		n.IPv4 != "198.18.2.12" || len(st.Cuts) != 2 {
 		t.Errorf("status: %s", b)
 	}
 	if err := again.Kill(t.Context(), "b1"); err != nil { // not our child, from the Lab's view
@@ -481,11 +490,13 @@ func TestSignalHitsOnlyTheSameProcess(t *testing.T) {
 
 func TestConfigLiesOverWhatTheLabWrites(t *testing.T) {
 	l := &Lab{Spec: &Spec{Config: map[string]any{"log": map[string]any{"level": "debug", "format": "json"}, "site": "x"}}}
-	got, err := yaml.Marshal(l.config(Node{Name: "a", Site: "dc", Server: true, Relay: "true", Config: map[string]any{"log": map[string]any{"level": "warn"}}}))
+	got, err := yaml.Marshal(l.config(Node{Name: "a", Site: "dc", Server: true, Relay: "true",
+		Config: map[string]any{"log": map[string]any{"level": "warn"}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "log:\n  format: json\n  level: warn\nname: a\nnatTraversal:\n  imds: \"false\"\nrelay: \"true\"\nserver: true\nsite: x\n"
+	want := "log:\n  format: json\n  level: warn\nname: a\nnatTraversal:\n  imds: \"false\"\nrelay: \"true\"\nserver: " +
+		"true\nsite: x\n"
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

@@ -170,7 +170,8 @@ func (s *siteDraft) settle() {
 	case s.NoIPv4 && (s.hairpin != nil || s.Portmap != nil || s.LAN.IsValid()):
 		s.value.fail("hairpin, portmap and lan are about IPv4, which it has not (ipv4: false)")
 	case s.Hairpin && !s.NAT.CanHairpin():
-		s.value.fail("nat: %s cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address", s.NAT)
+		s.value.fail("nat: %s cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the "+
+			"NAT's own address", s.NAT)
 	case s.Portmap != nil && !s.NAT.CanMap():
 		s.value.fail("nat: %s cannot have portmap: its router has no ports to give away", s.NAT)
 	case s.LAN.IsValid() && s.NAT == fabric.None:
@@ -251,7 +252,9 @@ func (r *reader) settings(v value) *skeinv1.Settings {
 		field{"leadersPerSite", func(v value) { s.LeadersPerSite = uint32(v.integer(1, events.MaxLeadersPerSite)) }},
 		field{"siteTopology", func(v value) {
 			s.SiteTopology = map[string]string{}
-			v.entries("a mapping from sites to full or site", func(site string, v value) { s.SiteTopology[site] = v.oneOf(topologies...) })
+			v.entries("a mapping from sites to full or site", func(site string, v value) {
+				s.SiteTopology[site] = v.oneOf(topologies...)
+			})
 		}},
 	)
 	return s
@@ -301,7 +304,8 @@ func (r *reader) node(name string, v value) {
 		}
 		n.Site = host.Site
 	}
-	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Late || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil || n.Mesh != "") {
+	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Late || n.Relay != "" || n.Init || n.Labels != nil ||
+		n.Config != nil || n.Mesh != "") {
 		v.fail("role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh")
 	}
 	if n.Site == "" && len(r.d.errs) == before {
@@ -314,7 +318,8 @@ func (r *reader) node(name string, v value) {
 func (r *reader) beside(v value) string {
 	s := v.text("the name of a node above")
 	if n, ok := r.s.Node(s); s != "" && (!ok || n.Beside != "") {
-		v.fail("%q is no node above that has a network namespace of its own; allowed: %s", s, strings.Join(r.s.placeNames(), ", "))
+		v.fail("%q is no node above that has a network namespace of its own; allowed: %s", s,
+			strings.Join(r.s.placeNames(), ", "))
 		return ""
 	}
 	return s
@@ -351,7 +356,8 @@ func (r *reader) checkMesh(root value, mesh string) {
 		if n.Init {
 			asked = append(asked, n.Name)
 			if !n.Server {
-				r.d.failAt(r.lines[n.Name], "nodes."+n.Name, "creates the cluster (init: true) and so must be a server: add server: true")
+				r.d.failAt(r.lines[n.Name], "nodes."+n.Name, "creates the cluster (init: true) and so must be a server: add "+
+					"server: true")
 			}
 		}
 		if n.Server && server < 0 {
@@ -376,7 +382,8 @@ func (r *reader) checkMesh(root value, mesh string) {
 		return // none of it starts with the lab, or somebody makes it in a step
 	}
 	if first.Late {
-		r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster and so cannot be late: leave late out, or give another server init: true")
+		r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster and so cannot be late: leave late out, "+
+			"or give another server init: true")
 	}
 	r.checkReachable(first)
 }
@@ -397,7 +404,8 @@ func (r *reader) checkReachable(first Node) {
 		switch {
 		case at.NAT != fabric.None && at.NAT != fabric.OneToOne:
 			r.d.failAt(r.lines[first.Name], "nodes."+first.Name,
-				"creates the cluster behind a NAT (%s), where %s could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one", at.NAT, n.Name)
+				"creates the cluster behind a NAT (%s), where %s could not reach it to join: put it, or the node with init: "+
+					"true, into a site with nat: none or one-to-one", at.NAT, n.Name)
 			return
 		case from.NoIPv4 && !at.IPv6:
 			common = "IPv6"
@@ -405,7 +413,8 @@ func (r *reader) checkReachable(first Node) {
 			common = "IPv4"
 		}
 		if common != "" {
-			r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster, and %s could not reach it to join: %s has %s only", n.Name, n.Site, common)
+			r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster, and %s could not reach it to join: %s "+
+				"has %s only", n.Name, n.Site, common)
 			return
 		}
 	}

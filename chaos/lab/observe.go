@@ -24,7 +24,8 @@ const (
 	restMost     = 5 * time.Second
 	echoInterval = 20 * time.Millisecond // between echoes of one expectation
 	crowdPairs   = 256                   // more of them are a crowd: each has to answer once
-	pairsAtOnce  = 8                     // that one expectation looks at: thousands of first packets at one moment are no fair question
+	// that one expectation looks at: thousands of first packets at one moment are no fair question
+	pairsAtOnce = 8
 )
 
 // eventually tries until check holds, and then for as long as it has to keep holding; the error of the
@@ -129,13 +130,16 @@ func agree(views []*skeinv1.StatusResponse) error {
 	var table []string
 	same := true
 	for _, v := range views {
-		table = append(table, fmt.Sprintf("    %-16s index %d state %.12s records %.12s", v.GetName(), v.GetIndex(), v.GetStateHash(), v.GetRecordsHash()))
-		same = same && v.GetIndex() == views[0].GetIndex() && v.GetRecordsHash() == views[0].GetRecordsHash() && v.GetStateHash() == views[0].GetStateHash()
+		table = append(table, fmt.Sprintf("    %-16s index %d state %.12s records %.12s", v.GetName(), v.GetIndex(),
+			v.GetStateHash(), v.GetRecordsHash()))
+		same = same && v.GetIndex() == views[0].GetIndex() && v.GetRecordsHash() == views[0].GetRecordsHash() &&
+			v.GetStateHash() == views[0].GetStateHash()
 	}
 	for _, v := range views {
 		for _, w := range views {
 			if v.GetIndex() == w.GetIndex() && v.GetStateHash() != w.GetStateHash() {
-				return finalError{fmt.Errorf("two agents differ at the same index, which must never be:\n%s", strings.Join(table, "\n"))}
+				return finalError{fmt.Errorf("two agents differ at the same index, which must never be:\n%s",
+					strings.Join(table, "\n"))}
 			}
 		}
 	}

@@ -60,7 +60,8 @@ func (l *Lab) EndPings(lost int, longest time.Duration) error {
 	var errs []error
 	for i, p := range l.pings {
 		r := reports[i]
-		text := fmt.Sprintf("%s to %s: %d of %d echoes lost, longest time without an answer %s", p.from, p.to, r.Lost(), r.Sent, round(r.Longest()))
+		text := fmt.Sprintf("%s to %s: %d of %d echoes lost, longest time without an answer %s", p.from, p.to, r.Lost(),
+			r.Sent, round(r.Longest()))
 		l.progress("%s", text)
 		if lost >= 0 && r.Lost() > lost {
 			errs = append(errs, fmt.Errorf("%s; allowed: %d", text, lost))

@@ -61,7 +61,8 @@ func (l *Lab) plugin(ctx context.Context, a *agent, verb string, p Pod) (json.Ra
 	cmd := exec.CommandContext(ctx, filepath.Join(l.Dir, "bin", cniPlugin))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &out, &errOut
 	cmd.Dir, cmd.WaitDelay = a.dir, 10*time.Second // on a busy machine another child may hold our pipes until its exec
-	cmd.Env = append(l.environ(a), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+p.ContainerID, "CNI_NETNS="+p.NetNS, "CNI_IFNAME="+podInterface,
+	cmd.Env = append(l.environ(a), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+p.ContainerID, "CNI_NETNS="+p.NetNS,
+		"CNI_IFNAME="+podInterface,
 		"CNI_PATH="+filepath.Join(l.Dir, "bin"), "CNI_ARGS="+p.args())
 	if err := fabric.In(a.ns, cmd.Start); err != nil {
 		return nil, fmt.Errorf("start the CNI plugin: %w", err)
@@ -86,7 +87,8 @@ func pluginError(verb string, err error, out []byte, errOut string) error {
 
 // network is the configuration that the plugin reads: that of this node's agent, with what is asked for one pod.
 func (l *Lab) network(a *agent, p Pod) map[string]any {
-	config := map[string]any{"cniVersion": cniVersion, "name": cniNetwork, "type": cniPlugin, "socket": filepath.Join(a.runDir(), "cni.sock")}
+	config := map[string]any{"cniVersion": cniVersion, "name": cniNetwork, "type": cniPlugin,
+		"socket": filepath.Join(a.runDir(), "cni.sock")}
 	runtime := map[string]any{}
 	if len(p.Asked) > 0 {
 		runtime["ips"] = p.Asked
@@ -108,7 +110,8 @@ func (l *Lab) network(a *agent, p Pod) map[string]any {
 }
 
 func (p Pod) args() string {
-	return strings.Join([]string{"IgnoreUnknown=1", "K8S_POD_NAMESPACE=" + p.Namespace, "K8S_POD_NAME=" + p.Name, "K8S_POD_INFRA_CONTAINER_ID=" + p.ContainerID}, ";")
+	return strings.Join([]string{"IgnoreUnknown=1", "K8S_POD_NAMESPACE=" + p.Namespace, "K8S_POD_NAME=" + p.Name,
+		"K8S_POD_INFRA_CONTAINER_ID=" + p.ContainerID}, ";")
 }
 
 // addressesIn reads a pod's addresses from what ADD printed.

@@ -39,7 +39,8 @@ type Pod struct {
 func (p Pod) Place() string { return p.Node + "/" + p.Name }
 
 func newPod(l *Lab, node, name string, s StartPods) Pod {
-	p := Pod{Node: node, Name: name, Namespace: s.Namespace, Pool: s.Pool, Asked: s.IPs, Annotations: s.Annotations, NetNS: fabric.Path(fabric.PodNS(l.Spec.Name, node, name))}
+	p := Pod{Node: node, Name: name, Namespace: s.Namespace, Pool: s.Pool, Asked: s.IPs, Annotations: s.Annotations,
+		NetNS: fabric.Path(fabric.PodNS(l.Spec.Name, node, name))}
 	if p.Namespace == "" {
 		p.Namespace = defaultNamespace
 	}

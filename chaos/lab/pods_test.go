@@ -118,7 +118,8 @@ func (s *stub) Pods(context.Context, *skeinv1.PodsRequest) (*skeinv1.PodsRespons
 		if err != nil {
 			continue
 		}
-		r.Pods = append(r.Pods, &skeinv1.PodView{Holder: &skeinv1.Holder{ContainerId: string(id), Ipv4: stubBlock(s.name) + "." + e.Name(), State: "used"}})
+		r.Pods = append(r.Pods, &skeinv1.PodView{Holder: &skeinv1.Holder{ContainerId: string(id), Ipv4: stubBlock(s.name) +
+			"." + e.Name(), State: "used"}})
 	}
 	return r, nil
 }
@@ -176,9 +177,12 @@ func TestPodsThatFail(t *testing.T) {
 			t.Errorf("got %v; want %s", err, want)
 		}
 	}
-	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full"}), "pod a1/p: CNI ADD: code 11: nothing is free: the stub")
-	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full", Fails: true, Code: 7}), "pod a1/p was refused with another code than 7: CNI ADD: code 11")
-	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full", Fails: true, Text: "empty"}), `pod a1/p was refused, but not with "empty"`)
+	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full"}),
+		"pod a1/p: CNI ADD: code 11: nothing is free: the stub")
+	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full", Fails: true, Code: 7}), "pod a1/p was refused with "+
+		"another code than 7: CNI ADD: code 11")
+	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full", Fails: true, Text: "empty"}),
+		`pod a1/p was refused, but not with "empty"`)
 	wrong(start(StartPods{Pods: []string{"p"}, Fails: true, Code: 11}), "pod a1/p got 10.77.10.1, but was to be refused")
 	wrong(start(StartPods{Pods: []string{"p"}, Longest: 1}), "allowed: 1ns")
 	wrong(l.StopPods(t.Context(), StopPods{Nodes: []string{"a1"}, Pods: []string{"x"}}), `node a1 has no pod "x"; pods: `)
@@ -195,7 +199,8 @@ func TestLeakedAddressIsFound(t *testing.T) {
   - {expect: {addresses: agree}, within: 200ms}
 `)
 	_, err := Run(t.Context(), spec, opts)
-	if err == nil || !strings.Contains(err.Error(), `a1: its agent keeps 10.77.10.99 for container "lost\n", which is gone`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`a1: its agent keeps 10.77.10.99 for container "lost\n", which is gone`) {
 		t.Error(err)
 	}
 }
@@ -214,14 +219,16 @@ func TestPodsOfAnAttachedLab(t *testing.T) {
 		t.Fatal(err)
 	}
 	pods, err := l.Pods("b1")
-	if err != nil || len(pods) != 1 || pods[0].Place() != "b1/p" || pods[0].Namespace != "default" || list(pods[0].Addresses) != "10.77.11.1" {
+	if err != nil || len(pods) != 1 || pods[0].Place() != "b1/p" || pods[0].Namespace != "default" ||
+		list(pods[0].Addresses) != "10.77.11.1" {
 		t.Fatalf("%+v, %v", pods, err)
 	}
 	out, exit, err := l.Exec(t.Context(), "b1/p", "ip", "-4", "addr")
 	if err != nil || exit != 0 || !strings.Contains(out, "10.77.11.1/32") {
 		t.Errorf("exec in the pod: %v, exit status %d: %s", err, exit, out)
 	}
-	if _, _, err := l.Exec(t.Context(), "b1/x", "true"); err == nil || !strings.Contains(err.Error(), `node b1 has no pod "x"; pods: p`) {
+	if _, _, err := l.Exec(t.Context(), "b1/x", "true"); err == nil || !strings.Contains(err.Error(),
+		`node b1 has no pod "x"; pods: p`) {
 		t.Errorf("exec in no pod: %v", err)
 	}
 }

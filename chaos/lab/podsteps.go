@@ -40,7 +40,8 @@ func (r *reader) pool(name string, v value) {
 	before := len(r.d.errs)
 	v.mapping(
 		field{"subnets", func(v value) {
-			v.each("subnets such as 10.100.0.0/24 or {ipv4: 10.100.0.0/24, ipv6: 'fd00:100::/120'}", func(_ int, v value) { p.Subnets = append(p.Subnets, subnet(v)) })
+			v.each("subnets such as 10.100.0.0/24 or {ipv4: 10.100.0.0/24, ipv6: 'fd00:100::/120'}",
+				func(_ int, v value) { p.Subnets = append(p.Subnets, subnet(v)) })
 		}},
 		field{"blockSizeBits", func(v value) { p.BlockSizeBits = uint32(v.integer(0, 16)) }},
 		field{"cooldown", func(v value) { p.CooldownSeconds = seconds(v) }},
@@ -50,7 +51,9 @@ func (r *reader) pool(name string, v value) {
 		field{"allowed", func(v value) { p.Allowed = v.texts("names of namespaces, or \"*\"") }},
 		field{"quotas", func(v value) {
 			p.Quotas = map[string]uint32{}
-			v.entries("a mapping from namespaces to numbers of addresses", func(ns string, v value) { p.Quotas[ns] = uint32(v.integer(0, 1<<30)) })
+			v.entries("a mapping from namespaces to numbers of addresses", func(ns string, v value) {
+				p.Quotas[ns] = uint32(v.integer(0, 1<<30))
+			})
 		}},
 	)
 	if len(p.Subnets) == 0 && len(r.d.errs) == before {
@@ -122,7 +125,10 @@ func (r *reader) podStep(v value) Action {
 		}},
 		field{"pool", func(v value) { start.Pool = v.text("the name of a pool"); others = append(others, "pool") }},
 		field{"ips", func(v value) { start.IPs = addresses(v); others = append(others, "ips") }},
-		field{"annotations", func(v value) { start.annotate(v.words("annotations")); others = append(others, "annotations") }},
+		field{"annotations", func(v value) {
+			start.annotate(v.words("annotations"))
+			others = append(others, "annotations")
+		}},
 		field{"egress", func(v value) { start.annotate(egressAnnotations(v)); others = append(others, "egress") }},
 		field{"longest", func(v value) { start.Longest = v.duration(); others = append(others, "longest") }},
 		field{"expect_error", func(v value) {
@@ -214,7 +220,9 @@ func (r *reader) stopPods(v value, nodes []string) Action {
 		for _, p := range stop.Pods {
 			r.knownPod(v, n, p)
 		}
-		r.pods[n] = slices.DeleteFunc(r.pods[n], func(p string) bool { return stop.Pods == nil || slices.Contains(stop.Pods, p) })
+		r.pods[n] = slices.DeleteFunc(r.pods[n], func(p string) bool {
+			return stop.Pods == nil || slices.Contains(stop.Pods, p)
+		})
 	}
 	return stop
 }

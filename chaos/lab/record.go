@@ -31,7 +31,9 @@ func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies), Daemons: l.daemons, Changes: l.changes}
+	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env,
+		Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies), Daemons: l.daemons,
+		Changes: l.changes}
 	for _, a := range l.agents {
 		r.Agents[a.node.Name] = a.record()
 	}
@@ -59,16 +61,19 @@ func Attach(name string, opts Options) (*Lab, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		left, _ := fabric.Namespaces(name)
 		if len(left) > 0 {
-			return nil, fmt.Errorf("lab %s is only half there (%d namespaces and no record in %s): `skein lab down %s` removes it", name, len(left), dir, name)
+			return nil, fmt.Errorf("lab %s is only half there (%d namespaces and no record in %s): `skein lab down %s` "+
+				"removes it", name, len(left), dir, name)
 		}
-		return nil, fmt.Errorf("no lab named %q is up: `skein lab up FILE` brings one up, `skein lab status` lists those there are", name)
+		return nil, fmt.Errorf("no lab named %q is up: `skein lab up FILE` brings one up, `skein lab status` lists those "+
+			"there are", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lab %s: %w", name, err)
 	}
 	var r record
 	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("lab %s: its record %s is damaged (%w): `skein lab down %s` clears it away", name, recordFile(dir), err, name)
+		return nil, fmt.Errorf("lab %s: its record %s is damaged (%w): `skein lab down %s` clears it away", name,
+			recordFile(dir), err, name)
 	}
 	spec, err := Load(filepath.Join(dir, "lab.yaml"))
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 // Change is something about the network that has become another since it was built. It is one of these.
 type Change struct {
 	Site string     `json:"site,omitempty"`
-	NAT  fabric.NAT `json:"nat,omitempty"`  // the site's router is of this kind now
-	Node string     `json:"node,omitempty"` // it has moved to the site; without both, its router has forgotten its mappings
+	NAT  fabric.NAT `json:"nat,omitempty"` // the site's router is of this kind now
+	// it has moved to the site; without both, its router has forgotten its mappings
+	Node string `json:"node,omitempty"`
 }
 
 func (c Change) apply(p fabric.Plan) (fabric.Plan, error) {
@@ -82,7 +83,9 @@ func (l *Lab) healNATs(nodes []string) error {
 // other ports.
 func (l *Lab) Rebind(ctx context.Context, sites ...string) error {
 	for _, site := range sites {
-		if err := l.change(Change{Site: site}, func(_, after fabric.Plan) error { return fabric.Retranslate(after, site, true) }); err != nil {
+		if err := l.change(Change{Site: site}, func(_, after fabric.Plan) error {
+			return fabric.Retranslate(after, site, true)
+		}); err != nil {
 			return err
 		}
 		l.mu.Lock()
@@ -110,7 +113,9 @@ func (l *Lab) Move(node, site string) error {
 	if _, err := l.host(node); err != nil {
 		return err
 	}
-	return l.change(Change{Node: node, Site: site}, func(before, after fabric.Plan) error { return fabric.Move(before, after, node) })
+	return l.change(Change{Node: node, Site: site}, func(before, after fabric.Plan) error {
+		return fabric.Move(before, after, node)
+	})
 }
 
 // routerDir is where a site's router keeps files.

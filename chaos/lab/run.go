@@ -241,7 +241,8 @@ func (l *Lab) opinion(ctx context.Context, node string) string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "    %s, index %d, state %.12s, records %.12s, leader %q, NAT %s, peers %d direct %d relay %d down",
-		st.GetPhase(), st.GetIndex(), st.GetStateHash(), st.GetRecordsHash(), st.GetLeaderName(), candidate.NATName(st.GetNatType()), st.GetPeersDirect(), st.GetPeersRelay(), st.GetPeersDown())
+		st.GetPhase(), st.GetIndex(), st.GetStateHash(), st.GetRecordsHash(), st.GetLeaderName(),
+		candidate.NATName(st.GetNatType()), st.GetPeersDirect(), st.GetPeersRelay(), st.GetPeersDown())
 	for _, p := range st.GetProblems() {
 		fmt.Fprintf(&b, "\n    problem: %s: %s (%s)", p.GetSubject(), p.GetMessage(), p.GetAdvice())
 	}
@@ -254,9 +255,11 @@ func (l *Lab) opinion(ctx context.Context, node string) string {
 func (l *Lab) explain(ctx context.Context, from, to string) string {
 	out, exit, err := l.Exec(ctx, from, "skein", "explain", "peer", to)
 	if err != nil || exit != 0 {
-		return fmt.Sprintf("%s cannot explain its peer %s: exit status %d, %v: %s", from, to, exit, err, strings.TrimSpace(out))
+		return fmt.Sprintf("%s cannot explain its peer %s: exit status %d, %v: %s", from, to, exit, err,
+			strings.TrimSpace(out))
 	}
-	return fmt.Sprintf("%s about its peer %s:\n    %s", from, to, strings.ReplaceAll(strings.TrimSpace(out), "\n", "\n    "))
+	return fmt.Sprintf("%s about its peer %s:\n    %s", from, to, strings.ReplaceAll(strings.TrimSpace(out),
+		"\n", "\n    "))
 }
 
 // sortLines puts lines in order.

@@ -74,7 +74,8 @@ func (l *Lab) serve(place string, port int) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+whoPath, tellClient)
 	mux.HandleFunc("GET "+flowPath, echoStream)
-	s := server{place: place, http: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, udp: udp, done: &sync.WaitGroup{}}
+	s := server{place: place, http: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, udp: udp,
+		done: &sync.WaitGroup{}}
 	s.done.Go(func() { _ = s.http.Serve(tcp) })
 	s.done.Go(func() { echoPackets(udp) })
 	l.servers = append(l.servers, s)

@@ -39,8 +39,9 @@ type Node struct {
 	Late   bool              // it does not start with the lab, but when a step starts it
 	Init   bool              // this one creates the cluster; exactly one node of a mesh has it
 	Config map[string]any    // goes over what the lab writes into the agent's config file
-	Beside string            // the node in whose network namespace its agent runs, as another one there; "": it has one of its own
-	Mesh   string            // the mesh that its agent is in; "" is the lab's own
+	// the node in whose network namespace its agent runs, as another one there; "": it has one of its own
+	Beside string
+	Mesh   string // the mesh that its agent is in; "" is the lab's own
 }
 
 // host is the node whose network namespace it is.

@@ -53,7 +53,8 @@ type NodeStatus struct {
 // Status asks every agent.
 func (l *Lab) Status(ctx context.Context) Status {
 	l.mu.Lock()
-	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)), Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies)}
+	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)),
+		Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies)}
 	l.mu.Unlock()
 	now := l.Network()
 	for _, h := range l.hosts {
@@ -76,8 +77,10 @@ func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
 	now := l.Network()
 	host, _ := now.Host(a.node.host())
 	site, _ := now.Site(host.Site)
-	n := NodeStatus{Name: a.node.Name, Site: site.Name, NAT: string(site.NAT), Address: host.Address().String(), PID: rec.Process.PID,
-		Condition: rec.Condition, Alive: rec.Process.alive(), Server: a.node.Server, Log: a.logFile(), Paths: map[string]string{}}
+	n := NodeStatus{Name: a.node.Name, Site: site.Name, NAT: string(site.NAT), Address: host.Address().String(),
+		PID:       rec.Process.PID,
+		Condition: rec.Condition, Alive: rec.Process.alive(), Server: a.node.Server, Log: a.logFile(),
+		Paths: map[string]string{}}
 	if rec.IPv4.IsValid() {
 		n.IPv4 = rec.IPv4.String()
 	}
@@ -212,7 +215,8 @@ func (l *Lab) peersOf(ctx context.Context, a *agent) []string {
 		if p.GetPath() == "relay" {
 			where = "over " + p.GetRelayName()
 		}
-		lines = append(lines, fmt.Sprintf("peer %-14s %-6s %-24s rtt %-8s %s", p.GetName(), p.GetPath(), where, round(time.Duration(p.GetRttNanos())), p.GetReason()))
+		lines = append(lines, fmt.Sprintf("peer %-14s %-6s %-24s rtt %-8s %s", p.GetName(), p.GetPath(), where,
+			round(time.Duration(p.GetRttNanos())), p.GetReason()))
 	}
 	return sortLines(lines)
 }

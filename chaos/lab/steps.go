@@ -19,7 +19,8 @@ const (
 	defaultTransfer = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, " +
+	"rebind, move, pause, resume, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -32,7 +33,8 @@ func (r *reader) step(_ int, v value) {
 	}
 	var waitNodes []string
 	v.mapping(
-		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping), kind("transfer", r.transfer),
+		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping),
+		kind("transfer", r.transfer),
 		kind("serve", r.serve), kind("fetch", r.fetch), kind("flow", r.flow), kind("exec", r.exec),
 		kind("partition", r.partition), kind("block", r.block), kind("zombie", r.zombie),
 		kind("nat", r.setNAT), kind("rebind", r.rebind), kind("move", r.move),
@@ -158,7 +160,8 @@ func (r *reader) expect(v value) Action {
 	}) {
 		v.fail("there is no path between pods of one node, or between a node and its pod: leave path out, or these")
 	}
-	if !slices.ContainsFunc(e.From, func(f string) bool { return len(e.To) > 1 || !slices.Contains(e.To, f) }) && len(e.From) > 0 {
+	if !slices.ContainsFunc(e.From, func(f string) bool { return len(e.To) > 1 || !slices.Contains(e.To, f) }) &&
+		len(e.From) > 0 {
 		v.fail("from and to are the same")
 	}
 	return e
@@ -179,7 +182,8 @@ func (r *reader) ping(v value) Action {
 	)
 	switch {
 	case starts == ends:
-		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}")
+		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how " +
+			"long: {longest: 1s}")
 	case starts && (len(p.From) == 0 || len(p.To) == 0):
 		v.fail("needs both from and to: nodes, site:NAME, all, or pods as NODE/POD")
 	}
@@ -224,7 +228,8 @@ func (r *reader) setNAT(v value) Action {
 	case a.Site == "" || a.NAT == "":
 		v.fail("needs both site and kind")
 	case now != "" && (!now.CanChange() || !a.NAT.CanChange()):
-		v.fail("%s cannot become %s while the lab is up: only kinds that give all hosts one address can, and not double", now, a.NAT)
+		v.fail("%s cannot become %s while the lab is up: only kinds that give all hosts one address can, and not double", now,
+			a.NAT)
 	}
 	return a
 }

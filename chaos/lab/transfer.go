@@ -25,7 +25,8 @@ func (l *Lab) Transfer(ctx context.Context, within time.Duration, t Transfer) er
 			}
 			start := time.Now()
 			if err := l.transfer(ctx, f, to, t.Bytes); err != nil {
-				errs = append(errs, pairError{f, to, fmt.Errorf("%d bytes from %s to %s did not arrive within %s: %w", t.Bytes, f, to, within, err)})
+				errs = append(errs, pairError{f, to, fmt.Errorf("%d bytes from %s to %s did not arrive within %s: %w", t.Bytes, f,
+					to, within, err)})
 				continue
 			}
 			l.progress("%d bytes from %s to %s in %s", t.Bytes, f, to, round(time.Since(start)))

@@ -95,7 +95,9 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 		}
 		r.Outcomes = append(r.Outcomes, out...)
 	}
-	slices.SortStableFunc(r.Outcomes, func(a, b Outcome) int { return cmp.Or(order(a.Kinds[0], b.Kinds[0]), order(a.Kinds[1], b.Kinds[1])) })
+	slices.SortStableFunc(r.Outcomes, func(a, b Outcome) int {
+		return cmp.Or(order(a.Kinds[0], b.Kinds[0]), order(a.Kinds[1], b.Kinds[1]))
+	})
 	r.Seconds = time.Since(r.At).Seconds()
 	return r, nil
 }
@@ -128,7 +130,8 @@ func measure(ctx context.Context, m mesh, opts Options) (out []Outcome, err erro
 		return nil, err
 	}
 	f := newField(ctx, m.pairs)
-	l, err := lab.Up(ctx, spec, lab.Options{Dir: opts.Dir, Binary: opts.Binary, Progress: opts.Progress, Artifacts: opts.Artifacts, AtOnce: atOnce, Joined: f.joined})
+	l, err := lab.Up(ctx, spec, lab.Options{Dir: opts.Dir, Binary: opts.Binary, Progress: opts.Progress,
+		Artifacts: opts.Artifacts, AtOnce: atOnce, Joined: f.joined})
 	defer f.end()
 	if err != nil {
 		return nil, err
@@ -141,7 +144,8 @@ func measure(ctx context.Context, m mesh, opts Options) (out []Outcome, err erro
 	for _, p := range m.pairs {
 		out = append(out, f.outcome(ctx, l, p))
 	}
-	if bad := slices.ContainsFunc(out, func(o Outcome) bool { return !o.OK || o.First > slow }); bad && opts.Artifacts != "" {
+	if bad := slices.ContainsFunc(out, func(o Outcome) bool { return !o.OK || o.First > slow }); bad &&
+		opts.Artifacts != "" {
 		dir, err := l.SaveArtifacts(ctx, opts.Artifacts)
 		if err == nil && opts.Progress != nil {
 			opts.Progress("logs and states are in " + dir)

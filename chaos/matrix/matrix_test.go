@@ -33,10 +33,16 @@ func TestExpectedIsSymmetric(t *testing.T) {
 // that meet over IPv4.
 func TestExpectedAgreesWithTheStrategy(t *testing.T) {
 	types := map[string]skeinv1.NatType{
-		"none": skeinv1.NatType_NAT_TYPE_NONE, "one-to-one": skeinv1.NatType_NAT_TYPE_FULL_CONE, "full-cone": skeinv1.NatType_NAT_TYPE_FULL_CONE,
-		"restricted-cone": skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE, "port-restricted-cone": skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE,
-		"symmetric": skeinv1.NatType_NAT_TYPE_SYMMETRIC, "symmetric-sequential": skeinv1.NatType_NAT_TYPE_SYMMETRIC,
-		"double": skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, "portmap": skeinv1.NatType_NAT_TYPE_FULL_CONE, "udp-blocked": skeinv1.NatType_NAT_TYPE_BLOCKED,
+		"none":                 skeinv1.NatType_NAT_TYPE_NONE,
+		"one-to-one":           skeinv1.NatType_NAT_TYPE_FULL_CONE,
+		"full-cone":            skeinv1.NatType_NAT_TYPE_FULL_CONE,
+		"restricted-cone":      skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE,
+		"port-restricted-cone": skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE,
+		"symmetric":            skeinv1.NatType_NAT_TYPE_SYMMETRIC,
+		"symmetric-sequential": skeinv1.NatType_NAT_TYPE_SYMMETRIC,
+		"double":               skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE,
+		"portmap":              skeinv1.NatType_NAT_TYPE_FULL_CONE,
+		"udp-blocked":          skeinv1.NatType_NAT_TYPE_BLOCKED,
 	}
 	for a, ta := range types {
 		for b, tb := range types {
@@ -80,13 +86,19 @@ func TestGridsHoldEachPairOnce(t *testing.T) {
 }
 
 func TestReportGoesBetweenTheMarks(t *testing.T) {
-	r := &Report{At: time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), CPUs: 2, Seconds: 100, Kinds: []string{"none", "symmetric"}, Outcomes: []Outcome{
-		{Pair: "none × none", Kinds: [2]string{"none", "none"}, Want: "direct", Got: "direct", OK: true, IPv6: true, First: 20 * time.Millisecond, Direct: 1234 * time.Millisecond},
-		{Pair: "none × symmetric", Kinds: [2]string{"none", "symmetric"}, Want: "direct, by birthday probing", Got: "direct", OK: true, First: 30 * time.Millisecond, Direct: 2 * time.Second},
-		{Pair: "symmetric × symmetric", Kinds: [2]string{"symmetric", "symmetric"}, Want: "relay", Got: "none", First: -1, Direct: -1, Why: "the relay is away"},
-		{Pair: "x", Kinds: [2]string{Together, "a LAN"}, Want: "direct", Got: "direct", OK: true, First: 0, Direct: time.Millisecond},
-		{Pair: "y", Kinds: [2]string{Together, "two homes"}, Want: "relay", Got: "relay", OK: true, UDP: true, First: 0, Direct: -1},
-	}}
+	r := &Report{At: time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), CPUs: 2, Seconds: 100,
+		Kinds: []string{"none", "symmetric"}, Outcomes: []Outcome{
+			{Pair: "none × none", Kinds: [2]string{"none", "none"}, Want: "direct", Got: "direct", OK: true, IPv6: true,
+				First: 20 * time.Millisecond, Direct: 1234 * time.Millisecond},
+			{Pair: "none × symmetric", Kinds: [2]string{"none", "symmetric"}, Want: "direct, by birthday probing", Got: "direct",
+				OK: true, First: 30 * time.Millisecond, Direct: 2 * time.Second},
+			{Pair: "symmetric × symmetric", Kinds: [2]string{"symmetric", "symmetric"}, Want: "relay", Got: "none", First: -1,
+				Direct: -1, Why: "the relay is away"},
+			{Pair: "x", Kinds: [2]string{Together, "a LAN"}, Want: "direct", Got: "direct", OK: true, First: 0,
+				Direct: time.Millisecond},
+			{Pair: "y", Kinds: [2]string{Together, "two homes"}, Want: "relay", Got: "relay", OK: true, UDP: true,
+				First: 0, Direct: -1},
+		}}
 	path := filepath.Join(t.TempDir(), "a.md")
 	if err := os.WriteFile(path, []byte("before\n"+Begin+"\nold\n"+marks.End+"\nafter\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -99,8 +111,10 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := string(b)
-	for _, want := range []string{"before\n" + Begin + "\nMeasured on 2026-11-21: 4 of 5 pairs as expected", "| **none** | direct 1.2s *6*<br>20ms | direct 2s *b*<br>30ms |",
-		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "| two homes | relay *u*<br>0s |", "Not as expected: symmetric × symmetric is none, not relay. the relay is away", marks.End + "\nafter\n"} {
+	for _, want := range []string{"before\n" + Begin + "\nMeasured on 2026-11-21: 4 of 5 pairs as expected",
+		"| **none** | direct 1.2s *6*<br>20ms | direct 2s *b*<br>30ms |",
+		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "| two homes | relay *u*<br>0s |",
+		"Not as expected: symmetric × symmetric is none, not relay. the relay is away", marks.End + "\nafter\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}
@@ -135,7 +149,8 @@ func TestDocumentHoldsTheMatrix(t *testing.T) {
 	for i, a := range Kinds() {
 		for j, b := range Kinds()[i:] {
 			if cells := rows[a]; len(cells) != len(kinds) || !strings.HasPrefix(cells[i+j], Expected(a, b).Path()) {
-				t.Errorf("%s × %s: the document has %q, expected is %s; `skein lab matrix --write docs/nat-traversal.md` measures anew", a, b, cells, Expected(a, b))
+				t.Errorf("%s × %s: the document has %q, expected is %s; `skein lab matrix --write docs/nat-traversal.md` "+
+					"measures anew", a, b, cells, Expected(a, b))
 			}
 		}
 	}

@@ -45,8 +45,10 @@ func (r *Report) Text(w io.Writer) {
 // Markdown writes the tables that docs/nat-traversal.md keeps.
 func (r *Report) Markdown(w io.Writer) {
 	fmt.Fprintf(w, "Measured on %s: %s\n\n", r.At.UTC().Format("2006-01-02"), r.summary())
-	fmt.Fprintln(w, "Each cell: the path that the pair got, the time until both ends used it directly, and below it the time to the first answered packet.")
-	fmt.Fprintln(w, "*b*: by birthday probing. *p*: by port prediction. *6*: over IPv6. *u*: through UDP ports of the relay, which pairs with traffic ask for; else in its TLS session.")
+	fmt.Fprintln(w, "Each cell: the path that the pair got, the time until both ends used it directly, and below it the "+
+		"time to the first answered packet.")
+	fmt.Fprintln(w, "*b*: by birthday probing. *p*: by port prediction. *6*: over IPv6. *u*: through UDP ports of the "+
+		"relay, which pairs with traffic ask for; else in its TLS session.")
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "| | "+strings.Join(r.Kinds, " | ")+" |")
 	fmt.Fprintln(w, "|---"+strings.Repeat("|---", len(r.Kinds))+"|")
@@ -143,8 +145,10 @@ func (r *Report) summary() string {
 			guessed = append(guessed, o.Direct)
 		}
 	}
-	return fmt.Sprintf("%d of %d pairs as expected; first packet %s; direct by probing %s; direct by guessing ports %s; %d processors, %s.",
-		good, len(r.Outcomes), spread(first), spread(probed), spread(guessed), r.CPUs, time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
+	return fmt.Sprintf("%d of %d pairs as expected; first packet %s; direct by probing %s; direct by guessing ports %s; "+
+		"%d processors, %s.",
+		good, len(r.Outcomes), spread(first), spread(probed), spread(guessed), r.CPUs,
+		time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
 }
 
 // spread sums up times: the median, the 95th percentile and the worst.

@@ -27,8 +27,10 @@ type Watch struct {
 
 // WatchOf says what a host of a lab sees of egresses whose gateways are in its network, and lists their slots. Of the
 // egresses one at most may have no addresses, and one slot: then the gateways' own addresses mean it.
-func WatchOf(ctx context.Context, l *lab.Lab, host string, port uint16, gateways []string, refs []lab.Ref) (w Watch, slots []string, err error) {
-	w = Watch{NetNS: fabric.HostNS(l.Spec.Name, host), Link: fabric.HostLink, Port: port, Slots: map[netip.Addr]string{}, Nodes: map[[6]byte]string{}}
+func WatchOf(ctx context.Context, l *lab.Lab, host string, port uint16, gateways []string,
+	refs []lab.Ref) (w Watch, slots []string, err error) {
+	w = Watch{NetNS: fabric.HostNS(l.Spec.Name, host), Link: fabric.HostLink, Port: port, Slots: map[netip.Addr]string{},
+		Nodes: map[[6]byte]string{}}
 	var own []netip.Addr
 	for _, g := range gateways {
 		info, err := l.Node(g)
@@ -97,7 +99,8 @@ type Capture struct {
 
 // Open begins to capture. Every packet to the port from a slot's address counts from now on.
 func Open(w Watch) (*Capture, error) {
-	c := &Capture{watch: w, began: time.Now(), fd: -1, done: make(chan struct{}), stop: make(chan struct{}), runs: map[string]*Spells{}}
+	c := &Capture{watch: w, began: time.Now(), fd: -1, done: make(chan struct{}), stop: make(chan struct{}),
+		runs: map[string]*Spells{}}
 	err := fabric.In(w.NetNS, func() error {
 		link, err := net.InterfaceByName(w.Link)
 		if err != nil {

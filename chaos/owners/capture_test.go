@@ -15,13 +15,15 @@ import (
 func TestCapture(t *testing.T) {
 	observer, one := testns.New(t, "see"), testns.New(t, "one")
 	observer.Must("add a pair of links", func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(one.Handle)})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(one.Handle)})
 	})
 	var mac [6]byte
 	for _, c := range []struct {
 		ns    *testns.NS
 		addrs []string
-	}{{observer, []string{"198.18.1.1/24", "2001:db8:1::1/64"}}, {one, []string{"198.18.1.8/24", "198.18.1.9/24", "2001:db8:1::9/64"}}} {
+	}{{observer, []string{"198.18.1.1/24", "2001:db8:1::1/64"}},
+		{one, []string{"198.18.1.8/24", "198.18.1.9/24", "2001:db8:1::9/64"}}} {
 		c.ns.Must("number links", func() error {
 			l, err := netlink.LinkByName("eth0")
 			if err != nil {
@@ -79,7 +81,8 @@ func TestCapture(t *testing.T) {
 		}
 		if s.Packets == 2 {
 			r := s.Spells["s"]
-			if len(r) != 1 || r[0].Node != "one" || r[0].Packets != 2 || r[0].First.Before(began.Add(-time.Second)) || r[0].Last.After(time.Now()) || s.Lost != 0 {
+			if len(r) != 1 || r[0].Node != "one" || r[0].Packets != 2 || r[0].First.Before(began.Add(-time.Second)) ||
+				r[0].Last.After(time.Now()) || s.Lost != 0 {
 				t.Errorf("%+v", s)
 			}
 			return

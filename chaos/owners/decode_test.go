@@ -42,8 +42,10 @@ func TestDecode(t *testing.T) {
 	later := frame("198.18.1.9", protoUDP, 80)
 	later[etherHeader+7] = 1
 	whole := frame("198.18.1.9", protoUDP, 80)
-	for name, b := range map[string][]byte{"a later fragment": later, "ICMP": frame("198.18.1.9", 1, 0), "ARP": append(make([]byte, 12), 0x08, 0x06, 0, 1), "empty": nil,
-		"cut short": whole[:len(whole)-1], "IPv6 in a frame for IPv4": append(append(make([]byte, 12), 0x08, 0), frame("::1", 6, 1)[14:]...)} {
+	for name, b := range map[string][]byte{"a later fragment": later, "ICMP": frame("198.18.1.9", 1, 0),
+		"ARP": append(make([]byte, 12), 0x08, 0x06, 0, 1), "empty": nil,
+		"cut short": whole[:len(whole)-1], "IPv6 in a frame for IPv4": append(append(make([]byte, 12), 0x08, 0),
+			frame("::1", 6, 1)[14:]...)} {
 		if f, ok := Decode(b); ok {
 			t.Errorf("%s: %+v", name, f)
 		}

@@ -59,7 +59,8 @@ func Judge(slot string, grants []Grant, runs []Spell) (out []Violation) {
 			continue // what follows is judged as if it had not been
 		case grants[at].Since.After(run.First):
 			out = append(out, Violation{slot, run.First, run.Node,
-				fmt.Sprintf("%s sent %s before it was given the slot with epoch %d", run.Node, grants[at].Since.Sub(run.First), grants[at].Epoch)})
+				fmt.Sprintf("%s sent %s before it was given the slot with epoch %d", run.Node, grants[at].Since.Sub(run.First),
+					grants[at].Epoch)})
 		}
 		next = at
 	}
@@ -85,7 +86,8 @@ func explain(grants []Grant, runs []Spell, i int) string {
 		return node + " sent, and only others were given the slot since"
 	}
 	before := runs[i-1]
-	return fmt.Sprintf("%s sent %d packets after %s had sent, %s after its last one: two owners", node, runs[i].Packets, before.Node, runs[i].First.Sub(before.Last))
+	return fmt.Sprintf("%s sent %d packets after %s had sent, %s after its last one: two owners", node, runs[i].Packets,
+		before.Node, runs[i].First.Sub(before.Last))
 }
 
 // Change is a slot's way from one node to another, as seen from outside.

@@ -53,7 +53,8 @@ func TestPlantsFitTheSources(t *testing.T) {
 	}
 	t.Chdir(t.TempDir())
 	_, err := BuildPlanted(t.Context(), "long-lease", t.TempDir())
-	if want := "planting long-lease needs go and skein's sources: run it in them: the working directory is in no module"; err == nil || err.Error() != want {
+	if want := "planting long-lease needs go and skein's sources: run it in them: the working directory is in no " +
+		"module"; err == nil || err.Error() != want {
 		t.Errorf("outside of the sources: %v, want %q", err, want)
 	}
 }

@@ -71,7 +71,8 @@ func darkness(list []Moved) string {
 	for _, m := range list {
 		took = append(took, m.Dark)
 	}
-	return fmt.Sprintf("%d: p50 %s, p99 %s, worst %s", len(took), quantile(took, 50), quantile(took, 99), quantile(took, 100))
+	return fmt.Sprintf("%d: p50 %s, p99 %s, worst %s", len(took), quantile(took, 50), quantile(took, 99),
+		quantile(took, 100))
 }
 
 // quantile by the nearest rank, to the millisecond.
@@ -86,7 +87,8 @@ func worst(list []Moved) string {
 		return ""
 	}
 	m := slices.MaxFunc(list, func(a, b Moved) int { return int(a.Dark - b.Dark) })
-	return fmt.Sprintf("schedule %d, %s from %s to %s, dark for %s; faults: %s", m.Schedule, m.Slot, m.From, m.To, m.Dark.Round(time.Millisecond), m.Faults)
+	return fmt.Sprintf("schedule %d, %s from %s to %s, dark for %s; faults: %s", m.Schedule, m.Slot, m.From, m.To,
+		m.Dark.Round(time.Millisecond), m.Faults)
 }
 
 func (r *Report) lines() [][2]string {

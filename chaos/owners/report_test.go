@@ -18,12 +18,14 @@ func TestReport(t *testing.T) {
 	s := Schedule{Number: 1, Seed: 5, Faults: []Fault{{Kind: Kill, Role: Leader}, {Kind: Pause, Role: Gateway}}}
 	r.count(s)
 	for i := range 100 {
-		r.change(s, "gw1: kill -9", Change{Slot: "a/b#0", From: "gw1", To: "gw2", Dark: time.Duration(i+1) * time.Millisecond}, i%2 == 0)
+		r.change(s, "gw1: kill -9", Change{Slot: "a/b#0", From: "gw1", To: "gw2",
+			Dark: time.Duration(i+1) * time.Millisecond}, i%2 == 0)
 	}
 	r.add(s, Judge("a/b#0", given("AB"), seen("ABA")))
 	var text strings.Builder
 	r.Text(&text)
-	for _, want := range []string{"2 of seed 5", "kill -9 1, pause 1", "50: p50 50ms, p99 100ms, worst 100ms", "50: p50 49ms, p99 99ms", "violations: 1", "two owners (schedule 1 of seed 5: the leader: kill -9",
+	for _, want := range []string{"2 of seed 5", "kill -9 1, pause 1", "50: p50 50ms, p99 100ms, worst 100ms",
+		"50: p50 49ms, p99 99ms", "violations: 1", "two owners (schedule 1 of seed 5: the leader: kill -9",
 		"worst case after a fault: schedule 1, a/b#0 from gw1 to gw2, dark for 100ms; faults: gw1: kill -9"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
@@ -36,7 +38,8 @@ func TestReport(t *testing.T) {
 	if err := r.Write(file); err != nil {
 		t.Fatal(err)
 	}
-	if b, _ := os.ReadFile(file); !strings.Contains(string(b), "| violations | 1 |") || !strings.Contains(string(b), "VIOLATION") {
+	if b, _ := os.ReadFile(file); !strings.Contains(string(b), "| violations | 1 |") ||
+		!strings.Contains(string(b), "VIOLATION") {
 		t.Errorf("%s", b)
 	}
 }

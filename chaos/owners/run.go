@@ -28,8 +28,9 @@ type mesh struct {
 	source                     []byte
 	servers, gateways, clients []string
 	egresses                   []lab.Ref
-	pods                       []string      // of each client, the first for each of the egresses in turn; one name each, since they fall on slots by it
-	udp, tcp                   time.Duration // between two numbers of a stream
+	// of each client, the first for each of the egresses in turn; one name each, since they fall on slots by it
+	pods     []string
+	udp, tcp time.Duration // between two numbers of a stream
 }
 
 //go:embed owners.yaml
@@ -39,10 +40,12 @@ var fullSource []byte
 var smallSource []byte
 
 var (
-	full = mesh{fullSource, []string{"dc1", "dc2", "dc3"}, []string{"gw1", "gw2", "gw3"}, []string{"home1", "cloud1", "office1"},
+	full = mesh{fullSource, []string{"dc1", "dc2", "dc3"}, []string{"gw1", "gw2", "gw3"},
+		[]string{"home1", "cloud1", "office1"},
 		[]lab.Ref{{Namespace: "out", Name: "fixed"}, {Namespace: "out", Name: "masked"}}, []string{"a", "m", "b"},
 		10 * time.Millisecond, 50 * time.Millisecond}
-	small = mesh{smallSource, []string{"dc1"}, []string{"gw1", "gw2"}, []string{"home1"}, []lab.Ref{{Namespace: "out", Name: "fixed"}}, []string{"a"},
+	small = mesh{smallSource, []string{"dc1"}, []string{"gw1", "gw2"}, []string{"home1"},
+		[]lab.Ref{{Namespace: "out", Name: "fixed"}}, []string{"a"},
 		50 * time.Millisecond, 250 * time.Millisecond}
 )
 
@@ -85,7 +88,8 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
 	}
-	r := &run{mesh: full, opts: opts, names: map[string]string{}, next: 1, grants: map[string][]Grant{}, planned: map[uint64]bool{}, hit: map[string]bool{},
+	r := &run{mesh: full, opts: opts, names: map[string]string{}, next: 1, grants: map[string][]Grant{},
+		planned: map[uint64]bool{}, hit: map[string]bool{},
 		report: &Report{Seed: opts.Seed, At: time.Now()}}
 	if opts.Small {
 		r.mesh = small
@@ -175,7 +179,8 @@ func (r *run) seesAll(ctx context.Context) error {
 	seen, err := r.capture.Seen()
 	for _, slot := range r.slots {
 		if err == nil && len(seen.Spells[slot]) == 0 {
-			err = fmt.Errorf("no client falls on slot %s, or the observer does not see its packets: this run would prove nothing", slot)
+			err = fmt.Errorf(
+				"no client falls on slot %s, or the observer does not see its packets: this run would prove nothing", slot)
 		}
 	}
 	return err
@@ -198,12 +203,14 @@ func (r *run) prepare(ctx context.Context) error {
 		return err
 	}
 	for _, p := range r.senders() {
-		if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{p.node}, Pods: []string{p.name}, Annotations: map[string]string{"skein.dev/egress." + p.egress.Namespace: p.egress.Name}}); err != nil {
+		if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{p.node}, Pods: []string{p.name},
+			Annotations: map[string]string{"skein.dev/egress." + p.egress.Namespace: p.egress.Name}}); err != nil {
 			return err
 		}
 		for _, addr := range []netip.Addr{info.Host.Addr, info.Host.Addr6} {
 			pod, to := p.node+"/"+p.name, netip.AddrPortFrom(addr, port)
-			r.streams = append(r.streams, &stream{pod: pod, proto: "udp", to: to, every: r.udp}, &stream{pod: pod, proto: "tcp", to: to, every: r.tcp})
+			r.streams = append(r.streams, &stream{pod: pod, proto: "udp", to: to, every: r.udp}, &stream{pod: pod, proto: "tcp",
+				to: to, every: r.tcp})
 		}
 	}
 	return nil
@@ -285,7 +292,8 @@ func (r *run) schedule(ctx context.Context, s Schedule) error {
 	}
 	r.report.Schedules, r.report.Packets, r.report.Missed = r.report.Schedules+1, seen.Packets, seen.Lost
 	r.report.Recovery = append(r.report.Recovery, time.Since(healed))
-	r.opts.Progress(fmt.Sprintf("%3d  %s: %d changes of owner, well again after %s", s.Number, strings.Join(words, "; "), found, time.Since(healed).Round(10*time.Millisecond)))
+	r.opts.Progress(fmt.Sprintf("%3d  %s: %d changes of owner, well again after %s", s.Number, strings.Join(words, "; "),
+		found, time.Since(healed).Round(10*time.Millisecond)))
 	return ctx.Err()
 }
 
@@ -430,7 +438,8 @@ func (r *run) owners(ctx context.Context) (map[string]string, error) {
 	out := map[string]string{}
 	for _, e := range list.GetEgresses() {
 		for _, s := range e.GetSlots() {
-			out[SlotName(lab.Ref{Namespace: s.GetSlot().GetNamespace(), Name: s.GetSlot().GetName()}, s.GetSlot().GetNumber())] = s.GetOwner()
+			out[SlotName(lab.Ref{Namespace: s.GetSlot().GetNamespace(), Name: s.GetSlot().GetName()},
+				s.GetSlot().GetNumber())] = s.GetOwner()
 		}
 	}
 	return out, nil

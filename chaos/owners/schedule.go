@@ -99,7 +99,8 @@ func (w World) Plan(seed uint64, number int) Schedule {
 	s := Schedule{Number: number, Seed: seed, Faults: []Fault{w.fault(r)}}
 	if r.IntN(3) == 0 {
 		second := w.fault(r)
-		for second.onServer() && s.Faults[0].onServer() || second.Kind == s.Faults[0].Kind && (second.Kind == Drain || second.Kind == Clock) {
+		for second.onServer() && s.Faults[0].onServer() || second.Kind == s.Faults[0].Kind && (second.Kind == Drain ||
+			second.Kind == Clock) {
 			second = w.fault(r)
 		}
 		second.At = time.Duration(r.Int64N(int64(latestSecond)))

@@ -22,10 +22,12 @@ func TestSchedulesComeFromTheSeed(t *testing.T) {
 			if f.Kind == Drain {
 				drains++
 			}
-			if f.onServer() && (f.Kind == Drain || f.Kind == CutOff) || f.For < shortestPause || f.For > longestPause || f.Kind != Pause && f.For > longestFault {
+			if f.onServer() && (f.Kind == Drain || f.Kind == CutOff) || f.For < shortestPause || f.For > longestPause ||
+				f.Kind != Pause && f.For > longestFault {
 				t.Errorf("schedule %d: %s", i, f)
 			}
-			if f.Role == Owner && f.Slot >= w.Slots || f.Role == Gateway && f.Slot >= w.Gateways || f.Role == Server && f.Slot >= w.Servers {
+			if f.Role == Owner && f.Slot >= w.Slots || f.Role == Gateway && f.Slot >= w.Gateways || f.Role == Server &&
+				f.Slot >= w.Servers {
 				t.Errorf("schedule %d: %s hits nobody", i, f)
 			}
 		}

@@ -51,9 +51,10 @@ var agreedBugs = []bug{
 		found: []check{histories, {"./consensus", "TestForgedBatchOnAnotherIndexIsRefusedEverywhere"}},
 	},
 	{
-		name:  "request IDs are forgotten",
-		why:   "a retry whose first answer was lost is decided a second time",
-		edits: []edit{{"events/decide.go", "if a := s.remembered(c); a != nil {", "if a := s.remembered(c); a != nil && a.Index == 0 {"}},
+		name: "request IDs are forgotten",
+		why:  "a retry whose first answer was lost is decided a second time",
+		edits: []edit{{"events/decide.go", "if a := s.remembered(c); a != nil {", "if a := s.remembered(c); a != nil && " +
+			"a.Index == 0 {"}},
 		found: []check{histories, {"./consensus", "TestRepeatedRequestGetsTheFirstAnswer"}, {"./events", "TestAnyHistory"}},
 		quick: true,
 	},
@@ -78,8 +79,10 @@ var agreedBugs = []bug{
 		name: "blocks rest by number and not by time",
 		why:  "the block just returned comes again while others are free for longer",
 		edits: []edit{{"events/decide_block.go",
-			"for n := range r.order.all() {\n\t\tif f, _ := r.freed.get(n, \"\"); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)",
-			"for f := range r.freed.all() {\n\t\tif n := f.GetNumber(); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)"}},
+			"for n := range r.order.all() {\n\t\tif f, _ := r.freed.get(n, \"\"); in(n) && !resting(f.GetAt(), " +
+				"cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)",
+			"for f := range r.freed.all() {\n\t\tif n := f.GetNumber(); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) " +
+				"{\n\t\t\tif out = append(out, n)"}},
 		found: []check{histories, restOrder},
 	},
 	{
@@ -94,7 +97,8 @@ var agreedBugs = []bug{
 		name: "the log's time follows a clock that steps back",
 		why:  "a new leader with a slow clock revives what has expired, and rests look longer than they were",
 		edits: []edit{
-			{"consensus/clock.go", "t := max(clock, p.base+int64(passed/2), newest)\n", "t := max(clock, p.base+int64(passed/2)-p.base)\n"},
+			{"consensus/clock.go", "t := max(clock, p.base+int64(passed/2), newest)\n", "t := max(clock, " +
+				"p.base+int64(passed/2)-p.base)\n"},
 			{"consensus/clock.go", "return max(min(t, most), newest)\n", "return min(t, most)\n"},
 		},
 		found: []check{histories, {"./consensus", "TestPace"}},
@@ -127,8 +131,7 @@ var agreedBugs = []bug{
 		name: "Fold gives a block that belongs to a node to another",
 		why:  "an event that should never have been appended takes a block from who has it",
 		edits: []edit{{"events/fold_pool.go",
-			"have.GetNodeId() != \"\" || b.GetNodeId() == \"\" || statics || s.egressesIn(b.GetPool(), n) > 0 {\n\t\t\treturn false",
-			"statics || s.egressesIn(b.GetPool(), n) > 0 {\n\t\t\treturn false"}},
+			"have.GetNodeId() != \"\" || b.GetNodeId() == \"\" || statics ||\n", "statics ||\n"}},
 		found: []check{{"./events", "TestContradictionsAboutPools"}},
 	},
 	{
@@ -161,7 +164,8 @@ var agreedBugs = []bug{
 		why:  "a request during an outage makes two blocks, and one leaks (Coil #271)",
 		edits: []edit{
 			{"events/decide_block.go", "if uint64(held.n) >= uint64(c.GetTotal()) {\n", "if c.GetTotal() == 0 {\n"},
-			{"events/decide_block.go", "d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), n, site, ranged)", "d.blocksFor(r, 1, n, site, ranged)"},
+			{"events/decide_block.go", "d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), n, site, ranged)",
+				"d.blocksFor(r, 1, n, site, ranged)"},
 		},
 		found: []check{histories, {"./events", "TestAskedTwiceGivenOnce"}},
 	},
@@ -184,7 +188,9 @@ var agreedBugs = []bug{
 		name: "a static address goes to a second node",
 		why:  "the same address runs on two nodes",
 		edits: []edit{
-			{"events/decide_static.go", "case v.GetNodeId() != \"\":\n\t\treturn refuse(FailedPrecondition, \"address %s of pool %s is held by node %s since", "case v.GetNodeId() == \"-\":\n\t\treturn refuse(FailedPrecondition, \"address %s of pool %s is held by node %s since"},
+			{"events/decide_static.go", "case v.GetNodeId() != \"\":\n\t\treturn refuse(FailedPrecondition, \"address %s of " +
+				"pool %s is held by node %s since", "case v.GetNodeId() == \"-\":\n\t\treturn refuse(FailedPrecondition, " +
+				"\"address %s of pool %s is held by node %s since"},
 		},
 		found: []check{histories, {"./events", "TestStaticAddresses"}},
 	},

@@ -5,9 +5,10 @@ var anyLife = check{"./agent/ipam", "TestAnyLifeOfANode"}
 // nodeBugs are those of the agent that gives a block's addresses to pods, and of what makes their links.
 var nodeBugs = []bug{
 	{
-		name:  "the file of leases is not read after a restart",
-		why:   "the address of a pod whose link is not there yet is given to another",
-		edits: []edit{{"agent/ipam/file.go", "records, err := readRecords(f.path)\n\tswitch {", "var records []record\n\t_, err = readRecords(f.path)\n\tswitch {"}},
+		name: "the file of leases is not read after a restart",
+		why:  "the address of a pod whose link is not there yet is given to another",
+		edits: []edit{{"agent/ipam/file.go", "records, err := readRecords(f.path)\n\tswitch {", "var records " +
+			"[]record\n\t_, err = readRecords(f.path)\n\tswitch {"}},
 		found: []check{anyLife},
 		quick: true,
 	},
@@ -16,13 +17,15 @@ var nodeBugs = []bug{
 		why:  "an agent that is killed gives it again",
 		edits: []edit{{"agent/ipam/manager.go",
 			"func (m *Manager) given(r record, now moment) (Lease, error) {\n\tif err := m.write(r, now); err != nil {",
-			"func (m *Manager) given(r record, now moment) (Lease, error) {\n\tm.core.apply(now.stamp(r), now.at)\n\tif err := m.fileErr; err != nil {"}},
+			"func (m *Manager) given(r record, now moment) (Lease, error) {\n\tm.core.apply(now.stamp(r), now.at)\n\tif err " +
+				":= m.fileErr; err != nil {"}},
 		found: []check{anyLife},
 	},
 	{
-		name:  "what the kernel has is ignored",
-		why:   "after the file was lost, or beside another program, an address that is in use is given",
-		edits: []edit{{"agent/ipam/decide.go", "for _, f := range found {\n\t\there[f.Addr] = true\n\t\tk := Key{", "for _, f := range found[:0] {\n\t\there[f.Addr] = true\n\t\tk := Key{"}},
+		name: "what the kernel has is ignored",
+		why:  "after the file was lost, or beside another program, an address that is in use is given",
+		edits: []edit{{"agent/ipam/decide.go", "for _, f := range found {\n\t\there[f.Addr] = true\n\t\tk := Key{",
+			"for _, f := range found[:0] {\n\t\there[f.Addr] = true\n\t\tk := Key{"}},
 		found: []check{anyLife, {"./agent/ipam", "TestAdoptRebuildsALostFile"}, {"./agent/ipam", "TestStrangersInTheKernel"}},
 	},
 	{
@@ -62,15 +65,17 @@ var nodeBugs = []bug{
 		found: []check{{"./agent/ipam", "TestLoweredGrantIsNotUsed"}},
 	},
 	{
-		name:  "an audit frees what the kernel has",
-		why:   "healthy pods lose their addresses (Calico #5044)",
-		edits: []edit{{"agent/ipam/decide.go", "if links[k] || addrs[h.IPv4] || addrs[h.IPv6] || now.Sub(h.born) < youngFor {", "if now.Sub(h.born) < youngFor {"}},
+		name: "an audit frees what the kernel has",
+		why:  "healthy pods lose their addresses (Calico #5044)",
+		edits: []edit{{"agent/ipam/decide.go",
+			"if links[k] || addrs[h.IPv4] || addrs[h.IPv6] || now.Sub(h.born) < youngFor {", "if now.Sub(h.born) < youngFor {"}},
 		found: []check{anyLife, {"./agent/ipam", "TestCalico5044HealthyPodsKeepTheirAddresses"}},
 	},
 	{
-		name:  "a failed ADD keeps its address",
-		why:   "addresses leak until none is left",
-		edits: []edit{{"agent/cniserver/verbs.go", "s.cfg.Allocator.Release(l.Key, reason)\n\treturn cause\n", "_ = reason\n\treturn cause\n"}},
+		name: "a failed ADD keeps its address",
+		why:  "addresses leak until none is left",
+		edits: []edit{{"agent/cniserver/verbs.go", "s.cfg.Allocator.Release(l.Key, reason)\n\treturn cause\n",
+			"_ = reason\n\treturn cause\n"}},
 		found: []check{{"./agent/cniserver", "TestAFailedAddLeavesNothing"}},
 	},
 	{
@@ -83,8 +88,10 @@ var nodeBugs = []bug{
 		name: "DEL frees the address before the link is gone",
 		why:  "another pod gets the address while the first still answers for it",
 		edits: []edit{{"agent/cniserver/verbs.go",
-			"if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {\n\t\treturn fmt.Errorf(\"remove",
-			"s.cfg.Allocator.Release(key, reason)\n\tif err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {\n\t\treturn fmt.Errorf(\"remove"}},
+			"if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err " +
+				"!= nil {\n\t\treturn fmt.Errorf(\"remove",
+			"s.cfg.Allocator.Release(key, reason)\n\tif err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, " +
+				"key.Interface, key.ContainerID) }); err != nil {\n\t\treturn fmt.Errorf(\"remove"}},
 		found: []check{{"./agent/cniserver", "TestTheAddressGoesAfterTheLink"}},
 	},
 	{
@@ -94,15 +101,17 @@ var nodeBugs = []bug{
 		found: []check{{"./agent/cniserver", "TestAddTwice"}},
 	},
 	{
-		name:  "an Add that fails leaves the link",
-		why:   "the link answers for an address that goes to another pod",
-		edits: []edit{{"dataplane/podnet/add.go", "if err != nil { // the pod's end", "if err != nil && w.hostEnd.index == 0 { // the pod's end"}},
+		name: "an Add that fails leaves the link",
+		why:  "the link answers for an address that goes to another pod",
+		edits: []edit{{"dataplane/podnet/add.go", "if err != nil { // the pod's end", "if err != nil && w.hostEnd.index == " +
+			"0 { // the pod's end"}},
 		found: []check{{"./dataplane/podnet", "TestFailedAddLeavesNothing"}},
 	},
 	{
-		name:  "a link is made for an address that another link has",
-		why:   "two pods answer for one address",
-		edits: []edit{{"dataplane/podnet/add.go", "if !errors.Is(err, unix.EEXIST) {\n\t\t\treturn err\n", "if errors.Is(err, unix.EEXIST) || err == nil {\n\t\t\treturn nil\n\t\t} else if err != nil {\n\t\t\treturn err\n"}},
+		name: "a link is made for an address that another link has",
+		why:  "two pods answer for one address",
+		edits: []edit{{"dataplane/podnet/add.go", "if !errors.Is(err, unix.EEXIST) {\n\t\t\treturn err\n",
+			"if errors.Is(err, unix.EEXIST) || err == nil {\n\t\t\treturn nil\n\t\t} else if err != nil {\n\t\t\treturn err\n"}},
 		found: []check{{"./dataplane/podnet", "TestFailedAddLeavesNothing"}},
 	},
 }

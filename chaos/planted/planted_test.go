@@ -71,7 +71,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 // A harmless change is not found, and a check that does not run is no finding.
 func TestHarmlessChangeIsNotFound(t *testing.T) {
 	p := planterFor(t)
-	harmless := bug{name: "none", edits: []edit{{"internal/simtime/simtime.go", "running int", "running int // nothing else"}},
+	harmless := bug{name: "none", edits: []edit{{"internal/simtime/simtime.go", "running int", "running int // nothing " +
+		"else"}},
 		found: []check{{"./internal/simtime", "TestLapsedTimers"}}}
 	if r := p.plant(t.Context(), harmless); r.ok() || r.err != nil || len(r.findings) != 1 || r.findings[0].found {
 		t.Errorf("a change of a comment: %v", r.text())

@@ -43,7 +43,8 @@ type history struct {
 
 // histories runs the cluster with so many seeds.
 func (p *planter) histories(ctx context.Context, seeds int) (out []history, err error) {
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "^"+histories.test+"$", histories.pkg)
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "^"+histories.test+
+		"$", histories.pkg)
 	cmd.Dir = p.root
 	cmd.Env = append(os.Environ(), fmt.Sprint("SKEIN_TEST_SEEDS=", seeds))
 	text, err := cmd.CombinedOutput()
@@ -103,7 +104,8 @@ func (r *report) failure() error {
 		}
 	}
 	if missed != nil {
-		return fmt.Errorf("%d of %d bugs are not found by each of their checks, which are too weak: %s", len(missed), len(r.results), strings.Join(missed, "; "))
+		return fmt.Errorf("%d of %d bugs are not found by each of their checks, which are too weak: %s", len(missed),
+			len(r.results), strings.Join(missed, "; "))
 	}
 	return nil
 }
@@ -116,14 +118,16 @@ func (r *report) summary() string {
 		}
 		checks += len(one.findings)
 	}
-	return fmt.Sprintf("%d of %d planted bugs found, by %d checks, in %s on %d processors", good, len(r.results), checks, r.took.Round(time.Second), runtime.NumCPU())
+	return fmt.Sprintf("%d of %d planted bugs found, by %d checks, in %s on %d processors", good, len(r.results), checks,
+		r.took.Round(time.Second), runtime.NumCPU())
 }
 
 func (r *report) runsText() string {
 	var sum history
 	faults, most := map[string]int{}, 0.0
 	for _, h := range r.runs {
-		sum.Operations, sum.Unknown, sum.Refused, sum.Sent, sum.Events = sum.Operations+h.Operations, sum.Unknown+h.Unknown, sum.Refused+h.Refused, sum.Sent+h.Sent, sum.Events+h.Events
+		sum.Operations, sum.Unknown, sum.Refused, sum.Sent, sum.Events = sum.Operations+h.Operations, sum.Unknown+h.Unknown,
+			sum.Refused+h.Refused, sum.Sent+h.Sent, sum.Events+h.Events
 		sum.Virtual, most = sum.Virtual+h.Virtual, max(most, h.Seconds)
 		for f, n := range h.Faults {
 			faults[f] += n
@@ -133,9 +137,12 @@ func (r *report) runsText() string {
 	for _, f := range slices.Sorted(maps.Keys(faults)) {
 		kinds = append(kinds, fmt.Sprintf("%s %d", f, faults[f]))
 	}
-	return fmt.Sprintf("%d seeds, all linearizable: %d operations (%d refused, %d of unknown outcome) from %d requests that were sent, %d events in the logs, %s of the clusters' time; "+
-		"faults: %s. The longest check of a run's histories took %s.", len(r.runs), sum.Operations, sum.Refused, sum.Unknown, sum.Sent, sum.Events,
-		time.Duration(sum.Virtual*float64(time.Second)).Round(time.Second), strings.Join(kinds, ", "), took(time.Duration(most*float64(time.Second))))
+	return fmt.Sprintf("%d seeds, all linearizable: %d operations (%d refused, %d of unknown outcome) from %d requests "+
+		"that were sent, %d events in the logs, %s of the clusters' time; "+
+		"faults: %s. The longest check of a run's histories took %s.", len(r.runs), sum.Operations, sum.Refused, sum.Unknown,
+		sum.Sent, sum.Events,
+		time.Duration(sum.Virtual*float64(time.Second)).Round(time.Second), strings.Join(kinds, ", "),
+		took(time.Duration(most*float64(time.Second))))
 }
 
 // markdown writes what the document keeps.

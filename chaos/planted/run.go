@@ -118,7 +118,8 @@ func (p *planter) runAll(
 }
 
 func (p *planter) build(ctx context.Context, list, pkg, binary string) error {
-	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary} // without what a debugger needs it links in half the time
+	// without what a debugger needs it links in half the time
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}
 	if list != "" {
 		args = append(args, "-overlay", list)
 	}
@@ -142,7 +143,8 @@ func (p *planter) run(ctx context.Context, dir, binary string, c check, limit ti
 	}
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = filepath.Join(p.root, c.pkg)
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SKEIN_TEST_HISTORIES="+dir, "SKEIN_TEST_SEEDS=8") // it ends with the first that fails
+	// it ends with the first that fails
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SKEIN_TEST_HISTORIES="+dir, "SKEIN_TEST_SEEDS=8")
 	began := time.Now()
 	out, err := cmd.CombinedOutput()
 	f := finding{check: c, took: time.Since(began)}
@@ -209,7 +211,8 @@ func (p *planter) baseline(ctx context.Context, bugs []bug) error {
 	found, err := p.runAll(ctx, dir, "", slices.Compact(checks), baselineTimeout)
 	for _, f := range found {
 		if f.found {
-			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s\n%s", f.check, f.says, f.end))
+			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s\n%s",
+				f.check, f.says, f.end))
 		}
 	}
 	return err

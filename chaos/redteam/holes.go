@@ -100,8 +100,8 @@ var holes = []hole{
 		{"agent/wire.go", "	maxJoinRequest  = 64 << 10", "	maxJoinRequest  = 4<<30 - 1"},
 	}, []string{"announce a gossip frame of 4 GiB", "announce a join request of 2 GiB"}},
 	{"codes of packets are not looked at", []Guard{Codes}, []edit{
-		{"agent/control/net.go", "len(b) > MaxPacket+codeSize || !hmac.Equal(",
-			"len(b) > MaxPacket+codeSize || false && !hmac.Equal("},
+		{"agent/control/net.go", "len(b) > MaxPacket+codeSize ||\n\t\t!hmac.Equal(",
+			"len(b) > MaxPacket+codeSize ||\n\t\tfalse && !hmac.Equal("},
 	}, []string{"hand over a signal in another's name, as a relay by its own record"}},
 	{"a relay makes a new pair of ports each time that it is asked", []Guard{RelayLimits}, []edit{
 		{"relay/udp.go", "	p := u.byNodes[nodesOf(from.id, node)]", "	p := map[nodes]*pair{}[nodesOf(from.id, node)]"},

@@ -75,7 +75,8 @@ func startPeer(t *testing.T, w world, binary string) *peer {
 		}
 		return nil
 	})
-	config := "name: peer\nrelay: true\nforceEndpoint: " + peerAddr + ":51820\negress: {clients: [{egresses: [out/nat]}]}\n"
+	config := "name: peer\nrelay: true\nforceEndpoint: " + peerAddr + ":51820\negress: {clients: [{egresses: " +
+		"[out/nat]}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "skein.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -279,7 +279,8 @@ func gateway(t *testing.T, s *scene) {
 	}
 	// Names of namespaces and of clients' files, with what tells one namespace from another.
 	kept := func() string {
-		return s.run("sh", "-c", `cd /run/skein && find netns egress-clients -type f -exec stat -c '%n %d:%i' {} +|grep -v '\.new '|sort; cat egress-clients/* | cksum`)
+		return s.run("sh", "-c",
+			`cd /run/skein && find netns egress-clients -type f -exec stat -c '%n %d:%i' {} +|grep -v '\.new '|sort; cat egress-clients/* | cksum`)
 	}
 	has := kept()
 	if !strings.Contains(has, "netns/") || !strings.Contains(has, "egress-clients/") {

@@ -23,7 +23,8 @@ type said struct{ hash, node string }
 
 // NewLedger returns an empty ledger.
 func NewLedger() *Ledger {
-	return &Ledger{hashes: map[uint64]said{}, applied: map[string]uint64{}, tokens: map[string]string{}, revoked: map[string]string{}}
+	return &Ledger{hashes: map[uint64]said{}, applied: map[string]uint64{}, tokens: map[string]string{},
+		revoked: map[string]string{}}
 }
 
 // Applied tells the index that a node had applied when it was last asked. What is asked from now on
@@ -50,7 +51,8 @@ func (l *Ledger) Status(node string, atLeast uint64, s *skeinv1.StatusResponse) 
 	if !ok {
 		l.hashes[s.GetIndex()] = said{s.GetStateHash(), node}
 	} else if first.hash != s.GetStateHash() {
-		return fmt.Errorf("at index %d %s has state hash %.16s, %s had %.16s", s.GetIndex(), node, s.GetStateHash(), first.node, first.hash)
+		return fmt.Errorf("at index %d %s has state hash %.16s, %s had %.16s", s.GetIndex(), node, s.GetStateHash(),
+			first.node, first.hash)
 	}
 	return nil
 }

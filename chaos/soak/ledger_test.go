@@ -19,7 +19,8 @@ func TestLedger(t *testing.T) {
 		want    string // in the error of the last answer
 	}{
 		{"agreement", []answer{{"a", 1, "x"}, {"b", 1, "x"}, {"a", 2, "y"}, {"b", 2, "y"}}, ""},
-		{"two hashes at an index", []answer{{"a", 7, "x"}, {"b", 8, "y"}, {"b", 9, "z"}, {"c", 7, "w"}}, "at index 7 c has state hash w, a had x"},
+		{"two hashes at an index", []answer{{"a", 7, "x"}, {"b", 8, "y"}, {"b", 9, "z"}, {"c", 7, "w"}},
+			"at index 7 c has state hash w, a had x"},
 		{"an index that goes back", []answer{{"a", 7, "x"}, {"a", 6, "v"}}, "a went back from index 7 to 6"},
 		{"an agent that starts", []answer{{"a", 7, "x"}, {"a", 0, ""}, {"a", 7, "x"}}, ""},
 	} {

@@ -38,7 +38,8 @@ type Options struct {
 	For      time.Duration // how long agents are killed
 	Pause    time.Duration // an agent stays dead for at most that long; default 4 s
 	Recovery time.Duration // what the mesh gets to recover at the end; default 60 s
-	Settle   time.Duration // what a whole mesh gets to come to rest before it is measured; default a tenth of For, at most 150 s
+	// what a whole mesh gets to come to rest before it is measured; default a tenth of For, at most 150 s
+	Settle   time.Duration
 	Sample   time.Duration // between two readings of what agents hold; default 10 s
 	Burn     int           // processes that take a core of this host each, now and then
 	Freeze   bool          // agents are stopped by SIGSTOP now and then, for at most 30 s
@@ -53,7 +54,8 @@ func (o Options) withDefaults() Options {
 	for _, d := range []struct {
 		set *time.Duration
 		to  time.Duration
-	}{{&o.Pause, 4 * time.Second}, {&o.Recovery, time.Minute}, {&o.Settle, min(o.For/10, 150*time.Second)}, {&o.Sample, 10 * time.Second}} {
+	}{{&o.Pause, 4 * time.Second}, {&o.Recovery, time.Minute}, {&o.Settle, min(o.For/10, 150*time.Second)},
+		{&o.Sample, 10 * time.Second}} {
 		if *d.set <= 0 {
 			*d.set = d.to
 		}
@@ -83,9 +85,10 @@ type Report struct {
 
 // Resources is what a soak shows of what agents and the kernel hold.
 type Resources struct {
-	Readings   int     `json:"readings"`
-	Mesh       []Trend `json:"mesh"`                  // of the median of all agents, and of the sum of all connections
-	Runs       []Trend `json:"runs"`                  // of each run of an agent, and each namespace, that was read for long enough
+	Readings int     `json:"readings"`
+	Mesh     []Trend `json:"mesh"` // of the median of all agents, and of the sum of all connections
+	// of each run of an agent, and each namespace, that was read for long enough
+	Runs       []Trend `json:"runs"`
 	Rest       []Rest  `json:"rest"`                  // before the first fault and after the last
 	NotCounted string  `json:"not_counted,omitempty"` // why connections are not
 }
@@ -112,7 +115,8 @@ func Run(ctx context.Context, l *lab.Lab, opts Options) (Report, error) {
 	r := &run{
 		lab: l, opts: opts, rng: rand.New(rand.NewPCG(opts.Seed, 0)), ledger: NewLedger(), direct: map[[2]string]bool{},
 		claims: claims{held: map[string]bool{}}, held: resources{began: time.Now()},
-		report: Report{Seed: opts.Seed, Kills: map[string]int{}, RecoveredIn: map[string]float64{}, Spared: spared(l.Spec, opts.Spare, opts.Seed)},
+		report: Report{Seed: opts.Seed, Kills: map[string]int{}, RecoveredIn: map[string]float64{},
+			Spared: spared(l.Spec, opts.Spare, opts.Seed)},
 	}
 	r.mortal = slices.DeleteFunc(l.Spec.NodeNames(), func(n string) bool { return slices.Contains(r.report.Spared, n) })
 	if len(r.mortal) == 0 {
@@ -165,7 +169,8 @@ func (r *run) settle(ctx context.Context) error {
 			}
 		}
 	}
-	r.opts.Progress("the mesh is whole: %d of %d paths are direct", len(r.direct), len(r.lab.Spec.Nodes)*(len(r.lab.Spec.Nodes)-1))
+	r.opts.Progress("the mesh is whole: %d of %d paths are direct", len(r.direct),
+		len(r.lab.Spec.Nodes)*(len(r.lab.Spec.Nodes)-1))
 	return nil
 }
 
@@ -211,7 +216,8 @@ func (r *run) soak(ctx context.Context) error {
 	}
 	slowest := slowestRound * time.Duration(max(roundAgents, len(r.lab.Spec.NodeNames()))) / roundAgents
 	if least := max(1, int(r.opts.For/slowest)); r.report.Rounds < least {
-		return fmt.Errorf("only %d rounds of kills in %s, want at least %d: this run proves nothing", r.report.Rounds, r.opts.For, least)
+		return fmt.Errorf("only %d rounds of kills in %s, want at least %d: this run proves nothing", r.report.Rounds,
+			r.opts.For, least)
 	}
 	return nil
 }
@@ -296,10 +302,12 @@ func (r *run) command(ctx context.Context) (refused int) {
 			return refused
 		}
 		ask, cancel := context.WithTimeout(ctx, 5*time.Second)
-		t, err := client.CreateToken(ask, &skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(24 * time.Hour), Label: fmt.Sprintf("soak %d", i)})
+		t, err := client.CreateToken(ask, &skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(24 * time.Hour),
+			Label: fmt.Sprintf("soak %d", i)})
 		if err == nil {
 			r.ledger.Acknowledged(node, t.GetInfo().GetId())
-			if old, ok := r.ledger.Oldest(tokensKept); ok { // no more is asked of it: a revocation that failed may still be decided
+			// no more is asked of it: a revocation that failed may still be decided
+			if old, ok := r.ledger.Oldest(tokensKept); ok {
 				_, err = client.RevokeToken(ask, &skeinv1.RevokeTokenRequest{TokenId: old})
 				if err == nil {
 					r.ledger.Revoked(node, old)

@@ -25,7 +25,8 @@ func TestSoak(t *testing.T) {
 	}
 	t.Logf("%+v", report)
 	if report.Resources.Readings < 2 || len(report.Resources.Rest) == 0 {
-		t.Errorf("agents were asked %d times what they hold, and %d resources compared", report.Resources.Readings, len(report.Resources.Rest))
+		t.Errorf("agents were asked %d times what they hold, and %d resources compared", report.Resources.Readings,
+			len(report.Resources.Rest))
 	}
 	if report.Commands == 0 || report.Looks < 100 {
 		t.Errorf("%d commands, %d answers checked: too few to prove anything", report.Commands, report.Looks)

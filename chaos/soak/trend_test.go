@@ -100,7 +100,8 @@ func TestJudge(t *testing.T) {
 	held := func(goroutines ...float64) map[string]map[Metric]float64 {
 		var all []Reading
 		for i, of := range []string{"home1", "relay1", "relay2"} {
-			all = append(all, Reading{Of: of, Values: map[Metric]float64{Goroutines: goroutines[i], Heap: 10 << 20, RSS: 40 << 20}})
+			all = append(all, Reading{Of: of, Values: map[Metric]float64{Goroutines: goroutines[i], Heap: 10 << 20,
+				RSS: 40 << 20}})
 		}
 		return together(all, group)
 	}
@@ -114,7 +115,8 @@ func TestJudge(t *testing.T) {
 		{"less", held(100, 200, 200), held(10, 20, 20), ""},
 		{"what one relay held, another holds", held(100, 300, 100), held(100, 100, 300), ""},
 		{"too many in an agent", held(100, 200, 200), held(260, 200, 200),
-			"home1 holds 260 goroutines at rest, and held 100 goroutines before the first fault: more than 141 goroutines is a leak"},
+			"home1 holds 260 goroutines at rest, and held 100 goroutines before the first fault: more than 141 goroutines is " +
+				"a leak"},
 		{"too many in the relays", held(100, 200, 200), held(100, 400, 400), "relays holds 800 goroutines"},
 		{"not counted again", held(100, 200, 200), nil, "goroutines of home1 were not counted at the end"},
 	} {
@@ -136,7 +138,8 @@ func TestJudge(t *testing.T) {
 }
 
 func TestCrashIn(t *testing.T) {
-	const fine = "--- lab: skein up at 2026-03-01T12:00:00Z\ntime=2026-03-01T12:00:01Z level=WARN msg=\"panic: at the disco\"\n"
+	const fine = "--- lab: skein up at 2026-03-01T12:00:00Z\ntime=2026-03-01T12:00:01Z level=WARN msg=\"panic: at the " +
+		"disco\"\n"
 	for _, c := range []struct{ log, want string }{
 		{"", ""},
 		{fine, ""},

@@ -80,7 +80,8 @@ func TestPlansOfThen(t *testing.T) {
 			t.Fatalf("%s at %s: %v", n.node, time.Unix(0, n.asked), err)
 		}
 		if r.GetText() != n.text || r.GetIndex() != n.index || r.GetTime() != n.since {
-			t.Fatalf("%s said at %s a plan of %s and event %d, and says now that it was of %s and event %d; lines that it has lost and got:\n%s",
+			t.Fatalf("%s said at %s a plan of %s and event %d, and says now that it was of %s and event %d; lines that it has "+
+				"lost and got:\n%s",
 				n.node, time.Unix(0, n.asked), time.Unix(0, n.since), n.index, time.Unix(0, r.GetTime()), r.GetIndex(),
 				strings.Join(differ(n.text, r.GetText()), "\n"))
 		}
@@ -134,7 +135,8 @@ func storm(ctx context.Context, t *testing.T, l *lab.Lab, calm <-chan struct{}) 
 		case 2:
 			err = command(ctx, l, "dc1", "settings", "--keepalive", fmt.Sprint(10+rng.IntN(20)))
 		case 3:
-			err = command(ctx, l, "dc1", "pool", "create", fmt.Sprintf("p%d", n), "--subnet", fmt.Sprintf("10.101.%d.0/27", n%256))
+			err = command(ctx, l, "dc1", "pool", "create", fmt.Sprintf("p%d", n), "--subnet",
+				fmt.Sprintf("10.101.%d.0/27", n%256))
 		case 4:
 			err = command(ctx, l, "dc1", "peer", "add", fmt.Sprintf("phone%d", n), "--via", "dc1")
 		case 5:
@@ -301,7 +303,8 @@ func refusals(ctx context.Context, t *testing.T, l *lab.Lab) {
 			t.Errorf("on %s, skein %s: exit status %d, %v, want %q:\n%s", c.node, c.args, exit, err, c.want, out)
 		}
 	}
-	for _, args := range []string{"plan --at 5s", "peers --at 5s", "state --at 5s", "diff 20s 1s", "diff 20s 1s --plan", "graph --at 5s"} {
+	for _, args := range []string{"plan --at 5s", "peers --at 5s", "state --at 5s", "diff 20s 1s", "diff 20s 1s --plan",
+		"graph --at 5s"} {
 		if err := command(ctx, l, "home1", strings.Fields(args)...); err != nil {
 			t.Error(err)
 		}

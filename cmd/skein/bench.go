@@ -48,7 +48,8 @@ func newLabBenchCmd(dir *string) *cobra.Command {
 	c.Flags().BoolVar(&opts.Quick, "quick", false, "fewer runs: a first look in three minutes")
 	c.Flags().StringSliceVar(&opts.Only, "only", nil, "measure only these groups: "+strings.Join(bench.Groups(), ", "))
 	c.Flags().IntVar(&opts.Runs, "runs", 0, "runs of each fault in the group sites (default 30, with --quick 3)")
-	c.Flags().StringSliceVar(&opts.Faults, "faults", nil, "in the group sites only these: "+strings.Join(bench.Faults(), ", "))
+	c.Flags().StringSliceVar(&opts.Faults, "faults", nil, "in the group sites only these: "+
+		strings.Join(bench.Faults(), ", "))
 	c.Flags().StringVar(&opts.Source, "source", ".", "where the source is")
 	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a target is missed")
 	c.Flags().StringVar(&write, "write", "", "write the report to this file, as Markdown")

@@ -13,13 +13,16 @@ import (
 )
 
 func newBlockCmd(g *globals) *cobra.Command {
-	return group("block", "Blocks of addresses, and who has them", newBlockListCmd(g), newBlockReserveCmd(g), newBlockReleaseCmd(g))
+	return group("block", "Blocks of addresses, and who has them", newBlockListCmd(g), newBlockReserveCmd(g),
+		newBlockReleaseCmd(g))
 }
 
 func newBlockListCmd(g *globals) *cobra.Command {
 	r := &skeinv1.BlocksRequest{}
 	c := &cobra.Command{
-		Use: "list", Short: "Blocks that belong to a node or are reserved", Example: "  skein block list\n  skein block list --pool default --node home1\n  skein block list --reserved", Args: noArgs,
+		Use: "list", Short: "Blocks that belong to a node or are reserved",
+		Example: "  skein block list\n  skein block list --pool default --node home1\n  skein block list --reserved",
+		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if r.GetReserved() && r.GetNode() != "" {
 				return usageError{errors.New("--reserved and --node exclude each other: a reserved block has no node")}
@@ -104,7 +107,8 @@ func blockSize(b *skeinv1.Block) string {
 func newBlockReserveCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReserveBlockRequest{}
 	c := &cobra.Command{
-		Use: "reserve PREFIX|ADDRESS", Short: "Keep a block from all nodes", Example: "  skein block reserve 10.64.3.0/27 --pool default --reason 'old load balancers'\n  skein block reserve 10.64.3.7 --pool default",
+		Use: "reserve PREFIX|ADDRESS", Short: "Keep a block from all nodes", Example: "  skein block reserve 10.64.3.0/27 " +
+			"--pool default --reason 'old load balancers'\n  skein block reserve 10.64.3.7 --pool default",
 		Args: exactly(1, "one block's prefix, or an address in it"),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
@@ -116,7 +120,8 @@ func newBlockReserveCmd(g *globals) *cobra.Command {
 			}
 			b, err := g.client().ReserveBlock(c.Context(), r)
 			return g.show(c, b, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, reserved by event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetBlock().GetIndex()), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, reserved by event %d", b.GetBlock().GetNumber(),
+					b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetBlock().GetIndex()), 4))
 			})
 		},
 	}
@@ -128,7 +133,8 @@ func newBlockReserveCmd(g *globals) *cobra.Command {
 func newBlockReleaseCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReleaseBlockRequest{}
 	c := &cobra.Command{
-		Use: "release PREFIX", Short: "End the reservation of a block", Example: "  skein block release 10.64.3.0/27", Args: exactly(1, "one block's prefix"),
+		Use: "release PREFIX", Short: "End the reservation of a block", Example: "  skein block release 10.64.3.0/27",
+		Args: exactly(1, "one block's prefix"),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Prefix, err = parseBlock(args[0]); err != nil {
@@ -140,7 +146,8 @@ func newBlockReleaseCmd(g *globals) *cobra.Command {
 					fmt.Fprintf(w, "%s is not reserved, and no node has it: nothing to release\n", args[0])
 					return
 				}
-				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, released, as of event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetIndex()), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, released, as of event %d", b.GetBlock().GetNumber(),
+					b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetIndex()), 4))
 			})
 		},
 	}

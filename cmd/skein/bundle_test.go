@@ -252,7 +252,8 @@ func TestBundleWithoutAnAgent(t *testing.T) {
 
 // TestVariables: an agent's environment may hold anybody's secrets.
 func TestVariables(t *testing.T) {
-	b, err := variables("PATH=/bin\x00SKEIN_NODE=home1\x00GOGC=50\x00AWS_SECRET_ACCESS_KEY=x\x00SKEIN_TOKEN=skein1_abc\x00")
+	b, err := variables(
+		"PATH=/bin\x00SKEIN_NODE=home1\x00GOGC=50\x00AWS_SECRET_ACCESS_KEY=x\x00SKEIN_TOKEN=skein1_abc\x00")
 	if err != nil || string(b) != "GOGC=50\nSKEIN_NODE=home1\nSKEIN_TOKEN=skein1_abc\n" {
 		t.Errorf("%q, %v", b, err)
 	}

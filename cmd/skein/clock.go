@@ -36,11 +36,14 @@ func printClock(w io.Writer, r *skeinv1.RepairClockResponse, done bool) {
 	case done && ahead.Abs() <= time.Second:
 		fmt.Fprintf(w, "the time of the log is right: %s\n", at(r.GetAfter()))
 	case done:
-		fmt.Fprintf(w, "the time of the log was %s and is %s, from event %d on\n", at(r.GetBefore()), at(r.GetAfter()), r.GetIndex())
+		fmt.Fprintf(w, "the time of the log was %s and is %s, from event %d on\n", at(r.GetBefore()),
+			at(r.GetAfter()), r.GetIndex())
 	case ahead > time.Second:
-		fmt.Fprintf(w, "the last event, %d, is of %s: %s ahead of this host's clock (%s)\nif this clock is right, and the leader's: skein cluster repair-clock --yes\n",
+		fmt.Fprintf(w, "the last event, %d, is of %s: %s ahead of this host's clock (%s)\nif this clock is right, and the "+
+			"leader's: skein cluster repair-clock --yes\n",
 			r.GetIndex(), at(r.GetBefore()), ahead, at(r.GetAfter()))
 	default:
-		fmt.Fprintf(w, "the last event, %d, is of %s, and this host's clock says %s: nothing to repair\n", r.GetIndex(), at(r.GetBefore()), at(r.GetAfter()))
+		fmt.Fprintf(w, "the last event, %d, is of %s, and this host's clock says %s: nothing to repair\n", r.GetIndex(),
+			at(r.GetBefore()), at(r.GetAfter()))
 	}
 }

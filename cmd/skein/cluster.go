@@ -27,7 +27,8 @@ func newTokenCmd(g *globals) *cobra.Command {
 	var label, role string
 	var agentsOnly bool
 	create := &cobra.Command{
-		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create --uses 10 --ttl 24h\n  skein token create --role server", Args: noArgs,
+		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create " +
+			"--uses 10 --ttl 24h\n  skein token create --role server", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if uses == 0 || ttl <= 0 {
 				return usageError{errors.New("--uses and --ttl must be above zero")}
@@ -35,17 +36,20 @@ func newTokenCmd(g *globals) *cobra.Command {
 			if _, err := events.ParseRole(role); err != nil {
 				return usageError{fmt.Errorf("--role: %w", err)}
 			}
-			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl), Label: label, AgentsOnly: agentsOnly, Role: role})
+			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl),
+				Label: label, AgentsOnly: agentsOnly, Role: role})
 			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintln(w, r.GetToken()) })
 		},
 	}
 	create.Flags().Uint32Var(&uses, "uses", 1, "how many hosts may join with it")
 	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it is valid")
 	create.Flags().StringVar(&label, "label", "", "a note, shown by skein token list")
-	create.Flags().StringVar(&role, "role", string(events.RoleAgent), "what those who join with it may do: agent, admin or server")
+	create.Flags().StringVar(&role, "role", string(events.RoleAgent), "what those who join with it may do: agent, admin "+
+		"or server")
 	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "the same as --role agent")
 	list := &cobra.Command{
-		Use: "list", Short: "All tokens, also those that are used up or have expired", Example: "  skein token list", Args: noArgs,
+		Use: "list", Short: "All tokens, also those that are used up or have expired",
+		Example: "  skein token list", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -55,14 +59,16 @@ func newTokenCmd(g *globals) *cobra.Command {
 					if d := time.Until(time.Unix(0, k.GetExpiresAt())); d > 0 {
 						left = short(d)
 					}
-					t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, cmp.Or(k.GetRole(), string(events.RoleAgent)), dash(k.GetLabel()))
+					t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left,
+						cmp.Or(k.GetRole(), string(events.RoleAgent)), dash(k.GetLabel()))
 				}
 				t.print(w)
 			})
 		},
 	}
 	revoke := &cobra.Command{
-		Use: "revoke ID", Short: "Make a token useless", Example: "  skein token revoke 0f1e2d3c4b5a6978", Args: exactly(1, "one token ID, as `skein token list` shows it"),
+		Use: "revoke ID", Short: "Make a token useless", Example: "  skein token revoke 0f1e2d3c4b5a6978",
+		Args: exactly(1, "one token ID, as `skein token list` shows it"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeToken(c.Context(), &skeinv1.RevokeTokenRequest{TokenId: args[0]})
 			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "token %s revoked\n", args[0]) })
@@ -73,7 +79,8 @@ func newTokenCmd(g *globals) *cobra.Command {
 
 func newNodeCmd(g *globals) *cobra.Command {
 	show := &cobra.Command{
-		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1", Args: exactly(1, "one node's name or ID"),
+		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1",
+		Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ShowNode(c.Context(), &skeinv1.ShowNodeRequest{Node: args[0]})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -85,7 +92,8 @@ func newNodeCmd(g *globals) *cobra.Command {
 	var reason string
 	var force bool
 	revoke := &cobra.Command{
-		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good", Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
+		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good",
+		Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason, Force: force})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -106,7 +114,8 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	r := n.GetRecord()
 	line("node", "%s (%s), %s", n.GetNode().GetName(), n.GetNode().GetId(), role(n))
 	line("addresses", "%s  %s", n.GetNode().GetIpv4(), n.GetNode().GetIpv6())
-	line("admitted", "%s, by event %d", time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex())
+	line("admitted", "%s, by event %d", time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339),
+		n.GetNode().GetAdmittedIndex())
 	line("labels", "%s", labelsText(n.GetNode().GetLabels()))
 	if n.GetNode().GetDraining() {
 		line("draining", "it gets no egress slots; `skein node drain %s --undo` takes that back", n.GetNode().GetName())
@@ -129,7 +138,8 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	line("record", "%d.%d, %s, by skein %s", r.GetEpoch(), r.GetSeq(), age, dash(r.GetVersion()))
 	line("site", "%s", dash(cmp.Or(n.GetSite(), r.GetSite())))
 	if l := n.GetSiteLeads(); l != "" {
-		line("leads", "%s", map[string]string{"leader": "its site", "reserve": "its site, as a reserve of leaders that suit better", "elected": "its site in a moment",
+		line("leads", "%s", map[string]string{"leader": "its site", "reserve": "its site, as a reserve of leaders that " +
+			"suit better", "elected": "its site in a moment",
 			"silent": "nothing while others can: its witnesses find that it does not forward"}[l])
 	}
 	line("NAT", "%s", candidate.NATName(r.GetNatType()))
@@ -139,7 +149,8 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 		line("relay", "%s", strings.Join(r.GetRelay().GetAddresses(), " "))
 	}
 	for _, k := range candidate.Sorted(r.GetCandidates()) {
-		line("candidate", "%s (%s %d, from %s)", k.GetAddress(), candidateText(k.GetType()), candidate.Priority(k), dash(k.GetSource()))
+		line("candidate", "%s (%s %d, from %s)", k.GetAddress(), candidateText(k.GetType()), candidate.Priority(k),
+			dash(k.GetSource()))
 	}
 }
 
@@ -147,7 +158,8 @@ func newEventsCmd(g *globals) *cobra.Command {
 	var from uint64
 	var follow bool
 	c := &cobra.Command{
-		Use: "events", Short: "The log of what the cluster decided", Example: "  skein events --since 10\n  skein events --follow", Args: noArgs,
+		Use: "events", Short: "The log of what the cluster decided", Example: "  skein events --since 10\n  skein events " +
+			"--follow", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			stream, err := g.client().Events(c.Context(), &skeinv1.EventsRequest{Since: from, Follow: follow})
 			if err != nil {
@@ -186,16 +198,24 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	var leaders, fouPort uint32
 	var siteTopologies []string
 	c := &cobra.Command{
-		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48\n  skein settings --topology site --site-topology dc=full", Args: noArgs,
+		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings " +
+			"--direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48\n  skein settings --topology site " +
+			"--site-topology dc=full", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			siteTopology, err := readSiteTopology(siteTopologies)
 			if err != nil {
 				return usageError{err}
 			}
-			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{HandshakeTimeoutSeconds: handshake, DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: nonEmpty(podRanges), StunServers: nonEmpty(stunServers), Stun: stun,
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{HandshakeTimeoutSeconds: handshake,
+				DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route,
+				BirthdayAttack: birthday, PodRanges: nonEmpty(podRanges), StunServers: nonEmpty(stunServers), Stun: stun,
 				Topology: topology, LeadersPerSite: leaders, SiteTopology: siteTopology, FouPort: fouPort}}
-			for flag, field := range map[string]string{"handshake-timeout": "handshake_timeout_seconds", "direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges", "stun-server": "stun_servers", "stun": "stun",
-				"topology": "topology", "leaders-per-site": "leaders_per_site", "site-topology": "site_topology", "fou-port": "fou_port"} {
+			for flag, field := range map[string]string{"handshake-timeout": "handshake_timeout_seconds",
+				"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds",
+				"route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges",
+				"stun-server": "stun_servers", "stun": "stun",
+				"topology": "topology", "leaders-per-site": "leaders_per_site", "site-topology": "site_topology",
+				"fou-port": "fou_port"} {
 				if c.Flags().Changed(flag) {
 					r.Fields = append(r.Fields, field)
 				}
@@ -222,17 +242,23 @@ func newSettingsCmd(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")
-	c.Flags().Uint32Var(&handshake, "handshake-timeout", 0, "seconds without an answer to WireGuard, after which a direct path is left although pings pass")
+	c.Flags().Uint32Var(&handshake, "handshake-timeout", 0, "seconds without an answer to WireGuard, after which a "+
+		"direct path is left although pings pass")
 	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
 	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
-	c.Flags().StringSliceVar(&podRanges, "pod-ranges", nil, "where another CNI has its pods: Nodes' pod CIDRs in these ranges are led through the mesh; \"\": none")
-	c.Flags().StringSliceVar(&stunServers, "stun-server", nil, "STUN servers that nodes ask, host:port; \"\": the mesh's own public nodes")
+	c.Flags().StringSliceVar(&podRanges, "pod-ranges", nil, "where another CNI has its pods: Nodes' pod CIDRs in these "+
+		"ranges are led through the mesh; \"\": none")
+	c.Flags().StringSliceVar(&stunServers, "stun-server", nil, "STUN servers that nodes ask, host:port; \"\": the "+
+		"mesh's own public nodes")
 	c.Flags().StringVar(&stun, "stun", "", "whether nodes ask STUN servers and answer STUN: enabled or disabled")
-	c.Flags().StringVar(&topology, "topology", "", "who peers with whom: full (everybody), or site (the own site, and leaders with leaders)")
+	c.Flags().StringVar(&topology, "topology", "", "who peers with whom: full (everybody), or site (the own site, and "+
+		"leaders with leaders)")
 	c.Flags().Uint32Var(&leaders, "leaders-per-site", 0, "how many nodes of a site lead it at once")
-	c.Flags().StringSliceVar(&siteTopologies, "site-topology", nil, "sites with a topology of their own, such as dc=full,home=site; all of them, \"\": none")
+	c.Flags().StringSliceVar(&siteTopologies, "site-topology", nil, "sites with a topology of their own, such as "+
+		"dc=full,home=site; all of them, \"\": none")
 	c.Flags().Uint32Var(&fouPort, "fou-port", 0, "UDP port of egresses' tunnels; their flows go on while it changes")
-	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled or disabled")
+	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled "+
+		"or disabled")
 	return c
 }
 

@@ -17,12 +17,14 @@ func newCNICmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cni",
 		Short: "Be the CNI plugin, or install it",
-		Long: "Container runtimes run this program as their plugin " + cni.Type + ", with what they want in the environment\n" +
+		Long: "Container runtimes run this program as their plugin " + cni.Type +
+			", with what they want in the environment\n" +
 			"(CNI_COMMAND) and on standard input. People install it: see docs/cni.md.",
 		Example: "  skein cni install\n  skein cni install --chain portmap,bandwidth --dry-run",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("skein cni: CNI_COMMAND is not set: container runtimes run the plugin; `skein cni install` puts it in place")}
+			return usageError{fmt.Errorf("skein cni: CNI_COMMAND is not set: container runtimes run the plugin; `skein cni " +
+				"install` puts it in place")}
 		},
 	}
 	c.AddCommand(newCNIInstallCmd(g), newCNIRemoveCmd(g))
@@ -34,10 +36,12 @@ func newCNIInstallCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "install",
 		Short: "Put the plugin and its configuration where container runtimes look",
-		Long: "Copy this program to the plugins' directory as " + cni.Type + " and write a network configuration. What is there\n" +
+		Long: "Copy this program to the plugins' directory as " + cni.Type + " and write a network configuration. What is " +
+			"there\n" +
 			"and right is left alone; a configuration that says something else is replaced with --force only.",
-		Example: "  skein cni install\n  skein cni install --chain portmap,bandwidth --dry-run\n  skein cni install --name pods --conf-dir /etc/cni/net.d",
-		Args:    noArgs,
+		Example: "  skein cni install\n  skein cni install --chain portmap,bandwidth --dry-run\n  skein cni install --name " +
+			"pods --conf-dir /etc/cni/net.d",
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if in.Program, err = os.Executable(); err != nil {
@@ -71,7 +75,8 @@ func newCNIRemoveCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove",
 		Short: "Take the plugin and its configuration away again",
-		Long: "Remove what `skein cni install` has put in place: the configuration, unless it is another's, and the plugin. Pods\n" +
+		Long: "Remove what `skein cni install` has put in place: the configuration, unless it is another's, and the " +
+			"plugin. Pods\n" +
 			"that run keep their links.",
 		Example: "  skein cni remove\n  skein cni remove --bin-dir /opt/cni/bin --conf-dir /etc/cni/net.d --dry-run",
 		Args:    noArgs,

@@ -20,7 +20,8 @@ func newLabDemoCmd(dir *string) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := labContext(c.Context())
 			defer stop()
-			return demo.Run(ctx, demo.Options{Lab: lab.Options{Dir: *dir, Artifacts: "lab-failures"}, Out: c.OutOrStdout(), Keep: keep})
+			return demo.Run(ctx, demo.Options{Lab: lab.Options{Dir: *dir, Artifacts: "lab-failures"},
+				Out: c.OutOrStdout(), Keep: keep})
 		},
 	}
 	c.Flags().BoolVar(&keep, "keep", keep, "leave the mesh up at the end (also KEEP=1)")

@@ -33,7 +33,8 @@ func TestDoctorFailsByAFailure(t *testing.T) {
 	if !errors.Is(err, errSick) || exitStatus(err, false) != 1 {
 		t.Errorf("the agent reports an error, and doctor ends with: %v", err)
 	}
-	for _, want := range []string{"failure  agent: disk: it is full\n         why: the agent reports it itself\n         do:  make room\n", "1 failure"} {
+	for _, want := range []string{"failure  agent: disk: it is full\n         why: the agent reports it itself\n        " +
+		" do:  make room\n", "1 failure"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

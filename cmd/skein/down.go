@@ -56,7 +56,8 @@ func newDownCmd(g *globals) *cobra.Command {
 	}
 	c.Flags().BoolVar(&purge, "purge", false, "remove the link, rules, routes and nft table too")
 	c.Flags().BoolVar(&forget, "forget", false, "remove this node's identity and state too")
-	c.Flags().BoolVar(&wait, "wait", false, "then wait until this command is told to end, as the container of a pod does; no agent need be there")
+	c.Flags().BoolVar(&wait, "wait", false, "then wait until this command is told to end, as the container of a pod "+
+		"does; no agent need be there")
 	return c
 }
 
@@ -92,7 +93,8 @@ func (g *globals) down(cmd *cobra.Command, purge, wait bool) error {
 			return err
 		}
 		if process.unit != "" && g.output == "table" {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s has ended. If it is enabled, the next boot starts it again: `systemctl disable %[1]s` prevents that. `systemctl start %[1]s` starts it now.\n", process.unit)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s has ended. If it is enabled, the next boot starts it again: `systemctl disable "+
+				"%[1]s` prevents that. `systemctl start %[1]s` starts it now.\n", process.unit)
 		}
 		return nil
 	case gone && purge:
@@ -127,7 +129,9 @@ func findAgent(socket string) agentProcess {
 		return p
 	}
 	var peer *unix.Ucred
-	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil || peer.Pid <= 0 {
+	if e := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); e != nil || err != nil || peer.Pid <= 0 {
 		return p
 	}
 	p.pid = int(peer.Pid)

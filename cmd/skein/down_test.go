@@ -14,12 +14,14 @@ import (
 
 func TestUnitOfAnAgent(t *testing.T) {
 	for _, c := range []struct{ name, environ, cgroup, want string }{
-		{"version 1", "A=b\x00SYSTEMD_EXEC_PID=42\x00", "9:name=systemd:/system.slice/skein.service\n1:cpu:/other.service\n", "skein.service"},
+		{"version 1", "A=b\x00SYSTEMD_EXEC_PID=42\x00", "9:name=systemd:/system.slice/skein.service\n1:cpu:/other.service\n",
+			"skein.service"},
 		{"version 2", "SYSTEMD_EXEC_PID=42", "0::/system.slice/skein.service\n", "skein.service"},
 		{"an instance", "SYSTEMD_EXEC_PID=42", "0::/system.slice/system-skein.slice/skein@dc.service\n", "skein@dc.service"},
 		{"started by a service, which is not its own", "SYSTEMD_EXEC_PID=41", "0::/system.slice/ci.service\n", ""},
 		{"by hand", "TERM=xterm", "0::/user.slice/user-0.slice/session-1.scope\n", ""},
-		{"a user's own service", "SYSTEMD_EXEC_PID=42", "0::/user.slice/user-7.slice/user@7.service/app.slice/x.service\n", ""},
+		{"a user's own service", "SYSTEMD_EXEC_PID=42", "0::/user.slice/user-7.slice/user@7.service/app.slice/x.service\n",
+			""},
 		{"a container", "SYSTEMD_EXEC_PID=42", "0::/system.slice/docker-0123.scope\n", ""},
 		{"nothing to read", "", "", ""},
 		{"not as expected", "SYSTEMD_EXEC_PID=42", "what\n::\n", ""},
@@ -46,7 +48,8 @@ func TestExitStatus(t *testing.T) {
 		{errors.Join(agent.ErrFinal, plain), 1, exitFinal},
 		{errors.Join(plain, agent.ErrFinal), 1, exitFinal},
 	} {
-		if hand, supervised := exitStatus(c.err, false), exitStatus(c.err, true); hand != c.hand || supervised != c.supervised {
+		if hand, supervised := exitStatus(c.err, false), exitStatus(c.err, true); hand != c.hand ||
+			supervised != c.supervised {
 			t.Errorf("%v: %d by hand, %d under a supervisor, want %d and %d", c.err, hand, supervised, c.hand, c.supervised)
 		}
 	}

@@ -23,9 +23,11 @@ func newNodeDrainCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drain NODE", Short: "Move a member's egress slots away, and give it none",
 		Long: "Move a member's egress slots to other gateways, one after the other and with their connections where these\n" +
-			"can move, and give it no new ones until --undo. The command waits until it has none left. In topology site a member\n" +
+			"can move, and give it no new ones until --undo. The command waits until it has none left. In topology site a " +
+			"member\n" +
 			"that drains leads its site only where nobody else can; packets go by other leaders without a loss.",
-		Example: "  skein node drain gw1\n  skein node drain gw1 --dry-run\n  skein node drain gw1 --undo", Args: exactly(1, "one node's name or ID"),
+		Example: "  skein node drain gw1\n  skein node drain gw1 --dry-run\n  skein node drain gw1 --undo",
+		Args:    exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if undo && dry {
 				return usageError{errors.New("--undo and --dry-run exclude each other")}
@@ -64,7 +66,9 @@ func (g *globals) takers(c *cobra.Command, r *skeinv1.DrainNodeResponse) map[str
 		return out
 	}
 	for _, e := range all.GetEgresses() {
-		out[egressName(e.GetEgress())] = slices.DeleteFunc(e.GetEligible(), func(name string) bool { return name == r.GetNode().GetName() })
+		out[egressName(e.GetEgress())] = slices.DeleteFunc(e.GetEligible(), func(name string) bool {
+			return name == r.GetNode().GetName()
+		})
 	}
 	return out
 }
@@ -91,7 +95,8 @@ func printDrain(w io.Writer, r *skeinv1.DrainNodeResponse, undo, dry bool, taker
 	case len(r.GetSlots()) == 0:
 		fmt.Fprintf(w, "node %s gets no egress slots, as of event %d; it has none\n", name, r.GetIndex())
 	default:
-		fmt.Fprintf(w, "node %s gives away %s, as of event %d:\n", name, plural(len(r.GetSlots()), "egress slot"), r.GetIndex())
+		fmt.Fprintf(w, "node %s gives away %s, as of event %d:\n", name,
+			plural(len(r.GetSlots()), "egress slot"), r.GetIndex())
 	}
 	for _, v := range r.GetSlots() {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("  %s: %s", slotName(v.GetSlot()), takersText(v.GetSlot(), takers)), 4))
@@ -121,7 +126,8 @@ func (d *drain) wait(limit time.Duration) error {
 		select {
 		case <-ctx.Done():
 			if d.c.Context().Err() != nil {
-				return fmt.Errorf("node %s still has %s; the drain goes on without this command", name, plural(len(last.GetSlots()), "egress slot"))
+				return fmt.Errorf("node %s still has %s; the drain goes on without this command", name,
+					plural(len(last.GetSlots()), "egress slot"))
 			}
 			return d.stuck(last, limit)
 		case <-tick.C:
@@ -138,7 +144,8 @@ func (d *drain) wait(limit time.Duration) error {
 	}
 	last.Index = d.first.GetIndex()
 	return d.g.show(d.c, last, nil, func(w io.Writer) {
-		fmt.Fprintf(w, "node %s has no egress slot any more, after %s\n", name, time.Since(d.start).Round(100*time.Millisecond))
+		fmt.Fprintf(w, "node %s has no egress slot any more, after %s\n", name,
+			time.Since(d.start).Round(100*time.Millisecond))
 	})
 }
 
@@ -146,7 +153,9 @@ func (d *drain) wait(limit time.Duration) error {
 func (d *drain) tell(before, now *skeinv1.DrainNodeResponse) {
 	var gone []*skeinv1.EgressSlot
 	for _, b := range before.GetSlots() {
-		if !slices.ContainsFunc(now.GetSlots(), func(v *skeinv1.SlotView) bool { return slotName(v.GetSlot()) == slotName(b.GetSlot()) }) {
+		if !slices.ContainsFunc(now.GetSlots(), func(v *skeinv1.SlotView) bool {
+			return slotName(v.GetSlot()) == slotName(b.GetSlot())
+		}) {
 			gone = append(gone, b.GetSlot())
 		}
 	}
@@ -183,6 +192,8 @@ func (d *drain) stuck(last *skeinv1.DrainNodeResponse, limit time.Duration) erro
 	for _, v := range last.GetSlots() {
 		why = append(why, slotName(v.GetSlot())+": "+takersText(v.GetSlot(), takers))
 	}
-	return fmt.Errorf("node %s still has %s after %s (%s); it stays draining: wait longer, or take it back with `skein node drain %s --undo`",
-		last.GetNode().GetName(), plural(len(last.GetSlots()), "egress slot"), limit, strings.Join(why, "; "), last.GetNode().GetName())
+	return fmt.Errorf("node %s still has %s after %s (%s); it stays draining: wait longer, or take it back with `skein "+
+		"node drain %s --undo`",
+		last.GetNode().GetName(), plural(len(last.GetSlots()), "egress slot"), limit, strings.Join(why, "; "),
+		last.GetNode().GetName())
 }

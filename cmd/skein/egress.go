@@ -30,11 +30,13 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 	var rules egressRules
 	c := &cobra.Command{
 		Use: "create [NAMESPACE/]NAME", Short: "Define an egress",
-		Long: "Define an egress: a way out for those pods and hosts that ask for it. Their packets for its destinations go\n" +
+		Long: "Define an egress: a way out for those pods and hosts that ask for it. Their packets for its destinations " +
+			"go\n" +
 			"through tunnels to gateway nodes, which are those with all the labels, and leave from there with another\n" +
 			"source address: the slot's own, or the gateway node's. Each of its slots has one owner at a time.",
 		Example: "  skein egress create nat --destination 0.0.0.0/0,::/0 --gateway-label egress=yes --replicas 2\n" +
-			"  skein egress create internet/nat --destination 0.0.0.0/0 --gateway-label egress=yes --address 192.0.2.7 --pool public\n" +
+			"  skein egress create internet/nat --destination 0.0.0.0/0 --gateway-label egress=yes --address 192.0.2.7 --pool " +
+			"public\n" +
 			"  skein egress create lab/net --destination 192.168.10.0/24 --gateway-label site=lab --probe icmp:192.168.10.1",
 		Args: exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -47,15 +49,18 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 			case err != nil:
 				return err
 			case len(e.GetDestinations()) == 0:
-				return usageError{errors.New("--destination is missing: name at least one, such as --destination 0.0.0.0/0,::/0 for everything outside the mesh")}
+				return usageError{errors.New("--destination is missing: name at least one, such as --destination 0.0.0.0/0,::/0 " +
+					"for everything outside the mesh")}
 			case len(e.GetGateways()) == 0:
-				return usageError{errors.New("--gateway-label is missing: name the labels of the nodes that shall be gateways, such as --gateway-label egress=yes")}
+				return usageError{errors.New("--gateway-label is missing: name the labels of the nodes that shall be gateways, " +
+					"such as --gateway-label egress=yes")}
 			}
 			e.Namespace, e.Name, e.Pool = namespace, name, rules.pool
 			r, err := g.client().CreateEgress(c.Context(), &skeinv1.CreateEgressRequest{Egress: e})
 			g.warn(c, r.GetWarnings())
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("egress %s defined by event %d: %s to %s", egressName(r.GetEgress()), r.GetEgress().GetCreatedIndex(),
+				fmt.Fprintln(w, wrap(fmt.Sprintf("egress %s defined by event %d: %s to %s", egressName(r.GetEgress()),
+					r.GetEgress().GetCreatedIndex(),
 					plural(int(r.GetEgress().GetReplicas()), "slot"), strings.Join(r.GetEgress().GetDestinations(), ", ")), 4))
 			})
 		},
@@ -69,11 +74,13 @@ func newEgressUpdateCmd(g *globals) *cobra.Command {
 	var rules egressRules
 	c := &cobra.Command{
 		Use: "update [NAMESPACE/]NAME", Short: "Change an egress, and show what moves",
-		Long: "Change an egress. Each flag replaces what was there; --address '' and --probe '' empty their lists, --lease 0\n" +
+		Long: "Change an egress. Each flag replaces what was there; --address '' and --probe '' empty their lists, --lease " +
+			"0\n" +
 			"is the default again. Clients that run take it over as they are; slots that have to move take their\n" +
 			"connections along where their source address goes with them.",
-		Example: "  skein egress update nat --replicas 3\n  skein egress update nat --destination 192.0.2.0/24 --fou-source-port-auto",
-		Args:    exactly(1, oneEgress),
+		Example: "  skein egress update nat --replicas 3\n  skein egress update nat --destination 192.0.2.0/24 " +
+			"--fou-source-port-auto",
+		Args: exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := parseEgress(args[0])
 			if err != nil {
@@ -86,7 +93,9 @@ func newEgressUpdateCmd(g *globals) *cobra.Command {
 			if len(fields) == 0 {
 				return usageError{fmt.Errorf("nothing to change; see `%s --help`", c.CommandPath())}
 			}
-			r, err := g.client().ChangeEgress(c.Context(), &skeinv1.ChangeEgressRequest{Change: &skeinv1.ChangeEgress{Namespace: namespace, Name: name, Set: set, Fields: fields}})
+			r, err := g.client().ChangeEgress(c.Context(),
+				&skeinv1.ChangeEgressRequest{Change: &skeinv1.ChangeEgress{Namespace: namespace, Name: name, Set: set,
+					Fields: fields}})
 			g.warn(c, r.GetWarnings())
 			return g.show(c, r, err, func(w io.Writer) {
 				fmt.Fprintf(w, "egress %s/%s changed, as of event %d\n", namespace, name, r.GetIndex())
@@ -117,7 +126,8 @@ func newEgressRemoveCmd(g *globals) *cobra.Command {
 
 func newEgressListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "All egresses and who owns their slots", Example: "  skein egress list\n  skein egress list -o json", Args: noArgs,
+		Use: "list", Short: "All egresses and who owns their slots", Example: "  skein egress list\n  skein egress list -o " +
+			"json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Egresses(c.Context(), &skeinv1.EgressesRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printEgresses(w, r.GetEgresses()) })
@@ -146,8 +156,9 @@ func newEgressAttachCmd(g *globals) *cobra.Command {
 		Use: "attach [NAMESPACE/]POD EGRESS…", Short: "Let a running pod of this host use egresses",
 		Long: "Let a running pod of this host use egresses, besides those that its annotations named when it started. The\n" +
 			"first named comes first where two have the same destination.",
-		Example: "  skein egress attach web/nginx-1 internet/nat\n  skein egress attach nginx-1 nat lab/net", Args: between(2, 64, "a pod and one or more egresses"),
-		RunE: func(c *cobra.Command, args []string) error { return g.attach(c, args, container, false) },
+		Example: "  skein egress attach web/nginx-1 internet/nat\n  skein egress attach nginx-1 nat lab/net",
+		Args:    between(2, 64, "a pod and one or more egresses"),
+		RunE:    func(c *cobra.Command, args []string) error { return g.attach(c, args, container, false) },
 	}
 	c.Flags().StringVar(&container, "container", "", "the container's ID, where two pods have the same name")
 	return c
@@ -222,27 +233,36 @@ type egressRules struct {
 }
 
 func (r *egressRules) flags(f *pflag.FlagSet) {
-	f.StringSliceVar(&r.destinations, "destination", nil, "a network to reach through it, 0.0.0.0/0 and ::/0 for all outside the mesh; may be repeated")
-	f.StringSliceVar(&r.labels, "gateway-label", nil, "KEY=VALUE: a label that nodes need to be its gateways; may be repeated")
+	f.StringSliceVar(&r.destinations, "destination", nil, "a network to reach through it, 0.0.0.0/0 and ::/0 for all "+
+		"outside the mesh; may be repeated")
+	f.StringSliceVar(&r.labels, "gateway-label", nil, "KEY=VALUE: a label that nodes need to be its gateways; may be "+
+		"repeated")
 	f.Uint32Var(&r.replicas, "replicas", 1, "slots: gateways that work at the same time")
-	f.StringArrayVar(&r.addresses, "address", nil, "V4, V6 or V4,V6: source address of a slot; once for each slot, or never: the gateway node's own")
-	f.BoolVar(&r.auto, "fou-source-port-auto", false, "let the tunnels' source port follow from the flow, for routers that spread by ports")
+	f.StringArrayVar(&r.addresses, "address", nil, "V4, V6 or V4,V6: source address of a slot; once for each slot, or "+
+		"never: the gateway node's own")
+	f.BoolVar(&r.auto, "fou-source-port-auto", false, "let the tunnels' source port follow from the flow, for routers "+
+		"that spread by ports")
 	f.DurationVar(&r.lease, "lease", 0, "how long a gateway goes on without the leader (0: 1.2s)")
-	f.DurationVar(&r.drain, "drain", 0, "how long slots go on at most for the flows by them, when there are fewer replicas (0: 10m)")
-	f.StringVar(&r.spread, "spread", "client", "what is spread over the slots: client, each with all its flows, or flow, each by itself")
-	f.StringSliceVar(&r.probes, "probe", nil, "icmp:ADDRESS or tcp:ADDRESS:PORT behind it, by which its gateways are judged; may be repeated")
+	f.DurationVar(&r.drain, "drain", 0, "how long slots go on at most for the flows by them, when there are fewer "+
+		"replicas (0: 10m)")
+	f.StringVar(&r.spread, "spread", "client", "what is spread over the slots: client, each with all its flows, or "+
+		"flow, each by itself")
+	f.StringSliceVar(&r.probes, "probe", nil, "icmp:ADDRESS or tcp:ADDRESS:PORT behind it, by which its gateways are "+
+		"judged; may be repeated")
 }
 
 // read gives the egress, and the names of the fields that were given. Whether they fit is the leader's to say.
 func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string, err error) {
 	e = &skeinv1.Egress{Replicas: r.replicas, FouSourcePortAuto: r.auto}
 	if f.Changed("replicas") && r.replicas == 0 {
-		return nil, nil, usageError{errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` ends it")}
+		return nil, nil,
+			usageError{errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` ends it")}
 	}
 	for _, text := range present(r.destinations) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil || p.Addr().Is4In6() {
-			return nil, nil, usageError{fmt.Errorf("--destination %s: this is no network; write one such as 192.0.2.0/24, or 0.0.0.0/0 for everything", text)}
+			return nil, nil, usageError{fmt.Errorf("--destination %s: this is no network; write one such as 192.0.2.0/24, or "+
+				"0.0.0.0/0 for everything", text)}
 		}
 		e.Destinations = append(e.Destinations, p.String())
 	}
@@ -275,7 +295,8 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 	}
 	for _, k := range []struct{ flag, field string }{
 		{"destination", "destinations"}, {"gateway-label", "gateways"}, {"replicas", "replicas"}, {"address", "addresses"},
-		{"fou-source-port-auto", "fou_source_port_auto"}, {"lease", "lease_millis"}, {"drain", "drain_millis"}, {"spread", "spread"}, {"probe", "probes"},
+		{"fou-source-port-auto", "fou_source_port_auto"}, {"lease", "lease_millis"}, {"drain", "drain_millis"},
+		{"spread", "spread"}, {"probe", "probes"},
 	} {
 		if f.Changed(k.flag) {
 			fields = append(fields, k.field)
@@ -305,14 +326,16 @@ func parseSource(text string) (*skeinv1.EgressAddress, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(part))
 		if err != nil || a.Zone() != "" || a.Is4In6() {
-			return nil, usageError{fmt.Errorf("--address %s: %q is no IP address; write one such as 192.0.2.7, or 192.0.2.7,2001:db8::7", text, part)}
+			return nil, usageError{fmt.Errorf("--address %s: %q is no IP address; write one such as 192.0.2.7, or "+
+				"192.0.2.7,2001:db8::7", text, part)}
 		}
 		to := &out.Ipv6
 		if a.Is4() {
 			to = &out.Ipv4
 		}
 		if *to != "" {
-			return nil, usageError{fmt.Errorf("--address %s: a comma joins the IPv4 and the IPv6 address of one slot; repeat --address for the next", text)}
+			return nil, usageError{fmt.Errorf("--address %s: a comma joins the IPv4 and the IPv6 address of one slot; repeat "+
+				"--address for the next", text)}
 		}
 		*to = a.String()
 	}
@@ -331,7 +354,8 @@ func checkProbe(text string) error {
 		err = errors.New("no such kind")
 	}
 	if err != nil {
-		return usageError{fmt.Errorf("--probe %s: want icmp:ADDRESS or tcp:ADDRESS:PORT, such as icmp:192.0.2.1 or tcp:[2001:db8::1]:443", text)}
+		return usageError{fmt.Errorf("--probe %s: want icmp:ADDRESS or tcp:ADDRESS:PORT, such as icmp:192.0.2.1 or "+
+			"tcp:[2001:db8::1]:443", text)}
 	}
 	return nil
 }

@@ -65,7 +65,8 @@ func printEgresses(w io.Writer, all []*skeinv1.EgressSummary) {
 			}
 			owners = append(owners, dash(s.GetOwner()))
 		}
-		t.add(egressName(v.GetEgress()), fmt.Sprintf("%d/%d", owned, v.GetEgress().GetReplicas()), fmt.Sprint(len(v.GetEligible())), egressState(v), strings.Join(owners, " "),
+		t.add(egressName(v.GetEgress()), fmt.Sprintf("%d/%d", owned, v.GetEgress().GetReplicas()),
+			fmt.Sprint(len(v.GetEligible())), egressState(v), strings.Join(owners, " "),
 			strings.Join(v.GetEgress().GetDestinations(), " "), sourcesText(v.GetEgress()))
 	}
 	t.print(w)
@@ -153,12 +154,14 @@ func printSlots(w io.Writer, r *skeinv1.ShowEgressResponse) {
 			says[fmt.Sprint(gw.GetNodeId(), " ", s.GetNumber())] = s
 		}
 	}
-	t := table{head: []string{"SLOT", "OWNER", "SITE", "EPOCH", "SINCE", "FORWARDS", "CLIENTS", "OUT", "IN", "ENDPOINT", "WHY"}}
+	t := table{head: []string{"SLOT", "OWNER", "SITE", "EPOCH", "SINCE", "FORWARDS", "CLIENTS", "OUT", "IN",
+		"ENDPOINT", "WHY"}}
 	for _, v := range r.GetSummary().GetSlots() {
 		s := v.GetSlot()
 		forwards, clients, out, in := "-", "-", "-", "-"
 		if p := says[fmt.Sprint(s.GetNodeId(), " ", s.GetNumber())]; p != nil && s.GetNodeId() != "" {
-			forwards, clients, out, in = yesNo(p.GetForwarding()), fmt.Sprint(p.GetClients()), size(p.GetBytesOut()), size(p.GetBytesIn())
+			forwards, clients, out, in = yesNo(p.GetForwarding()), fmt.Sprint(p.GetClients()), size(p.GetBytesOut()),
+				size(p.GetBytesIn())
 		}
 		endpoint := "-"
 		if int(s.GetNumber()) < len(e.GetEndpoints()) {
@@ -171,7 +174,8 @@ func printSlots(w io.Writer, r *skeinv1.ShowEgressResponse) {
 		if until, draining := events.DrainedAt(e); draining && s.GetNumber() >= events.Replicas(e) {
 			why = fmt.Sprintf("drains until %s at the latest", until.Format(time.TimeOnly))
 		}
-		t.add(fmt.Sprint(s.GetNumber()), dash(v.GetOwner()), dash(v.GetSite()), fmt.Sprint(s.GetEpoch()), since(s.GetSince()), forwards, clients, out, in, endpoint, dash(why))
+		t.add(fmt.Sprint(s.GetNumber()), dash(v.GetOwner()), dash(v.GetSite()), fmt.Sprint(s.GetEpoch()), since(s.GetSince()),
+			forwards, clients, out, in, endpoint, dash(why))
 	}
 	t.print(w)
 }
@@ -188,7 +192,8 @@ func printGateways(w io.Writer, all []*skeinv1.EgressGateway, names *strings.Rep
 			connections = fmt.Sprintf("%d/%d", k.GetConntrack(), k.GetConntrackMax())
 		}
 		dropped := k.GetDroppedStrangers() + k.GetDroppedInvalid() + k.GetDroppedLease() + k.GetDroppedDestination()
-		t.add(names.Replace(k.GetNodeId()), yesNo(k.GetState().GetReady()), healthText(k.GetState().GetHealth()), dash(k.GetDriver()), fmt.Sprint(k.GetClients()),
+		t.add(names.Replace(k.GetNodeId()), yesNo(k.GetState().GetReady()), healthText(k.GetState().GetHealth()),
+			dash(k.GetDriver()), fmt.Sprint(k.GetClients()),
 			connections, fmt.Sprint(dropped), dash(k.GetState().GetReason()))
 	}
 	t.print(w)
@@ -212,7 +217,8 @@ func printEgressClients(w io.Writer, e *skeinv1.Egress, nodes []*skeinv1.EgressH
 				if of.GetNamespace() != e.GetNamespace() || of.GetName() != e.GetName() {
 					continue
 				}
-				t.add(dash(n.GetNode()), c.GetKey(), dash(c.GetIpv4()), fmt.Sprint(of.GetSlot()), of.GetState(), dash(of.GetOwner()), dash(of.GetReason()))
+				t.add(dash(n.GetNode()), c.GetKey(), dash(c.GetIpv4()), fmt.Sprint(of.GetSlot()), of.GetState(),
+					dash(of.GetOwner()), dash(of.GetReason()))
 			}
 		}
 	}
@@ -236,7 +242,8 @@ func printAttached(w io.Writer, pod string, all []*skeinv1.EgressOfClient) {
 	}
 	t := table{head: []string{"EGRESS", "SLOT", "OWNER", "STATE", "WHY"}}
 	for _, e := range all {
-		t.add(e.GetNamespace()+"/"+e.GetName(), fmt.Sprint(e.GetSlot()), dash(e.GetOwner()), e.GetState(), dash(e.GetReason()))
+		t.add(e.GetNamespace()+"/"+e.GetName(), fmt.Sprint(e.GetSlot()), dash(e.GetOwner()), e.GetState(),
+			dash(e.GetReason()))
 	}
 	t.print(w)
 }

@@ -27,7 +27,8 @@ func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	case field == nil:
 		return start + "(unknown to this version)" + by
 	case e.GetCommandAnswered() != nil:
-		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), cmp.Or(e.GetRequestId(), e.GetCommandAnswered().GetAnswer().GetRequestId())) + by
+		return start + fmt.Sprintf("%-17s request %.8s", field.Name(),
+			cmp.Or(e.GetRequestId(), e.GetCommandAnswered().GetAnswer().GetRequestId())) + by
 	}
 	what := egressNews(e)
 	if what == "" {
@@ -46,10 +47,12 @@ func egressNews(e *skeinv1.Event) string {
 		if s.GetPlanned() {
 			planned = ", as planned"
 		}
-		return fmt.Sprintf("%s/%s slot %d %s%s: %s", s.GetNamespace(), s.GetName(), s.GetNumber(), how, planned, cmp.Or(s.GetReason(), "no reason given"))
+		return fmt.Sprintf("%s/%s slot %d %s%s: %s", s.GetNamespace(), s.GetName(), s.GetNumber(), how, planned,
+			cmp.Or(s.GetReason(), "no reason given"))
 	}
 	egress := func(x *skeinv1.Egress) string {
-		return fmt.Sprintf("%s by %s, gateways %s", strings.Join(x.GetDestinations(), " "), plural(int(x.GetReplicas()), "slot"), labelsText(x.GetGateways()))
+		return fmt.Sprintf("%s by %s, gateways %s", strings.Join(x.GetDestinations(), " "),
+			plural(int(x.GetReplicas()), "slot"), labelsText(x.GetGateways()))
 	}
 	switch b := e.GetBody().(type) {
 	case *skeinv1.Event_EgressDefined:
@@ -93,8 +96,9 @@ var zeroSays = map[protoreflect.FullName]string{
 
 // saidAlready are fields that repeat the event's own time and index, at the front of its line.
 var saidAlready = map[protoreflect.FullName]bool{
-	"skein.v1.Block.since": true, "skein.v1.Block.index": true, "skein.v1.StaticAddress.since": true, "skein.v1.StaticAddress.index": true,
-	"skein.v1.Pool.created_index": true, "skein.v1.SiteRange.index": true,
+	"skein.v1.Block.since": true, "skein.v1.Block.index": true, "skein.v1.StaticAddress.since": true,
+	"skein.v1.StaticAddress.index": true,
+	"skein.v1.Pool.created_index":  true, "skein.v1.SiteRange.index": true,
 }
 
 // inOrder are a message's fields, the news first.
@@ -125,7 +129,8 @@ func facts(m protoreflect.Message, out []string) []string {
 			continue
 		}
 		switch {
-		case saidAlready[f.FullName()], f.Kind() == protoreflect.BytesKind, name == "created_at", name == "admitted_at", name == "admitted_index": // as the event says
+		case saidAlready[f.FullName()], f.Kind() == protoreflect.BytesKind, name == "created_at", name == "admitted_at",
+			name == "admitted_index": // as the event says
 		case f.IsMap():
 			at := len(out)
 			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
@@ -166,7 +171,8 @@ func listText(l protoreflect.List) string {
 
 func printState(w io.Writer, r *skeinv1.StateResponse) {
 	s := r.GetState()
-	fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(), s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
+	fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(),
+		s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
 	servers := map[string]string{}
 	for _, v := range s.GetServers() {
 		servers[v.GetNodeId()] = "server"
@@ -181,7 +187,8 @@ func printState(w io.Writer, r *skeinv1.StateResponse) {
 		if role == "" {
 			role = "agent"
 		}
-		t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelsText(n.GetLabels()))
+		t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()),
+			labelsText(n.GetLabels()))
 	}
 	for _, n := range s.GetRevoked() {
 		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())
@@ -240,14 +247,16 @@ func printEgressState(w io.Writer, s *skeinv1.State) {
 	fmt.Fprintln(w)
 	t := table{head: []string{"EGRESS", "SLOTS", "POOL", "CREATED BY", "CHANGED BY", "GATEWAYS", "DESTINATIONS", "SOURCE"}}
 	for _, e := range s.GetEgresses() {
-		t.add(egressName(e), fmt.Sprint(e.GetReplicas()), e.GetPool(), fmt.Sprintf("event %d", e.GetCreatedIndex()), fmt.Sprintf("event %d", e.GetChangedIndex()),
+		t.add(egressName(e), fmt.Sprint(e.GetReplicas()), e.GetPool(), fmt.Sprintf("event %d", e.GetCreatedIndex()),
+			fmt.Sprintf("event %d", e.GetChangedIndex()),
 			labelsText(e.GetGateways()), strings.Join(e.GetDestinations(), " "), sourcesText(e))
 	}
 	t.print(w)
 	fmt.Fprintln(w)
 	t = table{head: []string{"EGRESS", "SLOT", "OWNER", "EPOCH", "SINCE", "FROM", "WHY"}}
 	for _, k := range s.GetSlots() {
-		t.add(k.GetNamespace()+"/"+k.GetName(), fmt.Sprint(k.GetNumber()), dash(cmp.Or(names[k.GetNodeId()], k.GetNodeId())), fmt.Sprint(k.GetEpoch()), since(k.GetSince()),
+		t.add(k.GetNamespace()+"/"+k.GetName(), fmt.Sprint(k.GetNumber()), dash(cmp.Or(names[k.GetNodeId()], k.GetNodeId())),
+			fmt.Sprint(k.GetEpoch()), since(k.GetSince()),
 			dash(cmp.Or(names[k.GetFromNodeId()], k.GetFromNodeId())), dash(k.GetReason()))
 	}
 	t.print(w)
@@ -272,7 +281,8 @@ func printStatePools(w io.Writer, s *skeinv1.State) {
 		if p.GetDraining() {
 			state = "draining"
 		}
-		t.add(p.GetName(), addresses(p.GetBlockSizeBits()), fmt.Sprint(owned[p.GetName()]), fmt.Sprint(reserved[p.GetName()]), fmt.Sprint(freed[p.GetName()]),
+		t.add(p.GetName(), addresses(p.GetBlockSizeBits()), fmt.Sprint(owned[p.GetName()]), fmt.Sprint(reserved[p.GetName()]),
+			fmt.Sprint(freed[p.GetName()]),
 			state, fmt.Sprintf("event %d", p.GetCreatedIndex()), subnetsText(p.GetSubnets(), ", "))
 	}
 	t.print(w)

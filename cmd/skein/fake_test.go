@@ -75,7 +75,8 @@ func answerTo[A proto.Message](f *fakeAgent, r proto.Message) (A, error) {
 
 func (f *fakeAgent) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
 	return &skeinv1.NodesResponse{Nodes: []*skeinv1.NodeView{
-		{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1"}}, {Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1"}},
+		{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1"}},
+		{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1"}},
 	}}, nil
 }
 
@@ -120,11 +121,13 @@ func (f *fakeAgent) ReleaseBlock(_ context.Context, r *skeinv1.ReleaseBlockReque
 	return answerTo[*skeinv1.BlockResponse](f, r)
 }
 
-func (f *fakeAgent) ReserveAddress(_ context.Context, r *skeinv1.ReserveAddressRequest) (*skeinv1.StaticResponse, error) {
+func (f *fakeAgent) ReserveAddress(_ context.Context,
+	r *skeinv1.ReserveAddressRequest) (*skeinv1.StaticResponse, error) {
 	return answerTo[*skeinv1.StaticResponse](f, r)
 }
 
-func (f *fakeAgent) ReleaseAddress(_ context.Context, r *skeinv1.ReleaseAddressRequest) (*skeinv1.StaticResponse, error) {
+func (f *fakeAgent) ReleaseAddress(_ context.Context,
+	r *skeinv1.ReleaseAddressRequest) (*skeinv1.StaticResponse, error) {
 	return answerTo[*skeinv1.StaticResponse](f, r)
 }
 
@@ -152,7 +155,8 @@ func (f *fakeAgent) ChangeEgress(_ context.Context, r *skeinv1.ChangeEgressReque
 	return answerTo[*skeinv1.EgressResponse](f, r)
 }
 
-func (f *fakeAgent) RemoveEgress(_ context.Context, r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
+func (f *fakeAgent) RemoveEgress(_ context.Context,
+	r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
 	return answerTo[*skeinv1.RemoveEgressResponse](f, r)
 }
 
@@ -164,11 +168,13 @@ func (f *fakeAgent) ShowEgress(_ context.Context, r *skeinv1.ShowEgressRequest) 
 	return answerTo[*skeinv1.ShowEgressResponse](f, r)
 }
 
-func (f *fakeAgent) ExplainEgress(_ context.Context, r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
+func (f *fakeAgent) ExplainEgress(_ context.Context,
+	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
 	return answerTo[*skeinv1.ExplainEgressResponse](f, r)
 }
 
-func (f *fakeAgent) AttachEgress(_ context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+func (f *fakeAgent) AttachEgress(_ context.Context,
+	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
 	return answerTo[*skeinv1.AttachEgressResponse](f, r)
 }
 
@@ -201,14 +207,16 @@ func (f *fakeAgent) Usage(_ context.Context, r *skeinv1.UsageRequest) (*skeinv1.
 }
 
 // Profile streams the text that was laid out, in two pieces, and then f.err.
-func (f *fakeAgent) Profile(_ context.Context, r *skeinv1.ProfileRequest, s *connect.ServerStream[skeinv1.ProfileResponse]) error {
+func (f *fakeAgent) Profile(_ context.Context, r *skeinv1.ProfileRequest,
+	s *connect.ServerStream[skeinv1.ProfileResponse]) error {
 	a, err := answerTo[*skeinv1.ProfileResponse](&fakeAgent{answer: f.answer}, r)
 	f.asked = append(f.asked, r)
 	if err != nil {
 		return errors.Join(f.err, err)
 	}
 	half := len(a.GetData()) / 2
-	for _, m := range []*skeinv1.ProfileResponse{{Node: a.GetNode()}, {Data: a.GetData()[:half]}, {Data: a.GetData()[half:]}} {
+	for _, m := range []*skeinv1.ProfileResponse{{Node: a.GetNode()}, {Data: a.GetData()[:half]},
+		{Data: a.GetData()[half:]}} {
 		if err := s.Send(m); err != nil {
 			return err
 		}

@@ -28,7 +28,8 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 	var old replaceOptions
 	c := &cobra.Command{
 		Use: "coil FILE", Short: "Take over Coil's pools, blocks and egresses, and with --takeover this host's pods",
-		Long: "Take over pools, blocks and egresses of Coil v2 as kubectl prints them, or as Coil's converter from v1 wrote them;\n" +
+		Long: "Take over pools, blocks and egresses of Coil v2 as kubectl prints them, or as Coil's converter from v1 " +
+			"wrote them;\n" +
 			"FILE may be - for standard input. Blocks of a node stay that node's, reserved ones stay reserved, so that\n" +
 			"running pods keep their addresses. All of it is taken over, or nothing; a second time nothing changes.\n" +
 			"With namespaces in the file, Coil's annotations decide which of them a pool serves. Egresses come after them,\n" +
@@ -37,9 +38,11 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 			"start through skein, and Coil's network configuration, rules and routes go away. It needs blocks that were\n" +
 			"imported, now or before, and root. What fails on the way is taken back, and --undo takes all of it back.\n\n" +
 			"--replace replaces, through the apiserver, the pods that have addresses of blocks that Coil had reserved, as it\n" +
-			"has those of its first version, and releases each block behind its last pod. One pod at a time is evicted, as its\n" +
+			"has those of its first version, and releases each block behind its last pod. One pod at a time is evicted, as " +
+			"its\n" +
 			"PodDisruptionBudget allows, and the next one when another pod of its controller is ready. A pod without a\n" +
-			"controller would not come back: it is refused, unless --bare is given, which evicts it for good. The command can\n" +
+			"controller would not come back: it is refused, unless --bare is given, which evicts it for good. The command " +
+			"can\n" +
 			"be ended at any moment, and given again. It needs the verbs list and watch of pods, and create of pods/eviction.",
 		Example: "  kubectl get addresspools,addressblocks,namespaces,egresses.coil.cybozu.com -A -o yaml > coil.yaml\n" +
 			"  skein import coil coil.yaml --gateways egress=yes --dry-run\n" +
@@ -86,8 +89,10 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 	host.flags(c)
 	old.flags(c)
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
-	c.Flags().StringToStringVar(&gateways, "gateways", nil, "KEY=VALUE,…: members with these labels are the gateways of the egresses")
-	c.Flags().StringArrayVar(&nodes, "node", nil, "COIL=SKEIN: the member SKEIN is the node that Coil calls COIL; may be repeated")
+	c.Flags().StringToStringVar(&gateways, "gateways", nil, "KEY=VALUE,…: members with these labels are the gateways of "+
+		"the egresses")
+	c.Flags().StringArrayVar(&nodes, "node", nil, "COIL=SKEIN: the member SKEIN is the node that Coil calls COIL; may "+
+		"be repeated")
 	return c
 }
 
@@ -116,9 +121,11 @@ func (g *globals) importCoil(c *cobra.Command, in *coil.Import, dry bool) (*skei
 		case i >= 0 && sameEgress(have.GetEgresses()[i].GetEgress(), e):
 			continue
 		case i >= 0:
-			return nil, fmt.Errorf("egress %s exists and is another: skein egress show %s shows it; change or remove it, then import again", name, name)
+			return nil, fmt.Errorf("egress %s exists and is another: skein egress show %s shows it; change or remove it, then "+
+				"import again", name, name)
 		}
-		r.Plan = append(r.Plan, fmt.Sprintf("define egress %s: %s, %d slots on members with %s", name, strings.Join(e.GetDestinations(), " "),
+		r.Plan = append(r.Plan, fmt.Sprintf("define egress %s: %s, %d slots on members with %s", name,
+			strings.Join(e.GetDestinations(), " "),
 			e.GetReplicas(), labelsText(e.GetGateways())))
 		r.Changed = true
 		if dry {
@@ -220,7 +227,8 @@ func printImport(w io.Writer, r *skeinv1.ImportResponse, dry bool) {
 func newImportKiloCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "kilo FILE", Short: "Check what of Kilo is understood as it is, and how to move",
-		Long: "Read Nodes and Peers of Kilo as kubectl prints them, and say what agents make of the Nodes' annotations, what has\n" +
+		Long: "Read Nodes and Peers of Kilo as kubectl prints them, and say what agents make of the Nodes' annotations, " +
+			"what has\n" +
 			"no counterpart, and in which order to move. FILE may be - for standard input. Nothing is changed, and no agent\n" +
 			"is asked: annotations act as they are, once agents know the apiserver.",
 		Example: "  kubectl get nodes,peers.kilo.squat.ai -o yaml > kilo.yaml\n  skein import kilo kilo.yaml",

@@ -16,20 +16,23 @@ import (
 )
 
 func newIPCmd(g *globals) *cobra.Command {
-	return group("ip", "Addresses of pods", newIPWhoCmd(g), newIPListCmd(g), newIPReserveCmd(g), newIPReleaseCmd(g), newIPReservedCmd(g))
+	return group("ip", "Addresses of pods", newIPWhoCmd(g), newIPListCmd(g), newIPReserveCmd(g), newIPReleaseCmd(g),
+		newIPReservedCmd(g))
 }
 
 const (
 	oneAddress = "one address"
-	atHelp     = "then instead of now: an index, a time (2026-01-02T15:04:05Z, \"2026-01-02 15:04:05\", 15:04:05) or an age (5m)"
+	atHelp     = "then instead of now: an index, a time (2026-01-02T15:04:05Z, \"2026-01-02 15:04:05\", 15:04:05) or an " +
+		"age (5m)"
 )
 
 func newIPWhoCmd(g *globals) *cobra.Command {
 	var at string
 	c := &cobra.Command{
 		Use: "who ADDRESS", Short: "Who has an address, or had it then, and which event says so",
-		Example: "  skein ip who 10.64.0.5\n  skein ip who 10.64.0.5 --at 14:03:05\n  skein ip who 10.64.0.5 --at 17", Args: exactly(1, oneAddress),
-		RunE: func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, false) },
+		Example: "  skein ip who 10.64.0.5\n  skein ip who 10.64.0.5 --at 14:03:05\n  skein ip who 10.64.0.5 --at 17",
+		Args:    exactly(1, oneAddress),
+		RunE:    func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, false) },
 	}
 	c.Flags().StringVar(&at, "at", "", atHelp)
 	return c
@@ -39,8 +42,9 @@ func newExplainAddressCmd(g *globals) *cobra.Command {
 	var at string
 	c := &cobra.Command{
 		Use: "address ADDRESS", Short: "Who has an address, why, and who had it before",
-		Example: "  skein explain address 10.64.0.5\n  skein explain address 10.64.0.5 --at 10m", Args: exactly(1, oneAddress),
-		RunE: func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, true) },
+		Example: "  skein explain address 10.64.0.5\n  skein explain address 10.64.0.5 --at 10m",
+		Args:    exactly(1, oneAddress),
+		RunE:    func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, true) },
 	}
 	c.Flags().StringVar(&at, "at", "", atHelp)
 	return c
@@ -91,7 +95,8 @@ func parseAt(s string, now time.Time) (index uint64, ns int64, err error) {
 		}
 		return 0, t.UnixNano(), nil
 	}
-	return 0, 0, usageError{fmt.Errorf("--at %s: want an index such as 17, a time such as 2026-01-02T15:04:05Z, \"2026-01-02 15:04:05\" or 15:04:05, or an age such as 5m", s)}
+	return 0, 0, usageError{fmt.Errorf("--at %s: want an index such as 17, a time such as 2026-01-02T15:04:05Z, "+
+		"\"2026-01-02 15:04:05\" or 15:04:05, or an age such as 5m", s)}
 }
 
 func printWho(w io.Writer, r *skeinv1.WhoResponse, then, history bool, names *strings.Replacer) {
@@ -160,7 +165,8 @@ func podName(p *skeinv1.Holder) string {
 
 func newIPListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "This node's pods and their addresses", Example: "  skein ip list\n  skein ip list -o json", Args: noArgs,
+		Use: "list", Short: "This node's pods and their addresses",
+		Example: "  skein ip list\n  skein ip list -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Pods(c.Context(), &skeinv1.PodsRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printPods(w, r.GetPods()) })
@@ -192,7 +198,8 @@ func printPods(w io.Writer, pods []*skeinv1.PodView) {
 		if h.GetUntil() != 0 {
 			at = h.GetUntil()
 		}
-		t.add(row(podName(h), dash(h.GetIpv4()), dash(h.GetIpv6()), dash(p.GetPool()), dash(h.GetState())+" "+since(at), dash(p.GetHostInterface()))...)
+		t.add(row(podName(h), dash(h.GetIpv4()), dash(h.GetIpv6()), dash(p.GetPool()), dash(h.GetState())+" "+since(at),
+			dash(p.GetHostInterface()))...)
 	}
 	t.print(w)
 }
@@ -201,7 +208,8 @@ func newIPReserveCmd(g *globals) *cobra.Command {
 	var owner string
 	r := &skeinv1.ReserveAddressRequest{}
 	c := &cobra.Command{
-		Use: "reserve ADDRESS", Short: "Keep an address for one pod, wherever it runs", Example: "  skein ip reserve 10.64.0.5 --for mail/postfix-0", Args: exactly(1, oneAddress),
+		Use: "reserve ADDRESS", Short: "Keep an address for one pod, wherever it runs",
+		Example: "  skein ip reserve 10.64.0.5 --for mail/postfix-0", Args: exactly(1, oneAddress),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Address, err = parseAddress(args[0]); err != nil {
@@ -213,7 +221,8 @@ func newIPReserveCmd(g *globals) *cobra.Command {
 			s, err := g.client().ReserveAddress(c.Context(), r)
 			return g.show(c, s, err, func(w io.Writer) {
 				a := s.GetAddress()
-				fmt.Fprintln(w, wrap(fmt.Sprintf("%s of pool %s is kept for %s/%s, by event %d", prefixes(a.GetIpv4(), a.GetIpv6()), a.GetPool(), a.GetNamespace(), a.GetPod(), a.GetIndex()), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("%s of pool %s is kept for %s/%s, by event %d", prefixes(a.GetIpv4(), a.GetIpv6()),
+					a.GetPool(), a.GetNamespace(), a.GetPod(), a.GetIndex()), 4))
 			})
 		},
 	}
@@ -236,7 +245,8 @@ func parsePod(s string) (namespace, pod string, err error) {
 func newIPReleaseCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReleaseAddressRequest{}
 	c := &cobra.Command{
-		Use: "release ADDRESS", Short: "End the reservation of an address", Example: "  skein ip release 10.64.0.5", Args: exactly(1, oneAddress),
+		Use: "release ADDRESS", Short: "End the reservation of an address", Example: "  skein ip release 10.64.0.5",
+		Args: exactly(1, oneAddress),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Address, err = parseAddress(args[0]); err != nil {
@@ -272,7 +282,8 @@ func newIPReservedCmd(g *globals) *cobra.Command {
 func printStatics(w io.Writer, all []*skeinv1.StaticAddress, names *strings.Replacer) {
 	t := table{head: []string{"KEPT ADDRESS", "FOR", "POOL", "HELD BY", "SINCE", "EVENT"}}
 	for _, s := range all {
-		t.add(prefixes(s.GetIpv4(), s.GetIpv6()), s.GetNamespace()+"/"+s.GetPod(), s.GetPool(), dash(names.Replace(s.GetNodeId())), since(s.GetSince()), fmt.Sprint(s.GetIndex()))
+		t.add(prefixes(s.GetIpv4(), s.GetIpv6()), s.GetNamespace()+"/"+s.GetPod(), s.GetPool(),
+			dash(names.Replace(s.GetNodeId())), since(s.GetSince()), fmt.Sprint(s.GetIndex()))
 	}
 	t.print(w)
 }

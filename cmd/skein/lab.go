@@ -26,14 +26,17 @@ func newLabCmd() *cobra.Command {
 		Short: "Run a mesh on this machine: hosts and NATs in network namespaces, faults, scenarios",
 		Long: "Run a mesh of real agents on this machine, each in a network namespace of its own, behind real NATs,\n" +
 			"as a YAML file describes it (docs/lab.md). It needs root and touches nothing outside its namespaces.",
-		Example: "  skein lab run examples/three-sites.yaml\n  skein lab up examples/three-sites.yaml\n  skein lab exec home1 -- skein status\n  skein lab down",
-		Args:    noArgs,
+		Example: "  skein lab run examples/three-sites.yaml\n  skein lab up examples/three-sites.yaml\n  skein lab exec " +
+			"home1 -- skein status\n  skein lab down",
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
 		},
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
-	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir), newLabCNICmd(&dir), newLabOwnersCmd(&dir), newLabRedteamCmd(&dir))
+	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir),
+		newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir), newLabCNICmd(&dir),
+		newLabOwnersCmd(&dir), newLabRedteamCmd(&dir))
 	return c
 }
 
@@ -112,8 +115,9 @@ func newLabExecCmd(dir *string) *cobra.Command {
 		Short: "Run a command on a lab's node, or in a pod",
 		Long: "Run a command inside the network namespace of a node, or of a pod as NODE/POD, with the environment that\n" +
 			"makes skein's commands ask that node's agent. The exit status is the command's.",
-		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180\n  skein lab exec home1/web -- ip addr",
-		Args:    between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
+		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180\n  skein lab " +
+			"exec home1/web -- ip addr",
+		Args: between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string
 			if name != "" {
@@ -129,7 +133,8 @@ func newLabExecCmd(dir *string) *cobra.Command {
 			if command[0] == "--" {
 				command = command[1:]
 			}
-			exit, err := l.ExecIO(ctx, args[0], command, lab.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()})
+			exit, err := l.ExecIO(ctx, args[0], command, lab.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(),
+				Err: cmd.ErrOrStderr()})
 			if err == nil && exit != 0 {
 				os.Exit(exit) // the command's own status, and it has said why itself
 			}
@@ -185,7 +190,8 @@ func newLabRunCmd(dir *string) *cobra.Command {
 
 func labRunOne(ctx context.Context, cmd *cobra.Command, spec *lab.Spec, opts lab.RunOptions) (*lab.Result, error) {
 	w := labNotes(cmd)
-	fmt.Fprintf(w, "lab %s (%s): %d sites, %d nodes, %d steps\n", spec.Name, spec.File, len(spec.Sites), len(spec.Nodes), len(spec.Steps))
+	fmt.Fprintf(w, "lab %s (%s): %d sites, %d nodes, %d steps\n", spec.Name, spec.File, len(spec.Sites), len(spec.Nodes),
+		len(spec.Steps))
 	opts.Progress = labProgress(w)
 	res, err := lab.Run(ctx, spec, opts)
 	held := 0
@@ -306,7 +312,8 @@ func labTable(out io.Writer, st lab.Status) {
 		case n.Server:
 			role = " (server)"
 		}
-		fmt.Fprintf(w, "%d\t%s%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\n", i+1, n.Name, role, n.Site, n.NAT, n.Address, n.IPv4, n.PID, n.Phase, n.Index)
+		fmt.Fprintf(w, "%d\t%s%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\n", i+1, n.Name, role, n.Site, n.NAT, n.Address, n.IPv4, n.PID,
+			n.Phase, n.Index)
 	}
 	w.Flush()
 	fmt.Fprintln(out, "\nPATHS, as the row's agent sees them: d direct, r relay, - none, ? not told")

@@ -25,9 +25,12 @@ func skeinLab(t *testing.T, args ...string) (string, error) {
 
 func TestLabTable(t *testing.T) {
 	st := lab.Status{Nodes: []lab.NodeStatus{
-		{Name: "dc1", Site: "dc", NAT: "none", Address: "198.18.1.11", IPv4: "10.4.0.1", PID: 7, Phase: "running", Server: true, Leader: true, Index: 9, Paths: map[string]string{"home1": "direct", "cloud1": "relay"}},
-		{Name: "home1", Site: "home", NAT: "port-restricted-cone", Address: "192.168.2.12", IPv4: "10.4.0.2", PID: 8, Phase: "running", Index: 9, Paths: map[string]string{"dc1": "direct", "cloud1": "none"}},
-		{Name: "cloud1", Site: "cloud", NAT: "symmetric", Address: "192.168.3.13", PID: 9, Phase: "down", Paths: map[string]string{}},
+		{Name: "dc1", Site: "dc", NAT: "none", Address: "198.18.1.11", IPv4: "10.4.0.1", PID: 7, Phase: "running",
+			Server: true, Leader: true, Index: 9, Paths: map[string]string{"home1": "direct", "cloud1": "relay"}},
+		{Name: "home1", Site: "home", NAT: "port-restricted-cone", Address: "192.168.2.12", IPv4: "10.4.0.2", PID: 8,
+			Phase: "running", Index: 9, Paths: map[string]string{"dc1": "direct", "cloud1": "none"}},
+		{Name: "cloud1", Site: "cloud", NAT: "symmetric", Address: "192.168.3.13", PID: 9, Phase: "down",
+			Paths: map[string]string{}},
 	}, Cuts: []lab.Cut{{From: "dc1", To: "cloud1", Proto: "udp"}, {From: "cloud1", To: "dc1", Percent: 3, Above: 1300}},
 		Zombies: []lab.NotForwarded{{Node: "home1", Drops: lab.DropsLarge}}}
 	var b bytes.Buffer
@@ -57,7 +60,8 @@ zombie: home1 lives and drops of what it passes on: large
 }
 
 func TestLabUsage(t *testing.T) {
-	for _, args := range [][]string{{}, {"up"}, {"up", "a", "b"}, {"run"}, {"exec", "home1"}, {"down", "a", "b"}, {"sideways"}} {
+	for _, args := range [][]string{{}, {"up"}, {"up", "a", "b"}, {"run"}, {"exec", "home1"},
+		{"down", "a", "b"}, {"sideways"}} {
 		_, err := skeinLab(t, args...)
 		var u usageError
 		if !errors.As(err, &u) {

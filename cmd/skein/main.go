@@ -90,18 +90,22 @@ func newRoot() *cobra.Command {
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&g.stateDir, "state-dir", os.Getenv("SKEIN_STATE_DIR"), "state directory (default "+config.DefaultStateDir+", or $SKEIN_STATE_DIR)")
-	f.StringVar(&g.runDir, "run-dir", os.Getenv("SKEIN_RUN_DIR"), "directory of the agent's sockets (default "+config.DefaultRunDir+", or $SKEIN_RUN_DIR)")
+	f.StringVar(&g.stateDir, "state-dir", os.Getenv("SKEIN_STATE_DIR"), "state directory (default "+config.DefaultStateDir+
+		", or $SKEIN_STATE_DIR)")
+	f.StringVar(&g.runDir, "run-dir", os.Getenv("SKEIN_RUN_DIR"), "directory of the agent's sockets (default "+
+		config.DefaultRunDir+", or $SKEIN_RUN_DIR)")
 	f.StringVar(&g.config, "config", config.DefaultFile, "configuration file")
 	f.StringVarP(&g.output, "output", "o", "table", "output: table or json")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
 	root.AddCommand(
-		newUpCmd(g), newDownCmd(g), newReloadCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newGraphCmd(g), newNetcheckCmd(g),
+		newUpCmd(g), newDownCmd(g), newReloadCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newGraphCmd(g),
+		newNetcheckCmd(g),
 		newRelayCmd(g), newTopCmd(g), newDoctorCmd(g), newDebugCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
-		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newClusterCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g), newImportCmd(g), newEgressCmd(g),
+		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newClusterCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g),
+		newImportCmd(g), newEgressCmd(g),
 		newPeerCmd(g), newSiteCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),
 	)
 	strict(root)
@@ -135,7 +139,8 @@ func (g *globals) socket() string {
 
 func noArgs(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q for %q; see `%s --help`", args[0], c.CommandPath(), c.CommandPath())}
+		return usageError{fmt.Errorf("unknown command or argument %q for %q; see `%s --help`", args[0], c.CommandPath(),
+			c.CommandPath())}
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ func newLabMatrixCmd(dir *string) *cobra.Command {
 	}
 	c.Flags().StringSliceVar(&opts.Kinds, "kinds", nil, "only these kinds: "+strings.Join(matrix.Kinds(), ", "))
 	c.Flags().BoolVar(&quick, "quick", false, "only "+strings.Join(matrix.Quick, ", "))
-	c.Flags().DurationVar(&opts.Patience, "patience", 0, "how long to wait for pairs that are not as expected (default 3m)")
+	c.Flags().DurationVar(&opts.Patience, "patience", 0,
+		"how long to wait for pairs that are not as expected (default 3m)")
 	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a pair is not as expected")
 	c.Flags().StringVar(&write, "write", "", "put the matrix into this Markdown file, between its marks")
 	return c

@@ -14,7 +14,8 @@ import (
 func newNetcheckCmd(g *globals) *cobra.Command {
 	var refresh bool
 	c := &cobra.Command{
-		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck --refresh -o json", Args: noArgs,
+		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck " +
+			"--refresh -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Netcheck(c.Context(), &skeinv1.NetcheckRequest{Refresh: refresh})
 			return g.show(c, r, err, func(w io.Writer) { printNetcheck(w, r) })
@@ -28,7 +29,8 @@ func printNetcheck(w io.Writer, r *skeinv1.NetcheckResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("%-11s %s", k, fmt.Sprintf(format, a...)), 12))
 	}
-	line("NAT", "%s (mapping %s, filtering %s)", candidate.NATName(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
+	line("NAT", "%s (mapping %s, filtering %s)", candidate.NATName(r.GetNatType()), dash(r.GetMapping()),
+		dash(r.GetFiltering()))
 	if traits := natTraits(r); traits != "" {
 		line("", "%s", traits)
 	}
@@ -36,7 +38,8 @@ func printNetcheck(w io.Writer, r *skeinv1.NetcheckResponse) {
 	if !r.GetUdp() && r.GetNatType() != skeinv1.NatType_NAT_TYPE_BLOCKED {
 		udp = "not tested" // nobody was there to answer
 	}
-	line("UDP", "%s   IPv4 %s   IPv6 %s   checked %s ago", udp, yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
+	line("UDP", "%s   IPv4 %s   IPv6 %s   checked %s ago", udp, yesNo(r.GetIpv4()), yesNo(r.GetIpv6()),
+		since(r.GetCheckedAt()))
 	if len(r.GetGateways()) > 0 || r.GetTunnelMtu() > 0 {
 		line("gateway", "%s   tunnel MTU %d", dash(strings.Join(r.GetGateways(), " ")), r.GetTunnelMtu())
 	}

@@ -85,7 +85,8 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			for _, flag := range unset {
 				field, ok := nodeFields[flag]
 				if !ok {
-					return usageError{fmt.Errorf("--unset %q: want one or more of site, leader, force-endpoint, internal-ip, persistent-keepalive", flag)}
+					return usageError{fmt.Errorf("--unset %q: want one or more of site, leader, force-endpoint, internal-ip, "+
+						"persistent-keepalive", flag)}
 				}
 				if slices.Contains(r.Fields, field) {
 					return usageError{fmt.Errorf("%s is to be set and taken back at once: say one of the two", flag)}
@@ -111,7 +112,8 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	f.BoolVar(&noLeader, "no-leader", false, "it leads its site only where nobody else can")
 	f.StringVar(&endpoint, "force-endpoint", "",
 		"host:port at which others reach its WireGuard; \"\" or -: none is set")
-	f.StringVar(&internal, "internal-ip", "", "its address inside its site, the only private one that is offered then; \"\" or -: none is set")
+	f.StringVar(&internal, "internal-ip", "", "its address inside its site, the only private one that is offered then; "+
+		"\"\" or -: none is set")
 	f.Uint32Var(&keepalive, "persistent-keepalive", 0, "seconds between its keepalives to every peer; 0: none is set")
 	f.StringSliceVar(&unset, "unset", nil,
 		"take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")

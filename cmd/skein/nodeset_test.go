@@ -47,7 +47,8 @@ func TestNodeSet(t *testing.T) {
 		if err != nil || !proto.Equal(f.asked[len(f.asked)-1], c.want) {
 			t.Errorf("%s asks %v (%v), want %v", c.args, f.asked[len(f.asked)-1], err, c.want)
 		}
-		want := "node edge1: site \"home\", it shall lead its site, endpoint edge.example.com:51820, internal IP 10.0.0.7, a keepalive each 25 seconds, as of event 41\n"
+		want := "node edge1: site \"home\", it shall lead its site, endpoint edge.example.com:51820, internal IP 10.0.0.7, " +
+			"a keepalive each 25 seconds, as of event 41\n"
 		if out != want {
 			t.Errorf("%s says %q", c.args, out)
 		}
@@ -173,9 +174,11 @@ func TestNodesWithLeaders(t *testing.T) {
 		t.Errorf("status of a leader says\n%s", b.String())
 	}
 	for want, s := range map[string]*skeinv1.StatusResponse{
-		"events     from home1, which leads this site\n":            {EventsFrom: "b33ad742981917ca", EventsFromName: "home1", EventsByLeader: true},
-		"events     from server 17e391664883f273\n":                 {EventsFrom: "17e391664883f273"},
-		"events     from server dc1; passed on to 3 of this site\n": {EventsFrom: "17e391664883f273", EventsFromName: "dc1", EventsStreams: 3},
+		"events     from home1, which leads this site\n": {EventsFrom: "b33ad742981917ca", EventsFromName: "home1",
+			EventsByLeader: true},
+		"events     from server 17e391664883f273\n": {EventsFrom: "17e391664883f273"},
+		"events     from server dc1; passed on to 3 of this site\n": {EventsFrom: "17e391664883f273", EventsFromName: "dc1",
+			EventsStreams: 3},
 	} {
 		b.Reset()
 		if printStatus(&b, s); !strings.Contains(b.String(), want) {

@@ -16,7 +16,8 @@ func TestWrap(t *testing.T) {
 	long := strings.Repeat("word ", 50)
 	for name, s := range map[string]string{
 		"short": "advice     nothing to say", "long": "advice     " + long, "exact": strings.Repeat("x", tableWidth),
-		"one word": "advice     " + strings.Repeat("x", 2*tableWidth), "umlauts": "advice     " + strings.Repeat("ä ö ü ", 60),
+		"one word": "advice     " + strings.Repeat("x", 2*tableWidth), "umlauts": "advice     " +
+			strings.Repeat("ä ö ü ", 60),
 	} {
 		got := wrap(s, 11)
 		if words := strings.Fields(got); strings.Join(words, " ") != strings.Join(strings.Fields(s), " ") {
@@ -35,7 +36,8 @@ func TestWrap(t *testing.T) {
 
 // The pods' networks of another CNI have a column where there are any.
 func TestNodesWithPodCIDRs(t *testing.T) {
-	nodes := []*skeinv1.NodeView{{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", Ipv4: "10.4.0.5"}, Path: "direct", Alive: true}}
+	nodes := []*skeinv1.NodeView{{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", Ipv4: "10.4.0.5"},
+		Path: "direct", Alive: true}}
 	shown := func() string {
 		var b bytes.Buffer
 		printNodes(&b, nodes)
@@ -44,8 +46,10 @@ func TestNodesWithPodCIDRs(t *testing.T) {
 	if s := shown(); strings.Contains(s, "POD") {
 		t.Errorf("a column of nothing:\n%s", s)
 	}
-	nodes[0].Node.PodCidrs = &skeinv1.PodCidrs{KubernetesNode: "home1", Cidrs: []string{"10.244.1.0/24", "fd44:0:0:1::/64"}}
-	nodes = append(nodes, &skeinv1.NodeView{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1", Ipv4: "10.4.0.1"}, Path: "self", Self: true})
+	nodes[0].Node.PodCidrs = &skeinv1.PodCidrs{KubernetesNode: "home1", Cidrs: []string{"10.244.1.0/24",
+		"fd44:0:0:1::/64"}}
+	nodes = append(nodes, &skeinv1.NodeView{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1", Ipv4: "10.4.0.1"},
+		Path: "self", Self: true})
 	goldenText(t, "nodes-pod-cidrs", shown())
 }
 
@@ -70,21 +74,31 @@ func TestNodesBySite(t *testing.T) {
 
 func TestEventLinesFitAndHideKeys(t *testing.T) {
 	key := bytes.Repeat([]byte{0xab}, 32)
-	node := &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", IdentityKey: key, WireguardKey: key, Ipv4: "10.4.0.5", Ipv6: "fd65:229d:4b83:0:b33a:d742:9819:17ca", Labels: map[string]string{"rack": "7"}}
+	node := &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", IdentityKey: key, WireguardKey: key, Ipv4: "10.4.0.5",
+		Ipv6: "fd65:229d:4b83:0:b33a:d742:9819:17ca", Labels: map[string]string{"rack": "7"}}
 	for _, c := range []struct {
 		event *skeinv1.Event
 		want  string
 	}{
-		{&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node}}}, "node_admitted     id=b33ad742981917ca name=home1 ipv4=10.4.0.5"},
-		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
-		{&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1"},
-		{&skeinv1.Event{Body: &skeinv1.Event_PodCidrsSet{PodCidrsSet: &skeinv1.PodCidrsSet{NodeId: node.Id, PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "n1", Cidrs: []string{"10.244.1.0/24"}}}}},
+		{&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node}}},
+			"node_admitted     id=b33ad742981917ca name=home1 ipv4=10.4.0.5"},
+		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{
+			Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
+		{&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}},
+			"server_promoted   node_id=home1"},
+		{&skeinv1.Event{Body: &skeinv1.Event_PodCidrsSet{PodCidrsSet: &skeinv1.PodCidrsSet{NodeId: node.Id,
+			PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "n1", Cidrs: []string{"10.244.1.0/24"}}}}},
 			"pod_cidrs_set     node_id=home1"},
 		{&skeinv1.Event{}, "(unknown to this version)"},
-		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1  by home1"},
-		{&skeinv1.Event{Issuer: node.Id, RequestId: "536eec87c1fcabbc", Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "0"}}}},
+		{&skeinv1.Event{Issuer: node.Id,
+			Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}},
+			"server_promoted   node_id=home1  by home1"},
+		{&skeinv1.Event{Issuer: node.Id, RequestId: "536eec87c1fcabbc",
+			Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{
+				Answer: &skeinv1.Answer{RequestId: "0"}}}},
 			"command_answered  request 536eec87  by home1"},
-		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: node.Id, Reason: strings.Repeat("long ", 40)}}}, "…  by home1"},
+		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: node.Id,
+			Reason: strings.Repeat("long ", 40)}}}, "…  by home1"},
 	} {
 		got := eventLine(c.event, strings.NewReplacer(node.Id, node.Name))
 		if !strings.Contains(got, c.want) {
@@ -102,7 +116,8 @@ func TestJSONIsStable(t *testing.T) {
 	var first string
 	for range 20 {
 		var b bytes.Buffer
-		if err := printProto(&b, &skeinv1.StatusResponse{Name: "dc1", Index: 7, NatType: skeinv1.NatType_NAT_TYPE_SYMMETRIC}); err != nil {
+		if err := printProto(&b, &skeinv1.StatusResponse{Name: "dc1", Index: 7,
+			NatType: skeinv1.NatType_NAT_TYPE_SYMMETRIC}); err != nil {
 			t.Fatal(err)
 		}
 		if first == "" {
@@ -116,7 +131,8 @@ func TestJSONIsStable(t *testing.T) {
 	if err := json.Unmarshal([]byte(first), &got); err != nil {
 		t.Fatal(err)
 	}
-	for k, want := range map[string]any{"name": "dc1", "index": "7", "natType": "NAT_TYPE_SYMMETRIC", "leaderName": "", "voter": false} {
+	for k, want := range map[string]any{"name": "dc1", "index": "7", "natType": "NAT_TYPE_SYMMETRIC", "leaderName": "",
+		"voter": false} {
 		if got[k] != want {
 			t.Errorf("%s is %v, want %v", k, got[k], want)
 		}
@@ -128,10 +144,14 @@ func TestJSONIsStable(t *testing.T) {
 
 func TestWordsForNumbers(t *testing.T) {
 	for have, want := range map[string]string{
-		size(0): "0B", size(1023): "1023B", size(1024): "1.0KiB", size(1536): "1.5KiB", size(5 << 30): "5.0GiB", size(1<<64 - 1): "16.0EiB",
-		short(0): "0s", short(1500 * time.Microsecond): "1.5ms", short(12 * time.Second): "12s", short(61 * time.Second): "1m1s", short(59*time.Minute + 59*time.Second): "59m59s",
-		short(90 * time.Minute): "1h30m", short(47*time.Hour + 59*time.Minute): "47h59m", short(49 * time.Hour): "2d", short(-time.Minute): "-1m0s",
-		rtt(0): "-", rtt(12_345_678): "12.3ms", since(0): "never", candidate.NATName(skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE): "port-restricted-cone",
+		size(0): "0B", size(1023): "1023B", size(1024): "1.0KiB", size(1536): "1.5KiB", size(5 << 30): "5.0GiB",
+		size(1<<64 - 1): "16.0EiB",
+		short(0):        "0s", short(1500 * time.Microsecond): "1.5ms", short(12 * time.Second): "12s",
+		short(61 * time.Second): "1m1s", short(59*time.Minute + 59*time.Second): "59m59s",
+		short(90 * time.Minute): "1h30m", short(47*time.Hour + 59*time.Minute): "47h59m", short(49 * time.Hour): "2d",
+		short(-time.Minute): "-1m0s",
+		rtt(0):              "-", rtt(12_345_678): "12.3ms", since(0): "never",
+		candidate.NATName(skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE): "port-restricted-cone",
 		labelsText(nil): "-", labelsText(map[string]string{"c": "3", "a": "1", "b": "2", "d": "4"}): "a=1 b=2 c=3 d=4",
 	} {
 		if have != want {
@@ -142,9 +162,11 @@ func TestWordsForNumbers(t *testing.T) {
 
 // Every look at an event shows the same line.
 func TestEventLinesAreStable(t *testing.T) {
-	e := &skeinv1.Event{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: &skeinv1.Node{Name: "a", Labels: map[string]string{"d": "4", "b": "2", "a": "1", "c": "3"}}}}}
+	e := &skeinv1.Event{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: &skeinv1.Node{Name: "a",
+		Labels: map[string]string{"d": "4", "b": "2", "a": "1", "c": "3"}}}}}
 	for range 20 {
-		if have := eventLine(e, strings.NewReplacer()); !strings.HasSuffix(have, "labels.a=1 labels.b=2 labels.c=3 labels.d=4") {
+		if have := eventLine(e, strings.NewReplacer()); !strings.HasSuffix(have,
+			"labels.a=1 labels.b=2 labels.c=3 labels.d=4") {
 			t.Fatal(have)
 		}
 	}
@@ -166,9 +188,12 @@ func TestPeersFitIntoTheWidth(t *testing.T) {
 func TestTablesFit(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	for name, rows := range map[string][][]string{
-		"short names": {{"office", "office1", "8e878f4fdb9830f5", "10.4.0.3", "port-restricted-cone", "leader+relay", "direct", "yes", "2.9"}},
-		"a long name": {{"office", long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
-		"two long":    {{long, long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
+		"short names": {{"office", "office1", "8e878f4fdb9830f5", "10.4.0.3", "port-restricted-cone", "leader+relay",
+			"direct", "yes", "2.9"}},
+		"a long name": {{"office", long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct",
+			"yes", "12.345"}},
+		"two long": {{long, long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct",
+			"yes", "12.345"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tab := table{head: []string{"SITE", "NAME", "ID", "IPV4", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}, rows: rows}
@@ -190,10 +215,13 @@ func TestTablesFit(t *testing.T) {
 
 // Servers that do not vote yet are named with the reason, uncut; those that vote are not.
 func TestStatusNamesServersWithoutAVote(t *testing.T) {
-	why := "leader dc1 lets it vote when it has kept up with the log for some seconds; skein status there tells how far it is"
+	why := "leader dc1 lets it vote when it has kept up with the log for some seconds; skein status there tells how far " +
+		"it is"
 	var b bytes.Buffer
-	printStatus(&b, &skeinv1.StatusResponse{Name: "dc1", Servers: []*skeinv1.ServerStatus{{Name: "dc1", Voter: true}, {Name: "dc2", Waiting: why}}})
-	if want := "\nserver     dc2 does not vote yet: " + why + "\n"; !strings.Contains(b.String(), want) || strings.Contains(b.String(), "dc1 does not") {
+	printStatus(&b, &skeinv1.StatusResponse{Name: "dc1", Servers: []*skeinv1.ServerStatus{{Name: "dc1", Voter: true},
+		{Name: "dc2", Waiting: why}}})
+	if want := "\nserver     dc2 does not vote yet: " + why + "\n"; !strings.Contains(b.String(), want) ||
+		strings.Contains(b.String(), "dc1 does not") {
 		t.Errorf("status does not have the line %q:\n%s", want, b.String())
 	}
 }

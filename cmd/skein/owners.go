@@ -22,9 +22,12 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "owners",
 		Short: "Show that an egress slot never has two owners, under seeded faults",
-		Long: "Bring up three servers, three gateways and clients behind NATs, and let seeded schedules of faults hit them: agents\n" +
-			"killed, paused, cut off, cut from the servers in one or both directions, drained, and the leader likewise. An observer\n" +
-			"outside the mesh takes down who sends each packet of each slot, and compares that with the event log. The exit status\n" +
+		Long: "Bring up three servers, three gateways and clients behind NATs, and let seeded schedules of faults hit " +
+			"them: agents\n" +
+			"killed, paused, cut off, cut from the servers in one or both directions, drained, and the leader likewise. An " +
+			"observer\n" +
+			"outside the mesh takes down who sends each packet of each slot, and compares that with the event log. The exit " +
+			"status\n" +
 			"is 0 only when no packet was seen that the log does not allow, and the mesh recovered after each schedule.",
 		Example: "  skein lab owners --schedules 6\n  skein lab owners --schedules 200 --seed 7 --write docs/egress-proof.md",
 		Args:    noArgs,
@@ -33,7 +36,8 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 				return usageError{errors.New("--schedules must be above zero")}
 			}
 			if plant != "" && (write != "" || !slices.Contains(owners.Plants(), plant)) {
-				return usageError{fmt.Errorf("--plant knows %s, and is not for a report that is kept", strings.Join(owners.Plants(), ", "))}
+				return usageError{fmt.Errorf("--plant knows %s, and is not for a report that is kept",
+					strings.Join(owners.Plants(), ", "))}
 			}
 			if !cmd.Flags().Changed("seed") {
 				opts.Seed = rand.Uint64N(1 << 32)
@@ -67,9 +71,11 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 	f.Uint64Var(&opts.Seed, "seed", 0, "repeat the schedules of a former run (default: random)")
 	f.DurationVar(&opts.Recovery, "recovery", opts.Recovery, "what the mesh gets to recover after each schedule")
 	f.BoolVar(&opts.Small, "small", false, "one server, two gateways and one client, for an emulated machine")
-	f.BoolVar(&opts.Clock, "clock", false, "also turn this machine's wall clock, by minutes to hours, and back: only on a machine for nothing else, such as a test guest")
+	f.BoolVar(&opts.Clock, "clock", false, "also turn this machine's wall clock, by minutes to hours, and back: only on "+
+		"a machine for nothing else, such as a test guest")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
-	f.StringVar(&plant, "plant", "", "build agents with this bug from the sources here, which the run must find: long-lease, a kernel that counts leases five times too long")
+	f.StringVar(&plant, "plant", "", "build agents with this bug from the sources here, which the run must find: "+
+		"long-lease, a kernel that counts leases five times too long")
 	f.StringVar(&write, "write", "", "put the report into this Markdown file, between its marks")
 	return c
 }

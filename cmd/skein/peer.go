@@ -39,11 +39,15 @@ func newPeerAddCmd(g *globals) *cobra.Command {
 	var replace bool
 	c := &cobra.Command{
 		Use: "add NAME", Short: "Admit a host that runs WireGuard and no skein",
-		Long: "Admit a host that runs a stock WireGuard and no skein, and print its configuration, on a terminal with a QR code\n" +
-			"for the WireGuard app. Some nodes carry it: it has a session with one of them, and another takes it over when that\n" +
-			"one is away. Without --public-key the key pair is made here; the private key is printed, and neither sent nor kept.",
-		Example: "  skein peer add phone --expires 24h\n  skein peer add office --public-key KEY --allowed-ips 192.168.8.0/24 --via gw1,gw2",
-		Args:    exactly(1, "one name"),
+		Long: "Admit a host that runs a stock WireGuard and no skein, and print its configuration, on a terminal with a QR " +
+			"code\n" +
+			"for the WireGuard app. Some nodes carry it: it has a session with one of them, and another takes it over when " +
+			"that\n" +
+			"one is away. Without --public-key the key pair is made here; the private key is printed, and neither sent nor " +
+			"kept.",
+		Example: "  skein peer add phone --expires 24h\n  skein peer add office --public-key KEY --allowed-ips " +
+			"192.168.8.0/24 --via gw1,gw2",
+		Args: exactly(1, "one name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if !slices.Contains([]string{"auto", "always", "never"}, qrWhen) {
 				return usageError{fmt.Errorf("--qr %s: allowed: auto, always, never", qrWhen)}

@@ -150,7 +150,8 @@ func TestPeersAreListed(t *testing.T) {
 			Carriers: []string{"gw1", "gw2"}},
 		{Peer: &skeinv1.PlainPeer{Name: "phone", Ipv4: "10.4.255.253", Ipv6: "fd01::8"}, Holder: "7ef4fee4c02da850",
 			HolderName: "gw2", Carriers: []string{"gw2", "0123456789abcdef"},
-			Problem: "carrier 0123456789abcdef is no member any more and still knows the peer's secrets: give it new ones with skein peer add phone --replace"},
+			Problem: "carrier 0123456789abcdef is no member any more and still knows the peer's secrets: give it new ones " +
+				"with skein peer add phone --replace"},
 		{Peer: &skeinv1.PlainPeer{Name: "tablet", Ipv4: "10.4.255.252", Ipv6: "fd01::9"}, Carriers: []string{"gw1"}},
 	}
 	views[0].Peer = proto.CloneOf(views[0].Peer)
@@ -164,11 +165,15 @@ func TestPeersAreListed(t *testing.T) {
 func TestStatusNamesCarriedPeers(t *testing.T) {
 	now := time.Unix(1e6, 0)
 	for want, v := range map[string]*skeinv1.PlainPeerView{
-		"plain peer phone, last handshake 12s ago":                 {LastHandshake: now.Add(-12 * time.Second).UnixNano()},
-		"plain peer phone, no handshake yet":                       {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(25 * time.Hour).UnixNano()}},
-		"plain peer phone, no handshake yet, expires in 23h30m":    {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(23*time.Hour + 30*time.Minute).UnixNano()}},
-		"plain peer phone, last handshake 3m20s ago, expired":      {LastHandshake: now.Add(-200 * time.Second).UnixNano(), Peer: &skeinv1.PlainPeer{ExpiresAt: now.UnixNano()}},
-		"plain peer phone, last handshake 2m0s ago, expires in 5s": {LastHandshake: now.Add(-2 * time.Minute).UnixNano(), Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(5 * time.Second).UnixNano()}},
+		"plain peer phone, last handshake 12s ago": {LastHandshake: now.Add(-12 * time.Second).UnixNano()},
+		"plain peer phone, no handshake yet": {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(
+			25 * time.Hour).UnixNano()}},
+		"plain peer phone, no handshake yet, expires in 23h30m": {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(
+			23*time.Hour + 30*time.Minute).UnixNano()}},
+		"plain peer phone, last handshake 3m20s ago, expired": {LastHandshake: now.Add(-200 * time.Second).UnixNano(),
+			Peer: &skeinv1.PlainPeer{ExpiresAt: now.UnixNano()}},
+		"plain peer phone, last handshake 2m0s ago, expires in 5s": {LastHandshake: now.Add(-2 * time.Minute).UnixNano(),
+			Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(5 * time.Second).UnixNano()}},
 	} {
 		if v.Peer == nil {
 			v.Peer = &skeinv1.PlainPeer{}
@@ -184,7 +189,8 @@ func TestStatusNamesCarriedPeers(t *testing.T) {
 		s.Carries = append(s.Carries, &skeinv1.PlainPeerView{Peer: &skeinv1.PlainPeer{Name: "phone"}})
 	}
 	printStatus(&b, s)
-	if strings.Count(b.String(), "carries    plain peer phone") != 5 || !strings.Contains(b.String(), "carries    2 more; skein peer list") {
+	if strings.Count(b.String(), "carries    plain peer phone") != 5 ||
+		!strings.Contains(b.String(), "carries    2 more; skein peer list") {
 		t.Error(b.String())
 	}
 }

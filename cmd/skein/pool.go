@@ -21,7 +21,8 @@ import (
 
 func newPoolCmd(g *globals) *cobra.Command {
 	return group("pool", "Pools of addresses for pods",
-		newPoolCreateCmd(g), newPoolListCmd(g), newPoolShowCmd(g), newPoolExtendCmd(g), newPoolSetCmd(g), newPoolDrainCmd(g), newPoolRemoveCmd(g))
+		newPoolCreateCmd(g), newPoolListCmd(g), newPoolShowCmd(g), newPoolExtendCmd(g), newPoolSetCmd(g), newPoolDrainCmd(g),
+		newPoolRemoveCmd(g))
 }
 
 const onePool = "one pool's name"
@@ -48,7 +49,9 @@ func newPoolCreateCmd(g *globals) *cobra.Command {
 			}
 			r, err := g.client().CreatePool(c.Context(), &skeinv1.CreatePoolRequest{Pool: pool})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s created by event %d: %s, in blocks of %s", args[0], r.GetPool().GetCreatedIndex(), subnetsText(r.GetPool().GetSubnets(), ", "), addresses(r.GetPool().GetBlockSizeBits())), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s created by event %d: %s, in blocks of %s", args[0],
+					r.GetPool().GetCreatedIndex(), subnetsText(r.GetPool().GetSubnets(), ", "),
+					addresses(r.GetPool().GetBlockSizeBits())), 4))
 			})
 		},
 	}
@@ -61,16 +64,19 @@ func newPoolCreateCmd(g *globals) *cobra.Command {
 func newPoolExtendCmd(g *globals) *cobra.Command {
 	var subnets []string
 	c := &cobra.Command{
-		Use: "extend NAME", Short: "Add subnets to a pool", Example: "  skein pool extend default --subnet 10.65.0.0/16,fd00:65::/112",
+		Use: "extend NAME", Short: "Add subnets to a pool", Example: "  skein pool extend default --subnet " +
+			"10.65.0.0/16,fd00:65::/112",
 		Args: exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			add, err := parseSubnets(subnets)
 			if err != nil {
 				return err
 			}
-			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0], AddSubnets: add}})
+			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0],
+				AddSubnets: add}})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s extended, as of event %d: %s", args[0], r.GetIndex(), subnetsText(r.GetPool().GetSubnets(), ", ")), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s extended, as of event %d: %s", args[0], r.GetIndex(),
+					subnetsText(r.GetPool().GetSubnets(), ", ")), 4))
 			})
 		},
 	}
@@ -94,8 +100,11 @@ func newPoolSetCmd(g *globals) *cobra.Command {
 			if len(fields) == 0 {
 				return usageError{fmt.Errorf("nothing to set; see `%s --help`", c.CommandPath())}
 			}
-			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0], Set: set, Fields: fields}})
-			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s changed, as of event %d\n", args[0], r.GetIndex()) })
+			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0],
+				Set: set, Fields: fields}})
+			return g.show(c, r, err, func(w io.Writer) {
+				fmt.Fprintf(w, "pool %s changed, as of event %d\n", args[0], r.GetIndex())
+			})
 		},
 	}
 	rules.flags(c.Flags())
@@ -105,7 +114,8 @@ func newPoolSetCmd(g *globals) *cobra.Command {
 func newPoolDrainCmd(g *globals) *cobra.Command {
 	var undo bool
 	c := &cobra.Command{
-		Use: "drain NAME", Short: "Take nothing new from a pool", Example: "  skein pool drain old\n  skein pool drain old --undo",
+		Use: "drain NAME", Short: "Take nothing new from a pool", Example: "  skein pool drain old\n  skein pool drain old " +
+			"--undo",
 		Args: exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{
@@ -115,7 +125,8 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 					fmt.Fprintf(w, "pool %s gives addresses again, as of event %d\n", args[0], r.GetIndex())
 					return
 				}
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s gives nothing new, as of event %d; pods keep what they have until they end (see `skein pool show %s`)", args[0], r.GetIndex(), args[0]), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s gives nothing new, as of event %d; pods keep what they have until they "+
+					"end (see `skein pool show %s`)", args[0], r.GetIndex(), args[0]), 4))
 			})
 		},
 	}
@@ -125,7 +136,8 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 
 func newPoolListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "All pools and how full they are", Example: "  skein pool list\n  skein pool list -o json", Args: noArgs,
+		Use: "list", Short: "All pools and how full they are",
+		Example: "  skein pool list\n  skein pool list -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Pools(c.Context(), &skeinv1.PoolsRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printPools(w, r.GetPools()) })
@@ -135,7 +147,8 @@ func newPoolListCmd(g *globals) *cobra.Command {
 
 func newPoolShowCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "show NAME", Short: "All about a pool: use, holders, quotas, static addresses", Example: "  skein pool show default", Args: exactly(1, onePool),
+		Use: "show NAME", Short: "All about a pool: use, holders, quotas, static addresses",
+		Example: "  skein pool show default", Args: exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			v, err := g.poolOf(c.Context(), args[0])
 			r := &skeinv1.PoolsResponse{Pools: []*skeinv1.PoolView{v}}
@@ -156,8 +169,10 @@ func (p *poolRules) flags(f *pflag.FlagSet) {
 	f.DurationVar(&p.sticky, "sticky", 0, "how long an address waits for the same pod to come back to its node")
 	f.Uint32Var(&p.maxBlocks, "max-blocks-per-node", 0, "blocks that one node may have (0: no limit)")
 	f.StringSliceVar(&p.namespaces, "namespace", nil, "a namespace whose pods get addresses from here; may be repeated")
-	f.StringSliceVar(&p.allowed, "allow", nil, "a namespace whose pods may ask for this pool by name, * for all; may be repeated")
-	f.StringSliceVar(&p.quotas, "quota", nil, "NAMESPACE=N: addresses that it may have from here, in the whole cluster; may be repeated")
+	f.StringSliceVar(&p.allowed, "allow", nil, "a namespace whose pods may ask for this pool by name, * for all; may be "+
+		"repeated")
+	f.StringSliceVar(&p.quotas, "quota", nil, "NAMESPACE=N: addresses that it may have from here, in the whole cluster; "+
+		"may be repeated")
 }
 
 // read gives the rules, and the names of those that were given.
@@ -214,7 +229,8 @@ func subnetFlag(c *cobra.Command, to *[]string) {
 // say.
 func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 	if len(flags) == 0 {
-		return nil, usageError{errors.New("--subnet is missing: name at least one, such as --subnet 10.64.0.0/16,fd00:64::/112")}
+		return nil, usageError{errors.New("--subnet is missing: name at least one, such as --subnet " +
+			"10.64.0.0/16,fd00:64::/112")}
 	}
 	var out []*skeinv1.PoolSubnet
 	for _, flag := range flags {
@@ -222,14 +238,16 @@ func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 		for part := range strings.SplitSeq(flag, ",") {
 			p, err := netip.ParsePrefix(strings.TrimSpace(part))
 			if err != nil || p.Addr().Is4In6() {
-				return nil, usageError{fmt.Errorf("--subnet %s: %q is no subnet; write one such as 10.64.0.0/16, or 10.64.0.0/16,fd00:64::/112", flag, part)}
+				return nil, usageError{fmt.Errorf("--subnet %s: %q is no subnet; write one such as 10.64.0.0/16, or "+
+					"10.64.0.0/16,fd00:64::/112", flag, part)}
 			}
 			to := &s.Ipv6
 			if p.Addr().Is4() {
 				to = &s.Ipv4
 			}
 			if *to != "" {
-				return nil, usageError{fmt.Errorf("--subnet %s: a comma joins one IPv4 and one IPv6 subnet; repeat --subnet for more", flag)}
+				return nil, usageError{fmt.Errorf("--subnet %s: a comma joins one IPv4 and one IPv6 subnet; repeat --subnet for "+
+					"more", flag)}
 			}
 			*to = p.String()
 		}
@@ -265,7 +283,8 @@ func printPools(w io.Writer, pools []*skeinv1.PoolView) {
 		fmt.Fprintln(w, "there are no pools: make one with `skein pool create default --subnet …`")
 		return
 	}
-	t := table{head: []string{"NAME", "BLOCKS", "OWNED", "RESERVED", "RESTING", "FREE", "NODES", "HERE", "STATE", "SUBNETS"}}
+	t := table{head: []string{"NAME", "BLOCKS", "OWNED", "RESERVED", "RESTING", "FREE", "NODES", "HERE",
+		"STATE", "SUBNETS"}}
 	for _, v := range pools {
 		here := "-"
 		if l := v.GetLocal(); l != nil {
@@ -278,7 +297,8 @@ func printPools(w io.Writer, pools []*skeinv1.PoolView) {
 		case v.GetFree() == 0:
 			state = "full"
 		}
-		t.add(v.GetPool().GetName(), blocksText(v.GetBlocks()), fmt.Sprint(v.GetOwned()), fmt.Sprint(v.GetReserved()), fmt.Sprint(v.GetResting()),
+		t.add(v.GetPool().GetName(), blocksText(v.GetBlocks()), fmt.Sprint(v.GetOwned()), fmt.Sprint(v.GetReserved()),
+			fmt.Sprint(v.GetResting()),
 			blocksText(v.GetFree()), fmt.Sprint(v.GetNodes()), here, state, subnetsText(v.GetPool().GetSubnets(), ", "))
 	}
 	t.print(w)
@@ -308,20 +328,23 @@ func printPool(w io.Writer, v *skeinv1.PoolView, names *strings.Replacer) {
 	for i, s := range p.GetSubnets() {
 		line(only(i == 0, "subnets"), "%s", prefixes(s.GetIpv4(), s.GetIpv6()))
 	}
-	line("blocks", "%s of %s: %d owned by %s, %d reserved, %d resting, %s free", blocksText(v.GetBlocks()), addresses(p.GetBlockSizeBits()), v.GetOwned(),
+	line("blocks", "%s of %s: %d owned by %s, %d reserved, %d resting, %s free", blocksText(v.GetBlocks()),
+		addresses(p.GetBlockSizeBits()), v.GetOwned(),
 		plural(int(v.GetNodes()), "node"), v.GetReserved(), v.GetResting(), blocksText(v.GetFree()))
 	line("rules", "%s", rulesText(p))
 	if len(p.GetNamespaces()) > 0 {
 		line("serves", "%s", strings.Join(p.GetNamespaces(), ", "))
 	}
 	if len(p.GetAllowed()) > 0 {
-		line("allows", "%s, when a pod's network asks for it", strings.ReplaceAll(strings.Join(p.GetAllowed(), ", "), "*", "every namespace"))
+		line("allows", "%s, when a pod's network asks for it", strings.ReplaceAll(strings.Join(p.GetAllowed(), ", "), "*",
+			"every namespace"))
 	}
 	for i, text := range quotaTexts(v, names) {
 		line(only(i == 0, "quotas"), "%s", text)
 	}
 	if l := v.GetLocal(); l != nil {
-		line("here", "%s: %d addresses used, %d free, %d resting", plural(int(l.GetBlocks()), "block"), l.GetUsed(), l.GetFree(), l.GetResting())
+		line("here", "%s: %d addresses used, %d free, %d resting", plural(int(l.GetBlocks()), "block"), l.GetUsed(),
+			l.GetFree(), l.GetResting())
 	}
 	line("created", "%s, by event %d", instant(p.GetCreatedAt()), p.GetCreatedIndex())
 	if len(v.GetHolders()) > 0 {
@@ -348,7 +371,8 @@ func rulesText(p *skeinv1.Pool) string {
 	if n := p.GetMaxBlocksPerNode(); n > 0 {
 		limit = fmt.Sprintf("at most %s per node", plural(int(n), "block"))
 	}
-	return strings.Join([]string{after(p.GetCooldownSeconds(), "no cooldown", "cooldown"), after(p.GetStickySeconds(), "not sticky", "sticky for"), limit}, ", ")
+	return strings.Join([]string{after(p.GetCooldownSeconds(), "no cooldown", "cooldown"),
+		after(p.GetStickySeconds(), "not sticky", "sticky for"), limit}, ", ")
 }
 
 // span is whole seconds without empty units: 5m and not 5m0s.

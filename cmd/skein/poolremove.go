@@ -20,7 +20,8 @@ func newPoolRemoveCmd(g *globals) *cobra.Command {
 	var limit time.Duration
 	c := &cobra.Command{
 		Use: "remove NAME", Short: "Remove a pool that has no blocks, or once it has none",
-		Long: "Remove a pool in which no block is anybody's. With --when-empty the pool gives nothing new from now on, the\n" +
+		Long: "Remove a pool in which no block is anybody's. With --when-empty the pool gives nothing new from now on, " +
+			"the\n" +
 			"command waits until the last pod that has an address of it has ended, and removes it then. A command that is\n" +
 			"stopped leaves the pool draining; give it again to go on, or take it back with `skein pool drain NAME --undo`.",
 		Example: "  skein pool remove old\n  skein pool remove old --when-empty --timeout 1h", Args: exactly(1, onePool),

@@ -35,7 +35,8 @@ func TestPoolRemoveWhenEmpty(t *testing.T) {
 			out: "pool old removed, as of event 9\n", removes: 1},
 		"something is reserved": {pools: []*skeinv1.PoolsResponse{pool(false, 2, 1)}, flags: "--when-empty",
 			fail: "pool old cannot become empty: 1 block is reserved; `skein block list --pool old --reserved`"},
-		"it does not get empty": {pools: []*skeinv1.PoolsResponse{pool(false, 1, 0, "a")}, flags: "--when-empty --timeout 1ms",
+		"it does not get empty": {pools: []*skeinv1.PoolsResponse{pool(false, 1, 0, "a")},
+			flags: "--when-empty --timeout 1ms",
 			notes: "pool old gives nothing new; 1 block is in use, on a\n", drains: 1,
 			fail: "pool old is not empty: 1 block is in use, on a; it stays draining: give the command again"},
 		"there is none":   {pools: []*skeinv1.PoolsResponse{{}}, flags: "--when-empty", fail: "there is no pool named old"},
@@ -72,7 +73,8 @@ func TestPoolRemoveWhenEmpty(t *testing.T) {
 	}
 	f := newFakeAgent(t)
 	for _, args := range []string{"--timeout 1h", "--when-empty --timeout -1s"} {
-		if _, _, err := f.skein(t, strings.Fields("pool remove old "+args)...); !errors.As(err, new(usageError)) || len(f.asked) > 0 {
+		if _, _, err := f.skein(t, strings.Fields("pool remove old "+args)...); !errors.As(err, new(usageError)) ||
+			len(f.asked) > 0 {
 			t.Errorf("%s: %v", args, err)
 		}
 	}

@@ -17,13 +17,18 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "redteam",
 		Short: "Attack a mesh as a hostile member, pod, neighbour or stranger, and show what it gains",
-		Long: "Bring up three servers, a gateway, two nodes behind symmetric NATs and a hostile member, and try a catalogue of\n" +
-			"attacks: with a member's keys, with a gossip key or a token alone, as a revoked node, from a pod, from a host in a\n" +
-			"member's LAN, and as a stranger. What was gained is judged by what the victims show. An honest pair sends all the\n" +
-			"time; what it loses beside an attack is shown. The exit status is 0 only when every attempt was made, none gained\n" +
+		Long: "Bring up three servers, a gateway, two nodes behind symmetric NATs and a hostile member, and try a " +
+			"catalogue of\n" +
+			"attacks: with a member's keys, with a gossip key or a token alone, as a revoked node, from a pod, from a host in " +
+			"a\n" +
+			"member's LAN, and as a stranger. What was gained is judged by what the victims show. An honest pair sends all " +
+			"the\n" +
+			"time; what it loses beside an attack is shown. The exit status is 0 only when every attempt was made, none " +
+			"gained\n" +
 			"anything, and the pair lost less than 5 % more beside any of them than without.",
-		Example: "  skein lab redteam\n  skein lab redteam --only 'LAN neighbour'\n  skein lab redteam --write docs/security.md",
-		Args:    noArgs,
+		Example: "  skein lab redteam\n  skein lab redteam --only 'LAN neighbour'\n  skein lab redteam --write " +
+			"docs/security.md",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := labContext(cmd.Context())
 			defer stop()
@@ -54,7 +59,8 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 	f := c.Flags()
 	f.BoolVar(&opts.Short, "short", false, "without the attempts that take long")
 	f.StringVar(&opts.Only, "only", "", "only attempts whose name, place or guard holds this text")
-	f.StringVar(&holes, "holes", "", "the sources' directory: build skein without its guards, and show that the attempts see it")
+	f.StringVar(&holes, "holes", "", "the sources' directory: build skein without its guards, and show that the "+
+		"attempts see it")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
 	f.StringVar(&write, "write", "", "put the table into this Markdown file, between its marks")
 	return c

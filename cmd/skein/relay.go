@@ -11,7 +11,8 @@ import (
 
 func newRelayCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "relay", Short: "This node's relay sessions, and what it relays for others", Example: "  skein relay\n  skein relay -o json", Args: noArgs,
+		Use: "relay", Short: "This node's relay sessions, and what it relays for others",
+		Example: "  skein relay\n  skein relay -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Relay(c.Context(), &skeinv1.RelayRequest{})
 			if err != nil {
@@ -32,7 +33,8 @@ func printRelay(w io.Writer, r *skeinv1.RelayResponse) {
 	} else {
 		t := table{head: []string{"RELAY", "STATE", "NEED", "RTT", "PEERS", "RX", "TX", "DROPPED", "REDIALS", "ERROR"}}
 		for _, s := range r.GetSessions() {
-			t.add(s.GetName(), s.GetState(), s.GetNeed(), rtt(s.GetRttNanos()), fmt.Sprint(s.GetPeers()), size(s.GetRxBytes()), size(s.GetTxBytes()),
+			t.add(s.GetName(), s.GetState(), s.GetNeed(), rtt(s.GetRttNanos()), fmt.Sprint(s.GetPeers()), size(s.GetRxBytes()),
+				size(s.GetTxBytes()),
 				fmt.Sprint(s.GetDropped()), fmt.Sprint(s.GetReconnects()), dash(s.GetError()))
 		}
 		t.print(w)
@@ -47,18 +49,23 @@ func printRelay(w io.Writer, r *skeinv1.RelayResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", k, wrap(fmt.Sprintf(format, a...), 11))
 	}
-	line("relays for", "%d of %d clients, %d of %d streams, %d pairs by UDP", len(s.GetClients()), l.GetSessions(), s.GetStreams(), l.GetStreams(), s.GetUdpPairs())
-	line("carries", "%s/s now; %s in %d packets and %s in streams so far", size(s.GetBytesPerSecond()), size(s.GetBytes()), s.GetPackets(), size(s.GetStreamBytes()))
+	line("relays for", "%d of %d clients, %d of %d streams, %d pairs by UDP", len(s.GetClients()), l.GetSessions(),
+		s.GetStreams(), l.GetStreams(), s.GetUdpPairs())
+	line("carries", "%s/s now; %s in %d packets and %s in streams so far", size(s.GetBytesPerSecond()), size(s.GetBytes()),
+		s.GetPackets(), size(s.GetStreamBytes()))
 	line("dropped", "%d packets by slow readers, %d for nodes not here", s.GetDropped(), s.GetUnroutable())
-	line("refused", "%d sessions, %d connections before TLS; slowed %d times", s.GetRefused(), s.GetHandshakesRefused(), s.GetLimited())
-	line("memory", "%s of %s; a client's queue up to %s; a client sends %s", size(s.GetMemoryBytes()), size(l.GetMemoryBytes()), size(l.GetQueueBytes()), rateText(l))
+	line("refused", "%d sessions, %d connections before TLS; slowed %d times", s.GetRefused(),
+		s.GetHandshakesRefused(), s.GetLimited())
+	line("memory", "%s of %s; a client's queue up to %s; a client sends %s", size(s.GetMemoryBytes()),
+		size(l.GetMemoryBytes()), size(l.GetQueueBytes()), rateText(l))
 	if len(s.GetClients()) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
 	t := table{head: []string{"CLIENT", "RATE", "FROM IT", "TO IT", "WAITS", "DROPPED", "SLOWED", "SINCE", "ADDRESS"}}
 	for _, c := range s.GetClients() {
-		t.add(c.GetName(), size(c.GetBytesPerSecond())+"/s", size(c.GetRxBytes()), size(c.GetTxBytes()), size(c.GetQueueBytes()), fmt.Sprint(c.GetDropped()),
+		t.add(c.GetName(), size(c.GetBytesPerSecond())+"/s", size(c.GetRxBytes()), size(c.GetTxBytes()),
+			size(c.GetQueueBytes()), fmt.Sprint(c.GetDropped()),
 			fmt.Sprint(c.GetLimited()), since(c.GetSince()), c.GetAddress())
 	}
 	t.print(w)

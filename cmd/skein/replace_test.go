@@ -205,8 +205,9 @@ func TestReplaceIsRefused(t *testing.T) {
 		t.Errorf("%v\n%s", err, beside)
 	}
 	f.lay(&skeinv1.StaticsRequest{}, &skeinv1.StaticsResponse{})
-	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{{Egress: &skeinv1.Egress{
-		Namespace: "internet", Name: "nat", Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.64.0.51"}}}}}})
+	f.lay(&skeinv1.EgressesRequest{},
+		&skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{{Egress: &skeinv1.Egress{
+			Namespace: "internet", Name: "nat", Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.64.0.51"}}}}}})
 	fails("it holds the address 10.64.0.51 of egress internet/nat", "--kubeconfig", file)
 	if len(a.evicted)+len(f.released()) > 0 {
 		t.Errorf("it evicts %v and releases %v", a.evicted, f.released())

@@ -28,7 +28,8 @@ func newServerAddCmd(g *globals) *cobra.Command {
 	var wait time.Duration
 	c := &cobra.Command{
 		Use: "add NODE", Short: "Make a member a server",
-		Long: "Make a member a server, which votes on what is agreed once it has kept up with the log for some seconds. The\n" +
+		Long: "Make a member a server, which votes on what is agreed once it has kept up with the log for some seconds. " +
+			"The\n" +
 			"command waits for that; nothing is restarted. It is `skein node grant NODE server`, with the waiting.",
 		Example: "  skein server add dc2", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -47,7 +48,8 @@ func newServerRemoveCmd(g *globals) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "remove NODE", Short: "Make a server a member like others",
-		Long: "Take the role of a server from a member. It stays a member, and an admin if that was granted to it, too. The last\n" +
+		Long: "Take the role of a server from a member. It stays a member, and an admin if that was granted to it, too. " +
+			"The last\n" +
 			"server stays. Where two voters would be left, neither of which may fail, --force is needed. A server that leads\n" +
 			"hands over. It is `skein node withdraw NODE server`, with the waiting.",
 		Example: "  skein server remove dc2", Args: exactly(1, "one node's name or ID"),
@@ -185,7 +187,8 @@ func newServerRecoverCmd(g *globals) *cobra.Command {
 			if g.output == "json" {
 				return printJSON(c.OutOrStdout(), r)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "this server is now the only voter, at event %d; the old Raft files are in %s\nstart it with `skein up`, then let new servers join\n", r.Index, r.Backup)
+			fmt.Fprintf(c.OutOrStdout(), "this server is now the only voter, at event %d; the old Raft files are in %s\nstart "+
+				"it with `skein up`, then let new servers join\n", r.Index, r.Backup)
 			return nil
 		},
 	}

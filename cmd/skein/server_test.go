@@ -74,7 +74,8 @@ func TestServerAddAndRemove(t *testing.T) {
 	if _, _, err := f.skein(t, "server", "remove", "dc1"); err == nil || err.Error() != "dc1 is the cluster's only voter" {
 		t.Errorf("the error is %v", err)
 	}
-	for _, args := range []string{"server add", "server add a b", "server remove", "server add dc2 --wait -1s", "server list all"} {
+	for _, args := range []string{"server add", "server add a b", "server remove", "server add dc2 --wait -1s",
+		"server list all"} {
 		before := len(f.asked)
 		if _, _, err := f.skein(t, strings.Fields(args)...); !errors.As(err, new(usageError)) || len(f.asked) != before {
 			t.Errorf("skein %s: %v", args, err)

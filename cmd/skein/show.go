@@ -50,7 +50,8 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	case s.GetRelay():
 		role += ", relay"
 	}
-	line("node", "%s (%s), %s, skein %s, up %s", s.GetName(), s.GetNodeId(), s.GetPhase(), s.GetVersion(), since(s.GetStartedAt()))
+	line("node", "%s (%s), %s, skein %s, up %s", s.GetName(), s.GetNodeId(), s.GetPhase(), s.GetVersion(),
+		since(s.GetStartedAt()))
 	line("cluster", "%s", dash(s.GetClusterId()))
 	line("addresses", "%s  %s", dash(s.GetIpv4()), dash(s.GetIpv6()))
 	line("role", "%s, site %q", role, s.GetSite())
@@ -81,7 +82,8 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	if s.GetRelayUdp() != "" {
 		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())
 	}
-	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(), s.GetPeersDown(), dash(s.GetTransportMode()))
+	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(),
+		s.GetPeersDown(), dash(s.GetTransportMode()))
 	line("nodes", "%d, %d alive", s.GetNodes(), s.GetNodesAlive())
 	for i, p := range s.GetCarries() {
 		if i == carriesShown {
@@ -91,7 +93,8 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 		line("carries", "%s", carriesText(p, time.Now()))
 	}
 	if at := time.Unix(0, s.GetRolesIntroduced()); s.GetRolesIntroduced() != 0 && time.Since(at) < rolesAreNews {
-		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", "roles", "since "+at.Format(time.DateOnly)+" cluster commands are for servers and admins; "+
+		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", "roles", "since "+at.Format(time.DateOnly)+" cluster commands are for "+
+			"servers and admins; "+
 			"`skein nodes` shows who is what, and `skein node grant NAME admin`, on a server, lets others give them"), 11))
 	}
 	for _, p := range s.GetProblems() {
@@ -206,7 +209,8 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
 		row := []string{dash(siteOf(n)), n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(),
-			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), dash(n.GetRecord().GetTransportMode()), yesNo(n.GetAlive()), record}
+			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), dash(n.GetRecord().GetTransportMode()),
+			yesNo(n.GetAlive()), record}
 		if led {
 			row = append(row, siteLeads(n))
 		}
@@ -280,7 +284,8 @@ func newPeersCmd(g *globals) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&node, "node", "", "ask this member, by name or ID, how it reaches its peers; for admins and servers")
+	c.Flags().StringVar(&node, "node", "", "ask this member, by name or ID, how it reaches its peers; for admins and "+
+		"servers")
 	c.Flags().StringVar(&at, "at", "", atHelp)
 	return c
 }
@@ -298,7 +303,8 @@ func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
 		if !p.GetAlive() && path == "direct" {
 			path = "down"
 		}
-		t.add(p.GetName(), path, dash(via), rtt(p.GetRttNanos()), since(p.GetSince()), size(p.GetRxBytes()), size(p.GetTxBytes()), dash(p.GetRule()))
+		t.add(p.GetName(), path, dash(via), rtt(p.GetRttNanos()), since(p.GetSince()), size(p.GetRxBytes()),
+			size(p.GetTxBytes()), dash(p.GetRule()))
 	}
 	t.print(w)
 }
@@ -306,7 +312,8 @@ func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
 func newExplainCmd(g *globals) *cobra.Command {
 	var at string
 	peer := &cobra.Command{
-		Use: "peer NODE", Short: "Why a peer is reached the way it is", Example: "  skein explain peer home1\n  skein explain peer home1 --at 5m\n  skein explain peer home1 --at 2026-01-02T15:04:05Z",
+		Use: "peer NODE", Short: "Why a peer is reached the way it is", Example: "  skein explain peer home1\n  skein " +
+			"explain peer home1 --at 5m\n  skein explain peer home1 --at 2026-01-02T15:04:05Z",
 		Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ns, err := parseTime(at, time.Now())
@@ -371,7 +378,8 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		printHistory(w, r.GetHistory(), names)
 		return
 	}
-	line("NAT", "here %s, there %s", candidate.NATName(r.GetSelf().GetNatType()), candidate.NATName(r.GetRecord().GetNatType()))
+	line("NAT", "here %s, there %s", candidate.NATName(r.GetSelf().GetNatType()),
+		candidate.NATName(r.GetRecord().GetNatType()))
 	if q := r.GetGuess(); q != nil {
 		line("guessing", "%s", guessText(q))
 	}
@@ -380,7 +388,8 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		record *skeinv1.Record
 	}{{"here", r.GetSelf()}, {"there", r.GetRecord()}} {
 		for _, k := range candidate.Sorted(end.record.GetCandidates()) {
-			line("candidate", "%s %s (%s %d, from %s)", end.who, k.GetAddress(), candidateText(k.GetType()), candidate.Priority(k), dash(k.GetSource()))
+			line("candidate", "%s %s (%s %d, from %s)", end.who, k.GetAddress(), candidateText(k.GetType()),
+				candidate.Priority(k), dash(k.GetSource()))
 		}
 	}
 	for _, s := range r.GetWouldChange() {
@@ -389,7 +398,8 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 	if len(r.GetProbes()) > 0 {
 		t := table{head: []string{"PROBED", "SOURCE", "SENT", "ANSWERED", "LAST", "RTT", "OUTCOME"}}
 		for _, b := range r.GetProbes() {
-			t.add(b.GetEndpoint(), dash(b.GetSource()), fmt.Sprint(b.GetSent()), fmt.Sprint(b.GetAnswered()), since(b.GetLastAnswered()), rtt(b.GetRttNanos()), dash(b.GetOutcome()))
+			t.add(b.GetEndpoint(), dash(b.GetSource()), fmt.Sprint(b.GetSent()), fmt.Sprint(b.GetAnswered()),
+				since(b.GetLastAnswered()), rtt(b.GetRttNanos()), dash(b.GetOutcome()))
 		}
 		t.print(w)
 	}
@@ -418,7 +428,8 @@ func printHistory(w io.Writer, entries []*skeinv1.JournalEntry, names *strings.R
 			if d.GetFrom() == d.GetTo() {
 				way = d.GetTo()
 			}
-			fmt.Fprintln(w, wrap(names.Replace(fmt.Sprintf("%s  %s  %s: %s", moment(e.GetTime()), way, d.GetRule(), d.GetReason())), 25))
+			fmt.Fprintln(w, wrap(names.Replace(fmt.Sprintf("%s  %s  %s: %s", moment(e.GetTime()), way, d.GetRule(),
+				d.GetReason())), 25))
 		}
 	}
 }

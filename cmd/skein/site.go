@@ -46,9 +46,12 @@ func newSiteTranslateCmd(g *globals) *cobra.Command {
 	var remove bool
 	c := &cobra.Command{
 		Use: "translate SITE", Short: "Let other sites know a network of a site under other addresses",
-		Long: "Let other sites know a network of a site under other addresses, since they have the same network or a part of it.\n" +
-			"Inside of the site nothing changes. The node that has the network behind it (nodeAddresses in its configuration, or\n" +
-			"the pods of another CNI) translates each address to the one with the same host part. The default site's name is \"\".",
+		Long: "Let other sites know a network of a site under other addresses, since they have the same network or a part " +
+			"of it.\n" +
+			"Inside of the site nothing changes. The node that has the network behind it (nodeAddresses in its configuration, " +
+			"or\n" +
+			"the pods of another CNI) translates each address to the one with the same host part. The default site's name is " +
+			"\"\".",
 		Example: "  skein site translate home --prefix 192.168.1.0/24 --as 10.201.1.0/24\n" +
 			"  skein site translate home --prefix 192.168.1.0/24 --remove",
 		Args: exactly(1, "one site's name"),

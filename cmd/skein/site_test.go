@@ -26,7 +26,8 @@ func (f *fakeAgent) RemoveSiteTranslation(_ context.Context,
 
 func TestSites(t *testing.T) {
 	f := newFakeAgent(t)
-	home := &skeinv1.SiteTranslation{Site: "home", Prefix: "192.168.1.0/24", As: "10.201.1.0/24", Since: 1795269600e9, Index: 31}
+	home := &skeinv1.SiteTranslation{Site: "home", Prefix: "192.168.1.0/24", As: "10.201.1.0/24",
+		Since: 1795269600e9, Index: 31}
 	six := &skeinv1.SiteTranslation{Site: "home", Prefix: "fd12:1::/64", As: "fd99:1::/64", Since: 1795269600e9, Index: 32}
 	f.lay(&skeinv1.SitesRequest{}, &skeinv1.SitesResponse{Sites: []*skeinv1.SiteView{
 		{Nodes: []string{"dc1"}},

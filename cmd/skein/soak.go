@@ -23,7 +23,8 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "soak [FILE]",
 		Short: "Kill agents at random, and check that the mesh stands it",
-		Long: "Bring a lab up (without a file: three sites, seven nodes), kill -9 random agents and let them return, again\n" +
+		Long: "Bring a lab up (without a file: three sites, seven nodes), kill -9 random agents and let them return, " +
+			"again\n" +
 			"and again. Meanwhile the invariants are checked; at the end the mesh has to become whole by itself: all agents\n" +
 			"agree, every pair reaches the other, every pair that can be direct is direct, nothing decided is forgotten.\n" +
 			"No agent may crash, and at rest the mesh may hold no more goroutines, files, connections and memory than it\n" +
@@ -65,14 +66,18 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 	f := c.Flags()
 	f.DurationVar(&opts.For, "for", 5*time.Minute, "how long agents are killed")
 	f.DurationVar(&opts.Pause, "pause", 4*time.Second, "an agent stays dead for at most that long")
-	f.DurationVar(&opts.Recovery, "recovery", time.Minute, "what the mesh gets to become whole at the end; with --crowd 3m")
-	f.DurationVar(&opts.Settle, "settle", 0, "what a whole mesh gets to come to rest before it is measured (default: a tenth of --for, at most 2m30s)")
+	f.DurationVar(&opts.Recovery, "recovery", time.Minute,
+		"what the mesh gets to become whole at the end; with --crowd 3m")
+	f.DurationVar(&opts.Settle, "settle", 0, "what a whole mesh gets to come to rest before it is measured (default: a "+
+		"tenth of --for, at most 2m30s)")
 	f.DurationVar(&opts.Sample, "sample", 10*time.Second, "between two readings of what agents hold")
 	f.IntVar(&crowd, "crowd", 0, "instead of a file: so many agents, behind five kinds of NAT")
 	f.IntVar(&opts.Burn, "burn", 0, "so many processes take a core each, now and then for 20 to 60 seconds")
 	f.BoolVar(&opts.Freeze, "freeze", false, "now and then an agent is stopped by SIGSTOP, for at most 30 seconds")
-	f.IntVar(&opts.Half, "half", 0, "in every such round half of the agents are killed and start at once (default: never; with --crowd 10)")
-	f.IntVar(&opts.Spare, "spare", 0, "so many agents are never killed: they show what leaks with time (default: none; with --crowd a quarter)")
+	f.IntVar(&opts.Half, "half", 0, "in every such round half of the agents are killed and start at once (default: "+
+		"never; with --crowd 10)")
+	f.IntVar(&opts.Spare, "spare", 0, "so many agents are never killed: they show what leaks with time (default: none; "+
+		"with --crowd a quarter)")
 	f.Uint64Var(&opts.Seed, "seed", 0, "choose the same victims as a former run (default: random)")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
 	return c
@@ -117,7 +122,8 @@ func printSoak(w io.Writer, r soak.Report) {
 	fmt.Fprintf(w, "%d kills in %d rounds, %d answers checked, %d commands kept (%d found no leader in time)\n",
 		kills, r.Rounds, r.Looks, r.Commands, r.Refused)
 	if r.Freezes > 0 || r.Halves > 0 || r.Burned > 0 {
-		fmt.Fprintf(w, "%d times an agent was frozen, %d times half of all were killed at once, cores burned for %.0f s\n", r.Freezes, r.Halves, r.Burned)
+		fmt.Fprintf(w, "%d times an agent was frozen, %d times half of all were killed at once, cores burned for %.0f s\n",
+			r.Freezes, r.Halves, r.Burned)
 	}
 	printHeld(w, r.Resources)
 }

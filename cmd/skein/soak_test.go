@@ -32,11 +32,15 @@ func TestSoakOptions(t *testing.T) {
 func TestPrintSoak(t *testing.T) {
 	var text bytes.Buffer
 	printSoak(&text, soak.Report{
-		Rounds: 3, Kills: map[string]int{"a": 2, "b": 3}, Looks: 99, Commands: 7, Refused: 1, Freezes: 4, Halves: 1, Burned: 61.2,
+		Rounds: 3, Kills: map[string]int{"a": 2, "b": 3}, Looks: 99, Commands: 7, Refused: 1, Freezes: 4,
+		Halves: 1, Burned: 61.2,
 		Resources: soak.Resources{
-			Mesh: []soak.Trend{{Of: "mesh", Metric: soak.Heap, Minutes: 20, From: 20 << 20, To: 21 << 20, PerHour: 3 << 20}, {Of: "mesh", Metric: soak.Files, Minutes: 20, From: 53, To: 50, PerHour: -9}},
-			Runs: []soak.Trend{{Of: "a", Metric: soak.Heap, Minutes: 10, PerHour: 1 << 20}, {Of: "c", Metric: soak.Heap, Minutes: 12, PerHour: 5 << 20}},
-			Rest: []soak.Rest{{Of: "a", Metric: soak.Files, Start: 50, End: 60, Most: 78}, {Of: "b", Metric: soak.Files, Start: 50, End: 70, Most: 78}},
+			Mesh: []soak.Trend{{Of: "mesh", Metric: soak.Heap, Minutes: 20, From: 20 << 20, To: 21 << 20, PerHour: 3 << 20},
+				{Of: "mesh", Metric: soak.Files, Minutes: 20, From: 53, To: 50, PerHour: -9}},
+			Runs: []soak.Trend{{Of: "a", Metric: soak.Heap, Minutes: 10, PerHour: 1 << 20},
+				{Of: "c", Metric: soak.Heap, Minutes: 12, PerHour: 5 << 20}},
+			Rest: []soak.Rest{{Of: "a", Metric: soak.Files, Start: 50, End: 60, Most: 78},
+				{Of: "b", Metric: soak.Files, Start: 50, End: 70, Most: 78}},
 		},
 	})
 	const want = `5 kills in 3 rounds, 99 answers checked, 7 commands kept (1 found no leader in time)

@@ -19,11 +19,13 @@ func printHeld(w io.Writer, r soak.Resources) {
 	if len(r.Mesh) == 0 {
 		fmt.Fprintln(w, "Too short to tell by how much anything grows.")
 	} else {
-		fmt.Fprintf(w, "\nGrowth under faults, least squares over %.0f minutes; of agents the median, of connections the sum:\n", r.Mesh[0].Minutes)
+		fmt.Fprintf(w, "\nGrowth under faults, least squares over %.0f minutes; of agents the median, of connections the "+
+			"sum:\n", r.Mesh[0].Minutes)
 		t := tabwriter.NewWriter(w, 2, 0, 2, ' ', 0)
 		fmt.Fprint(t, "  \tFROM\tTO\tPER HOUR\tFASTEST OF THOSE THAT RAN ON\n")
 		for _, m := range r.Mesh {
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", m.Metric, held(m.Metric, m.From), held(m.Metric, m.To), growth(m.Metric, m.PerHour), fastest(m.Metric, r.Runs))
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", m.Metric, held(m.Metric, m.From), held(m.Metric, m.To),
+				growth(m.Metric, m.PerHour), fastest(m.Metric, r.Runs))
 		}
 		t.Flush()
 	}
@@ -32,7 +34,8 @@ func printHeld(w io.Writer, r soak.Resources) {
 		t := tabwriter.NewWriter(w, 2, 0, 2, ' ', 0)
 		fmt.Fprint(t, "  \tOF\tBEFORE\tAFTER\tMAY\n")
 		for _, x := range soak.Nearest(r.Rest) {
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", x.Metric, x.Of, held(x.Metric, x.Start), held(x.Metric, x.End), held(x.Metric, x.Most))
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", x.Metric, x.Of, held(x.Metric, x.Start), held(x.Metric, x.End),
+				held(x.Metric, x.Most))
 		}
 		t.Flush()
 	}

@@ -41,7 +41,8 @@ func (o *takeoverOptions) check(args []string, dry bool) error {
 	case o.undo && (dry || len(args) > 0):
 		return usageError{fmt.Errorf("--undo takes no file and no --dry-run")}
 	case !o.takeover && len(args) == 0:
-		return usageError{fmt.Errorf("skein import coil takes one file, or - for standard input, or --takeover, or --replace; see " +
+		return usageError{fmt.Errorf("skein import coil takes one file, or - for standard input, or --takeover, or " +
+			"--replace; see " +
 			"`skein import coil --help`")}
 	}
 	return nil

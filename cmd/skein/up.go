@@ -60,7 +60,8 @@ func tellSystemd(log *slog.Logger) {
 // parts are the concerns that the configuration asks for beside the mesh.
 func parts(c config.Config, log *slog.Logger) (all []part.Part) {
 	if k := c.Kubernetes; k.Kubeconfig != "" {
-		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, Dir: c.StateDir, TokenOf: tokenOf, Log: log.With("component", "kubernetes")}))
+		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, Dir: c.StateDir, TokenOf: tokenOf,
+			Log: log.With("component", "kubernetes")}))
 	}
 	return all
 }
@@ -75,14 +76,16 @@ func newUpCmd(g *globals) *cobra.Command {
 		Long: "Run the agent in the foreground until it is stopped.\n\n" +
 			"The first start creates a cluster (--init) or joins one (--join). Every later start with the same\n" +
 			"state directory just resumes and needs neither.",
-		Example: "  skein up --init\n  skein up --join skein1_…\n  skein up --config /etc/skein/skein.yaml\n  skein up --role relay --join skein1_…",
-		Args:    noArgs,
+		Example: "  skein up --init\n  skein up --join skein1_…\n  skein up --config /etc/skein/skein.yaml\n  skein up " +
+			"--role relay --join skein1_…",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if initCluster && (token != "" || tokenFile != "") {
 				return usageError{errors.New("--init and --join exclude each other: a node creates a cluster or joins one")}
 			}
 			if joinKubernetes != "" && (initCluster || token != "" || tokenFile != "") {
-				return usageError{errors.New("--join-kubernetes decides by itself whether this node creates a cluster or joins one: leave --init and --join out")}
+				return usageError{errors.New("--join-kubernetes decides by itself whether this node creates a cluster or joins " +
+					"one: leave --init and --join out")}
 			}
 			if joinKubernetes != "" && joinKubernetes != "agent" && joinKubernetes != "server" {
 				return usageError{fmt.Errorf("--join-kubernetes %s: allowed: agent, server", joinKubernetes)}
@@ -114,7 +117,8 @@ func newUpCmd(g *globals) *cobra.Command {
 			signal.Notify(reread, syscall.SIGHUP)
 			defer signal.Stop(reread)
 			if err := slack.Set(timerSlack); err != nil {
-				log.Debug("this process wakes more often than it must: start it with a timer slack of "+timerSlack.String(), "err", err)
+				log.Debug("this process wakes more often than it must: start it with a timer slack of "+
+					timerSlack.String(), "err", err)
 			}
 			o := agent.Options{
 				Config: c, Load: g.load, File: g.config, Reread: reread, OnConfig: func(c config.Config) { logs.set(c.Log) },
@@ -133,7 +137,8 @@ func newUpCmd(g *globals) *cobra.Command {
 	c.Flags().StringVar(&token, "join", "", "join the cluster that printed this token")
 	c.Flags().StringVar(&tokenFile, "join-file", "", "read the token from a file, so that it shows in no process list")
 	c.Flags().DurationVar(&patience, "join-timeout", agent.JoinPatience, "how long to try to join before giving up")
-	c.Flags().StringVar(&joinKubernetes, "join-kubernetes", "", "agent, or server: in a pod of the chart's, enter the mesh of this Kubernetes cluster as that")
+	c.Flags().StringVar(&joinKubernetes, "join-kubernetes", "", "agent, or server: in a pod of the chart's, enter the "+
+		"mesh of this Kubernetes cluster as that")
 	c.Flags().StringVar(&role, "role", "agent", "agent, or relay: relay for the members and nothing else")
 	return c
 }

@@ -85,7 +85,8 @@ func New(o Options) (*Announcer, error) {
 		ns.Close()
 		return nil, fmt.Errorf("announcing addresses: opening rtnetlink: %w", err)
 	}
-	a := &Announcer{o: o, ns: ns, nl: nl, wake: make(chan struct{}, 1), done: make(chan struct{}), end: make(chan struct{}),
+	a := &Announcer{o: o, ns: ns, nl: nl, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		end:   make(chan struct{}),
 		addrs: map[netip.Addr]*address{}, ports: map[string]*port{}, up: map[string]bool{}}
 	links := make(chan netlink.LinkUpdate, 16)
 	err = netlink.LinkSubscribeWithOptions(links, a.done, netlink.LinkSubscribeOptions{Namespace: &ns,
@@ -395,7 +396,8 @@ func (a *Announcer) tell(p *port, m message) {
 		a.o.Conflict(m.sender, p.name, net.HardwareAddr(m.from[:]))
 		return
 	}
-	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other", net.HardwareAddr(m.from[:]).String())
+	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other",
+		net.HardwareAddr(m.from[:]).String())
 }
 
 // Lost are the addresses that were given up as another host has them.

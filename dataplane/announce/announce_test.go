@@ -33,7 +33,8 @@ type host struct {
 }
 
 func prefixes(number string) []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("192.0.2." + number + "/24"), netip.MustParsePrefix("2001:db8:2::" + number + "/64")}
+	return []netip.Prefix{netip.MustParsePrefix("192.0.2." + number + "/24"),
+		netip.MustParsePrefix("2001:db8:2::" + number + "/64")}
 }
 
 func newHost(t *testing.T, lan *testgw.LAN, number string, insist bool) *host {

@@ -39,8 +39,9 @@ var allNodes = netip.MustParseAddr("ff02::1")
 
 // message is what another host said about an address.
 type message struct {
-	from   mac        // whose it is
-	sender netip.Addr // who asks, or answers for its own address; unspecified: a host that looks whether an address is free
+	from mac // whose it is
+	// who asks, or answers for its own address; unspecified: a host that looks whether an address is free
+	sender netip.Addr
 	target netip.Addr // that is asked for; of an answer, the address that it is about
 	asks   bool
 }
@@ -54,7 +55,8 @@ func parseARP(b []byte) (message, bool) {
 	if binary.BigEndian.Uint16(a) != 1 || binary.BigEndian.Uint16(a[2:]) != 0x0800 || a[4] != 6 || a[5] != 4 {
 		return message{}, false
 	}
-	m := message{from: mac(a[8:14]), sender: netip.AddrFrom4([4]byte(a[14:18])), target: netip.AddrFrom4([4]byte(a[24:28]))}
+	m := message{from: mac(a[8:14]), sender: netip.AddrFrom4([4]byte(a[14:18])),
+		target: netip.AddrFrom4([4]byte(a[24:28]))}
 	switch binary.BigEndian.Uint16(a[6:]) {
 	case arpRequest:
 		m.asks = true
@@ -138,7 +140,8 @@ func advertisement(to, from mac, dst, target netip.Addr, flags byte) []byte {
 func question(from mac, target netip.Addr) []byte {
 	t := target.As16()
 	group := solicitedNode(target)
-	return icmp(groupMAC(group), from, netip.IPv6Unspecified(), group, append([]byte{solicit, 0, 0, 0, 0, 0, 0, 0}, t[:]...))
+	return icmp(groupMAC(group), from, netip.IPv6Unspecified(), group,
+		append([]byte{solicit, 0, 0, 0, 0, 0, 0, 0}, t[:]...))
 }
 
 func icmp(to, from mac, src, dst netip.Addr, nd []byte) []byte {

@@ -118,7 +118,8 @@ func (p *port) membership(group netip.Addr, packetOption, groupOption int) {
 	}
 	if raw, err := p.member.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IPV6, groupOption, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(p.index)})
+			_ = unix.SetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IPV6, groupOption, &unix.IPv6Mreq{Multiaddr: group.As16(),
+				Interface: uint32(p.index)})
 		})
 	}
 }

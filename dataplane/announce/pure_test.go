@@ -24,7 +24,8 @@ func TestLinkFor(t *testing.T) {
 		{"second", []netip.Prefix{p("192.0.2.0/24")}},
 	}
 	for addr, want := range map[string]string{
-		"192.0.2.1": "wan", "192.0.2.99": "lan", "10.9.9.9": "lan", "2001:db8:2::99": "wan", "::ffff:192.0.2.1": "wan", "198.51.100.1": "", "fd00::1": "",
+		"192.0.2.1": "wan", "192.0.2.99": "lan", "10.9.9.9": "lan", "2001:db8:2::99": "wan", "::ffff:192.0.2.1": "wan",
+		"198.51.100.1": "", "fd00::1": "",
 	} {
 		if got, ok := LinkFor(netip.MustParseAddr(addr), links); ok != (want != "") || ok && got != want {
 			t.Errorf("%s: %q %v, not %q", addr, got, ok, want)
@@ -56,7 +57,8 @@ func TestFramesAreReadAsWritten(t *testing.T) {
 		{"unsolicited advertisement", announcement(other, v6)[0], message{other, v6, v6, false}},
 		{"ARP answer", answer(other, message{me, peer4, v4, true}), message{other, v4, v4, false}},
 		{"advertisement", answer(other, message{me, peer6, v6, true}), message{other, v6, v6, false}},
-		{"advertisement to a probe", answer(other, message{me, netip.IPv6Unspecified(), v6, true}), message{other, v6, v6, false}},
+		{"advertisement to a probe", answer(other, message{me, netip.IPv6Unspecified(), v6, true}),
+			message{other, v6, v6, false}},
 	} {
 		parse := parseARP
 		if c.want.target.Is6() {

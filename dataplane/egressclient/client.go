@@ -17,9 +17,10 @@ import (
 
 // Options are what a Client needs to know.
 type Options struct {
-	NetNS   string            // path of the network namespace; empty: the calling thread's
-	Numbers dataplane.Numbers // what is ours there; the zero value: the default ones, as in every namespace but a host's own
-	Driver  string            // of tunnels: auto | kernel | userspace
+	NetNS string // path of the network namespace; empty: the calling thread's
+	// what is ours there; the zero value: the default ones, as in every namespace but a host's own
+	Numbers dataplane.Numbers
+	Driver  string // of tunnels: auto | kernel | userspace
 	Log     *slog.Logger
 }
 
@@ -220,7 +221,8 @@ func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
 			return v, err
 		}
 		if !up.there {
-			return v, fmt.Errorf("there is no link %s, which the tunnels' packets would leave by: name another, or bring it back", s.Uplink)
+			return v, fmt.Errorf(
+				"there is no link %s, which the tunnels' packets would leave by: name another, or bring it back", s.Uplink)
 		}
 		s.MTU = up.mtu
 	}

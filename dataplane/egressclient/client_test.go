@@ -191,7 +191,8 @@ func TestDualStack(t *testing.T) {
 		t.Error(cmp.Diff(want, got))
 	}
 	for dst, want := range map[string]string{
-		"2001:db8::1": "dev " + dataplane.FoULink(addr("fd10::2:1")), "fd55::7": "dev " + dataplane.FoULink(addr("fd10::1:1")),
+		"2001:db8::1": "dev " + dataplane.FoULink(addr("fd10::2:1")), "fd55::7": "dev " +
+			dataplane.FoULink(addr("fd10::1:1")),
 		"fd10::2:1": "dev eth0", "fd99::1": "dev eth0",
 	} {
 		if got := ip(t, ns, "-6 route get "+dst); !strings.Contains(got, want) {
@@ -201,7 +202,8 @@ func TestDualStack(t *testing.T) {
 	s := dual() // IPv4 ends, IPv6 stays
 	s.Routes, s.Tunnels = s.Routes[2:], s.Tunnels[2:]
 	apply(t, c, s)
-	if got := ip(t, ns, "rule"); strings.Contains(got, "118") || strings.Contains(ip(t, ns, "-6 rule"), "main proto 30") == false {
+	if got := ip(t, ns, "rule"); strings.Contains(got, "118") || strings.Contains(ip(t, ns, "-6 rule"),
+		"main proto 30") == false {
 		t.Errorf("after IPv4 ended:\n%s", got)
 	}
 }
@@ -223,7 +225,8 @@ func TestUnchangedAndAdopted(t *testing.T) {
 	if d, err := c.Diff(dual()); err != nil || len(d) > 0 {
 		t.Errorf("differs: %q, %v", d, err)
 	}
-	if _, _, err := c.Apply(dataplane.ClientSpec{Name: "x", Uplink: "eth7", Routes: scene().Routes}); err == nil || !strings.Contains(err.Error(), "eth7") {
+	if _, _, err := c.Apply(dataplane.ClientSpec{Name: "x", Uplink: "eth7", Routes: scene().Routes}); err == nil ||
+		!strings.Contains(err.Error(), "eth7") {
 		t.Errorf("a spec without an uplink: %v", err)
 	}
 	if got, _ := ipErr(ns, "route get 8.8.8.8"); !strings.Contains(got, "unreachable") && !strings.Contains(got, "fou4_") {
@@ -292,9 +295,11 @@ func TestSelfRepair(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	remote6 := dataplane.FoULink(addr("fd10::2:1"))
 	for _, wreck := range []string{
-		"rule del pref 1800", "rule del pref 1900", "rule del pref 2000", "rule del pref 2001", "rule del pref 2002", "rule del pref 2100", "-6 rule del pref 1800",
+		"rule del pref 1800", "rule del pref 1900", "rule del pref 2000", "rule del pref 2001", "rule del pref 2002",
+		"rule del pref 2100", "-6 rule del pref 1800",
 		"-6 rule del pref 2100", "route del default table 118", "route flush table 117", "-6 route flush table 118",
-		"route replace default dev eth0 table 118 proto 30", "link del fou4_0a447c91", "link set fou4_0a440c31 down", "link del " + remote6,
+		"route replace default dev eth0 table 118 proto 30", "link del fou4_0a447c91", "link set fou4_0a440c31 down",
+		"link del " + remote6,
 		"rule add pref 1950 lookup 118 protocol 30", "route add 203.0.113.0/24 dev eth0 table 118 proto 30",
 		"rule flush",
 	} {
@@ -333,7 +338,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 func picture(t testing.TB, ns *testns.NS) string {
 	t.Helper()
 	var out []string
-	for _, args := range []string{"rule", "-6 rule", "route show table 117", "route show table 118", "-6 route show table 117", "-6 route show table 118", "route", "-6 route show table main"} {
+	for _, args := range []string{"rule", "-6 rule", "route show table 117", "route show table 118",
+		"-6 route show table 117", "-6 route show table 118", "route", "-6 route show table main"} {
 		got, err := ipErr(ns, args)
 		if err != nil { // there is no such table yet
 			got = ""
@@ -359,8 +365,10 @@ func picture(t testing.TB, ns *testns.NS) string {
 func TestOthersStay(t *testing.T) {
 	ns := pod(t)
 	for _, args := range []string{
-		"rule add pref 1900 to 203.0.113.0/24 lookup 117", "rule add pref 2050 lookup 50", "rule add pref 2000 lookup 116 protocol 30",
-		"route add 203.0.113.0/24 dev eth0 table 117", "route add 198.51.100.0/24 dev eth0 table 118 proto 12", "-6 route add 2001:db8:5::/48 dev eth0 table 118",
+		"rule add pref 1900 to 203.0.113.0/24 lookup 117", "rule add pref 2050 lookup 50",
+		"rule add pref 2000 lookup 116 protocol 30",
+		"route add 203.0.113.0/24 dev eth0 table 117", "route add 198.51.100.0/24 dev eth0 table 118 proto 12",
+		"-6 route add 2001:db8:5::/48 dev eth0 table 118",
 	} {
 		ip(t, ns, args)
 	}
@@ -388,7 +396,8 @@ func TestOthersStay(t *testing.T) {
 	if _, _, err := c.Apply(scene()); err == nil || !strings.Contains(err.Error(), "something else has made a route") {
 		t.Errorf("somebody else's default route: %v", err)
 	}
-	if got := ip(t, ns, "route show table 118"); !strings.Contains(got, "default dev eth0 proto 12") && !strings.Contains(got, "default dev eth0 proto bird") {
+	if got := ip(t, ns, "route show table 118"); !strings.Contains(got, "default dev eth0 proto 12") &&
+		!strings.Contains(got, "default dev eth0 proto bird") {
 		t.Errorf("it was taken away: %s", got)
 	}
 }
@@ -404,8 +413,10 @@ func TestHost(t *testing.T) {
 	ns.Address("skein0", pfx("10.4.0.1/16"), pfx("fd73::1/64"))
 	ns.Address("sk0123456789ab", pfx("169.254.1.1/32"))
 	for _, args := range []string{
-		"route add default via 198.51.100.1", "rule add pref 2000 lookup 116 protocol 30", "rule add pref 32500 fwmark 0x40/0x60 lookup 180 protocol 30",
-		"route add 192.168.77.5 dev sk0123456789ab table 116 proto 30", "route add 10.68.0.0/24 dev skein0 table 116 proto 30", "route add default dev skein0 table 180 proto 30",
+		"route add default via 198.51.100.1", "rule add pref 2000 lookup 116 protocol 30",
+		"rule add pref 32500 fwmark 0x40/0x60 lookup 180 protocol 30",
+		"route add 192.168.77.5 dev sk0123456789ab table 116 proto 30",
+		"route add 10.68.0.0/24 dev skein0 table 116 proto 30", "route add default dev skein0 table 180 proto 30",
 	} {
 		ip(t, ns, args)
 	}

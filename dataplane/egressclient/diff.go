@@ -85,7 +85,8 @@ func After(want, actual State) []Op {
 func early(ops []Op) (flows, rest []Op) {
 	for _, o := range ops {
 		switch {
-		case o.Verb == AddRule && flowTable(o.Rule.Table), (o.Verb == AddRoute || o.Verb == ReplaceRoute) && flowTable(o.Route.Table):
+		case o.Verb == AddRule && flowTable(o.Rule.Table), (o.Verb == AddRoute || o.Verb == ReplaceRoute) &&
+			flowTable(o.Route.Table):
 			flows = append(flows, o)
 		default:
 			rest = append(rest, o)

@@ -135,7 +135,8 @@ type filterState struct {
 // hasRules tells whether the rules are those of a filter.
 func (s *filterState) hasRules(f Filter) bool {
 	if s.rules == nil {
-		return slices.EqualFunc(s.ruled.Ways, f.Ways, Way.equal) && slices.Equal(s.ruled.Flows, f.Flows) && s.ruled.Host == f.Host
+		return slices.EqualFunc(s.ruled.Ways, f.Ways, Way.equal) && slices.Equal(s.ruled.Flows, f.Flows) &&
+			s.ruled.Host == f.Host
 	}
 	return !slices.ContainsFunc(f.chains(), func(c chain) bool { return !sameRules(s.rules[c.name], c.rules) })
 }

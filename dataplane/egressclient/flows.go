@@ -50,12 +50,14 @@ func compareWays(a, b Way) int {
 func (f Filter) flowChains() []chain {
 	note := chain{chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityMangle, nil}
 	recall := chain{chainRecall, nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle, nil}
-	answers := chain{chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle, nil}
+	answers := chain{chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookPrerouting,
+		*nftables.ChainPriorityMangle, nil}
 	in := chain{chainOuterIn, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, nil}
 	out := chain{chainOuterOut, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw, nil}
 	for _, w := range f.Ways {
 		m := dataplane.FlowMark(w.Slot)
-		note.rules = append(note.rules, slices.Concat(device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpNeq, m), setNote(m)))
+		note.rules = append(note.rules, slices.Concat(device(expr.MetaKeyOIFNAME, w.Link),
+			noted(expr.CmpOpNeq, m), setNote(m)))
 		for i, slot := range w.Spread { // each takes its part of what those before it left
 			recall.rules = append(recall.rules, slices.Concat(device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpEq, 0),
 				oneIn(len(w.Spread)-i), setMark(dataplane.FlowMark(slot)), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}))
@@ -94,7 +96,8 @@ func oneIn(n int) []expr.Any {
 
 // noTunnel matches what did not come out of a tunnel.
 func noTunnel() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte("fou")}}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg,
+		Data: []byte("fou")}}
 }
 
 // noted compares what a packet's connection has noted. A packet without a connection does not match.

@@ -19,9 +19,11 @@ import (
 // twoSlots is a client of an egress with two slots: its own, and perhaps one that flows still go by.
 func twoSlots(own int, flows ...int) dataplane.ClientSpec {
 	ends := [][2]string{{"10.68.124.145", "fd10::2:1"}, {"10.68.12.49", "fd10::1:1"}}
-	s := dataplane.ClientSpec{Name: "web/nginx", Addr4: addr("10.20.30.40"), Addr6: addr("fd10::40"), Uplink: "eth0", MTU: 1420}
+	s := dataplane.ClientSpec{Name: "web/nginx", Addr4: addr("10.20.30.40"), Addr6: addr("fd10::40"),
+		Uplink: "eth0", MTU: 1420}
 	routes := func(slot int) []dataplane.ClientRoute {
-		return []dataplane.ClientRoute{to("0.0.0.0/0", ends[slot][0]), to("192.168.10.0/24", ends[slot][0]), to("::/0", ends[slot][1])}
+		return []dataplane.ClientRoute{to("0.0.0.0/0", ends[slot][0]), to("192.168.10.0/24", ends[slot][0]),
+			to("::/0", ends[slot][1])}
 	}
 	s.Routes = routes(own)
 	for _, slot := range append([]int{own}, flows...) {
@@ -183,7 +185,8 @@ func flowsStay(t *testing.T, driver string) {
 		if answered {
 			for i := range before {
 				if now := g.received(i, f.six); (now > before[i]) != (i == slot) {
-					t.Errorf("%s: slot %d had %d packets and has %d, and it should have gone by slot %d", what, i, before[i], now, slot)
+					t.Errorf("%s: slot %d had %d packets and has %d, and it should have gone by slot %d", what, i,
+						before[i], now, slot)
 				}
 			}
 		}
@@ -227,7 +230,8 @@ func flowsStay(t *testing.T, driver string) {
 		later = append(later, begin(t, ns, at))
 		by("a flow of slot 1, "+at, later[i], 1, true)
 		by("a flow of slot 0 that slot 1 answers, "+at, former[i], 0, false)
-		if got, err := c.Flows([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddrPort(at).Addr(), 24)}); err != nil || !slices.Equal(got, []int{0, 1}) {
+		if got, err := c.Flows([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddrPort(at).Addr(), 24)}); err != nil ||
+			!slices.Equal(got, []int{0, 1}) {
 			t.Errorf("flows to %s go by the slots %v (%v)", at, got, err)
 		}
 	}
@@ -246,7 +250,8 @@ func flowsStay(t *testing.T, driver string) {
 	}
 	slots(1)
 	for _, args := range []string{"rule", "-6 rule", "route show table all", "-6 route show table all"} {
-		if got := ip(t, ns, args); strings.Contains(got, "fwmark") || strings.Contains(got, " 117") && strings.Contains(got, "11700") || strings.Contains(got, "11800") {
+		if got := ip(t, ns, args); strings.Contains(got, "fwmark") || strings.Contains(got, " 117") &&
+			strings.Contains(got, "11700") || strings.Contains(got, "11800") {
 			t.Errorf("flows of slot 0 have left, of ip %s:\n%s", args, got)
 		}
 	}

@@ -86,7 +86,8 @@ func toRule(r Rule) *netlink.Rule {
 
 // fromRule keeps what a rule of ours has, and whatever else it has as text.
 func fromRule(f Family, k netlink.Rule) Rule {
-	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: prefix(k.Src), To: prefix(k.Dst), Mark: k.Mark, Local: k.IifName == "lo"}
+	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: prefix(k.Src), To: prefix(k.Dst), Mark: k.Mark,
+		Local: k.IifName == "lo"}
 	if k.Mask != nil {
 		r.Mask = *k.Mask
 	}
@@ -100,7 +101,8 @@ func fromRule(f Family, k netlink.Rule) Rule {
 }
 
 func toRoute(r Route, link int) *netlink.Route {
-	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: ipNet(r.Dst), Table: r.Table, Protocol: dataplane.RouteProtocol}
+	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: ipNet(r.Dst), Table: r.Table,
+		Protocol: dataplane.RouteProtocol}
 	switch r.Kind {
 	case Unreachable:
 		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
@@ -206,7 +208,8 @@ func (k *kernel) tables(rules []Rule) []int {
 
 func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {
 	list, err := nlcount.One(k.routes).RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // no such table yet
+	// no such table yet
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil
 	}
 	if err != nil {

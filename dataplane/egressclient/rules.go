@@ -114,8 +114,9 @@ type row struct {
 var (
 	linkLocal4 = netip.MustParsePrefix("169.254.0.0/16")
 	linkLocal6 = netip.MustParsePrefix("fe80::/10")
-	private4   = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8")}
-	private6   = []netip.Prefix{netip.MustParsePrefix("fc00::/7")}
+	private4   = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("10.0.0.0/8")}
+	private6 = []netip.Prefix{netip.MustParsePrefix("fc00::/7")}
 )
 
 // rows is the table, in order of priority, with the default numbers; see moved.
@@ -125,26 +126,38 @@ func makeRows() []row {
 	const main = unix.RT_TABLE_MAIN
 	n := dataplane.DefaultNumbers()
 	out := []row{
-		{0, onlyOnAHost, Rule{Priority: hostPodsRule, Table: n.PodTable()}, "this host's pods and other hosts' blocks are led as ever"},
-		{0, onlyOnAHost, Rule{Priority: hostMeshRule, Mark: n.MarkRoute, Mask: n.MarkMask, Table: n.RouteTable}, "what the mesh carries goes through its own tunnel"},
-		{0, onlyOnAHost, Rule{Priority: hostMarkRule, Mark: n.MarkWG, Mask: n.MarkMask, Table: main}, "what WireGuard and the agent send goes straight out"},
+		{0, onlyOnAHost, Rule{Priority: hostPodsRule, Table: n.PodTable()}, "this host's pods and other hosts' blocks are " +
+			"led as ever"},
+		{0, onlyOnAHost, Rule{Priority: hostMeshRule, Mark: n.MarkRoute, Mask: n.MarkMask, Table: n.RouteTable},
+			"what the mesh carries goes through its own tunnel"},
+		{0, onlyOnAHost, Rule{Priority: hostMarkRule, Mark: n.MarkWG, Mask: n.MarkMask, Table: main},
+			"what WireGuard and the agent send goes straight out"},
 		{0, ownAddress, Rule{Priority: hostOwnRule, Table: main}, "answers to connections from outside leave as they came"},
-		{0, insideAway, Rule{Priority: hostOwnRule, Table: main}, "so that reverse path filters find the way of what this host passes on to pods where it was"},
-		{IPv4, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal4, Table: main}, "neighbours on the link, the namespace's gateway among them"},
-		{IPv6, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal6, Table: main}, "neighbours on the link, the namespace's gateway among them"},
-		{0, flowSlot, Rule{Priority: dataplane.ClientFlowNarrowRule, Table: dataplane.ClientFlowNarrowTable}, "the next rule's destinations, of flows that began by another slot"},
-		{0, once, Rule{Priority: dataplane.ClientNarrowRule, Table: dataplane.ClientNarrowTable}, "private destinations that an egress leads to, before the private ranges themselves"},
+		{0, insideAway, Rule{Priority: hostOwnRule, Table: main}, "so that reverse path filters find the way of what this " +
+			"host passes on to pods where it was"},
+		{IPv4, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal4, Table: main}, "neighbours on the link, " +
+			"the namespace's gateway among them"},
+		{IPv6, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal6, Table: main}, "neighbours on the link, " +
+			"the namespace's gateway among them"},
+		{0, flowSlot, Rule{Priority: dataplane.ClientFlowNarrowRule, Table: dataplane.ClientFlowNarrowTable},
+			"the next rule's destinations, of flows that began by another slot"},
+		{0, once, Rule{Priority: dataplane.ClientNarrowRule, Table: dataplane.ClientNarrowTable}, "private destinations " +
+			"that an egress leads to, before the private ranges themselves"},
 	}
 	for i, p := range private4 {
-		out = append(out, row{IPv4, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main}, "private networks: nodes, pods, services, and the tunnels' own packets"})
+		out = append(out, row{IPv4, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main},
+			"private networks: nodes, pods, services, and the tunnels' own packets"})
 	}
 	for i, p := range private6 {
-		out = append(out, row{IPv6, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main}, "private networks: nodes, pods, services, and the tunnels' own packets"})
+		out = append(out, row{IPv6, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main},
+			"private networks: nodes, pods, services, and the tunnels' own packets"})
 	}
 	return append(out,
 		row{0, insideOpen, Rule{Priority: insideRule, Table: main}, "networks of the mesh outside the private ranges"},
-		row{0, flowSlot, Rule{Priority: dataplane.ClientFlowWideRule, Table: dataplane.ClientFlowWideTable}, "the next rule's destinations, of flows that began by another slot"},
-		row{0, once, Rule{Priority: dataplane.ClientWideRule, Table: dataplane.ClientWideTable}, "all other destinations of egresses"})
+		row{0, flowSlot, Rule{Priority: dataplane.ClientFlowWideRule, Table: dataplane.ClientFlowWideTable},
+			"the next rule's destinations, of flows that began by another slot"},
+		row{0, once, Rule{Priority: dataplane.ClientWideRule, Table: dataplane.ClientWideTable}, "all other destinations " +
+			"of egresses"})
 }
 
 // moved is a rule of the table with other numbers than the default ones.
@@ -276,6 +289,7 @@ func ours(priority, table int, n dataplane.Numbers) bool {
 	if priority < n.FirstRule || priority > n.LastRule() {
 		return false
 	}
-	return table == unix.RT_TABLE_MAIN || table == n.ClientNarrowTable() || table == n.ClientWideTable() || flowTable(table) ||
+	return table == unix.RT_TABLE_MAIN || table == n.ClientNarrowTable() || table == n.ClientWideTable() ||
+		flowTable(table) ||
 		priority < n.FirstRule+dataplane.ClientLinkLocalRule-hostPodsRule
 }

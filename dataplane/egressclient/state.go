@@ -57,7 +57,8 @@ func (r Route) String() string {
 
 // same says that two routes stand in each other's place in the kernel.
 func (r Route) same(o Route) bool {
-	return r.Table == o.Table && r.Dst == o.Dst && (r.Kind == Unreachable) == (o.Kind == Unreachable) && r.Other == "" && o.Other == ""
+	return r.Table == o.Table && r.Dst == o.Dst && (r.Kind == Unreachable) == (o.Kind == Unreachable) &&
+		r.Other == "" && o.Other == ""
 }
 
 // State is what the kernel has, or shall have, of ours in the namespace.
@@ -126,7 +127,8 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 	has := map[netip.Addr]bool{}
 	for _, t := range s.Tunnels {
 		if other, taken := names[dataplane.FoULink(t.Remote)]; taken && other != t.Remote {
-			note("the tunnels to %s and %s would have the same device %s: the second is not made", other, t.Remote, dataplane.FoULink(t.Remote))
+			note("the tunnels to %s and %s would have the same device %s: the second is not made", other, t.Remote,
+				dataplane.FoULink(t.Remote))
 			continue
 		}
 		names[dataplane.FoULink(t.Remote)] = t.Remote
@@ -238,11 +240,13 @@ func Devices(s dataplane.ClientSpec, mtu int) (out fou.Spec, notes []string) {
 		if t.Remote.Is6() {
 			over = dataplane.FoUOverhead6
 			if mtu-over < least6 {
-				notes = append(notes, fmt.Sprintf("the tunnel to %s is not made: %s carries %d bytes, and IPv6 in it needs %d: raise its MTU", t.Remote, s.Uplink, mtu, least6+over))
+				notes = append(notes, fmt.Sprintf("the tunnel to %s is not made: %s carries %d bytes, and IPv6 in it needs %d: "+
+					"raise its MTU", t.Remote, s.Uplink, mtu, least6+over))
 				continue
 			}
 		}
-		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: local, Remote: t.Remote, SourcePortAuto: t.SourcePortAuto, MTU: mtu - over})
+		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: local, Remote: t.Remote, SourcePortAuto: t.SourcePortAuto,
+			MTU: mtu - over})
 		out.IPv4, out.IPv6 = out.IPv4 || t.Remote.Is4(), out.IPv6 || t.Remote.Is6()
 	}
 	slices.SortFunc(out.Tunnels, func(a, b fou.Tunnel) int { return a.Remote.Compare(b.Remote) })

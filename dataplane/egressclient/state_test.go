@@ -51,7 +51,8 @@ func hostScene() dataplane.ClientSpec {
 		Name: "host a", Addr4: addr("10.4.0.1"), Addr6: addr("fd73::1"), Uplink: "skein0", MTU: 1420, Host: true,
 		Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1"), tun("fd10::1")},
 		Routes:  []dataplane.ClientRoute{to("0.0.0.0/0", "10.68.0.1"), to("2001:db8::/32", "fd10::1")},
-		Inside:  []netip.Prefix{pfx("10.4.0.0/16"), pfx("10.68.0.0/16"), pfx("100.70.0.0/16"), pfx("fd10::/48"), pfx("fd73::/64")},
+		Inside: []netip.Prefix{pfx("10.4.0.0/16"), pfx("10.68.0.0/16"), pfx("100.70.0.0/16"), pfx("fd10::/48"),
+			pfx("fd73::/64")},
 	}
 }
 
@@ -81,10 +82,12 @@ func TestWant(t *testing.T) {
 		{"inside", func() dataplane.ClientSpec { // a public pool, and an overlay in a private destination
 			s := scene()
 			s.Inside = append(s.Inside, pfx("100.64.0.0/16"), pfx("203.0.113.0/24"))
-			s.Routes = append(s.Routes, to("10.0.0.0/8", "10.68.12.49"), to("10.4.7.0/24", "10.68.12.49"), to("203.0.113.0/24", "10.68.12.49"))
+			s.Routes = append(s.Routes, to("10.0.0.0/8", "10.68.12.49"), to("10.4.7.0/24", "10.68.12.49"),
+				to("203.0.113.0/24", "10.68.12.49"))
 			return s
 		}(), nil, all},
-		{"no-tunnel", func() dataplane.ClientSpec { // a route without its tunnel, one of the wrong family, one without an address
+		// a route without its tunnel, one of the wrong family, one without an address
+		{"no-tunnel", func() dataplane.ClientSpec {
 			s := scene()
 			s.Tunnels = append(s.Tunnels[:1], tun("fd10::1"))
 			s.Routes = append(s.Routes, to("198.51.100.0/24", "fd10::1"), to("2001:db8::/32", "fd10::1"))
@@ -108,13 +111,15 @@ func TestRules(t *testing.T) {
 		if r.Why == "" {
 			t.Errorf("%d has no reason", r.Priority)
 		}
-		lines = append(lines, fmt.Sprintf("%s %d: %s | %s%s", r.Family, r.Priority, r.Text, map[bool]string{true: "host: "}[r.Host], r.Why))
+		lines = append(lines, fmt.Sprintf("%s %d: %s | %s%s", r.Family, r.Priority, r.Text,
+			map[bool]string{true: "host: "}[r.Host], r.Why))
 	}
 	golden.Lines(t, "rules", lines)
 	s, _ := Want(hostScene(), []netip.Addr{addr("198.51.100.7")}, all)
 	for _, have := range s.Rules {
 		known := slices.ContainsFunc(Rules(), func(r RuleInfo) bool {
-			return r.Family == have.Family && r.Priority == have.Priority && strings.HasSuffix(r.Text, "lookup "+tableName(have.Table))
+			return r.Family == have.Family && r.Priority == have.Priority && strings.HasSuffix(r.Text,
+				"lookup "+tableName(have.Table))
 		})
 		if !known || !ours(have.Priority, have.Table, dataplane.DefaultNumbers()) {
 			t.Errorf("%s is written, and not in the list", have)
@@ -122,7 +127,8 @@ func TestRules(t *testing.T) {
 	}
 	for i := range dataplane.MaxInstance + 1 {
 		n := dataplane.NumbersOf(i)
-		for _, other := range [][2]int{{n.PodRule(), n.PodTable()}, {n.RulePriority, n.RouteTable}, {n.EgressRule(), n.EgressTable()},
+		for _, other := range [][2]int{{n.PodRule(), n.PodTable()}, {n.RulePriority, n.RouteTable},
+			{n.EgressRule(), n.EgressTable()},
 			{n.HopRule(), n.HopTable()}, {n.HopLastRule(), n.HopLastTable()}} {
 			if ours(other[0], other[1], n) {
 				t.Errorf("instance %d: rule %d to table %d is taken for one of these", i, other[0], other[1])
@@ -198,7 +204,8 @@ func TestDevices(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"fou4_0a440c31 10.20.30.40 1392 false", "fou4_0a447c91 10.20.30.40 1392 true",
-		dataplane.FoULink(addr("fd10::1:1")) + " fd10::40 1372 false", dataplane.FoULink(addr("fd10::2:1")) + " fd10::40 1372 false",
+		dataplane.FoULink(addr("fd10::1:1")) + " fd10::40 1372 false", dataplane.FoULink(addr("fd10::2:1")) +
+			" fd10::40 1372 false",
 	}, got); diff != "" || !d.Any || !d.IPv4 || !d.IPv6 || d.Gateway || len(notes) > 0 {
 		t.Errorf("%+v\n%s", d, diff)
 	}
@@ -221,7 +228,8 @@ func TestHostsRulesMoveWithTheNumbers(t *testing.T) {
 	s.Numbers = n
 	second, _ := Want(s, []netip.Addr{addr("198.51.100.7")}, all)
 	if len(second.Rules) != len(first.Rules) || len(second.Routes) != len(first.Routes) {
-		t.Fatalf("%d rules and %d routes, want %d and %d", len(second.Rules), len(second.Routes), len(first.Rules), len(first.Routes))
+		t.Fatalf("%d rules and %d routes, want %d and %d", len(second.Rules), len(second.Routes), len(first.Rules),
+			len(first.Routes))
 	}
 	for i, r := range second.Rules {
 		if r.Priority-n.FirstRule != first.Rules[i].Priority-former.FirstRule || !ours(r.Priority, r.Table, n) ||

@@ -91,5 +91,6 @@ func (k *kernel) address(device string, a netip.Addr) (writes int, err error) {
 		return 0, err
 	}
 	full := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-	return 1, nlcount.One(k.h).AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE})
+	return 1, nlcount.One(k.h).AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST,
+		Flags: unix.IFA_F_NOPREFIXROUTE})
 }

@@ -27,11 +27,13 @@ func tunnels(t *testing.T, driver string) (*testns.NS, *far) {
 	t.Helper()
 	client, gw := testns.New(t, "ec"), testns.New(t, "eg")
 	testns.Link(gw, client, "eth0",
-		[]netip.Prefix{pfx("169.254.1.1/32"), pfx("10.68.12.49/32"), pfx("10.68.124.145/32"), pfx("fd10::1:1/128"), pfx("fd10::2:1/128")},
+		[]netip.Prefix{pfx("169.254.1.1/32"), pfx("10.68.12.49/32"), pfx("10.68.124.145/32"), pfx("fd10::1:1/128"),
+			pfx("fd10::2:1/128")},
 		[]netip.Prefix{pfx("10.20.30.40/32"), pfx("fd10::40/128")})
 	gw.Address("eth0", pfx("fe80::1/64"))
 	gw.Address("lo", pfx("8.8.8.8/32"), pfx("192.168.10.1/32"), pfx("2001:db8::8/128"))
-	for _, args := range []string{"route add 169.254.1.1 dev eth0", "route add default via 169.254.1.1 dev eth0 onlink", "-6 route add default via fe80::1 dev eth0"} {
+	for _, args := range []string{"route add 169.254.1.1 dev eth0", "route add default via 169.254.1.1 dev eth0 onlink",
+		"-6 route add default via fe80::1 dev eth0"} {
 		ip(t, client, args)
 	}
 	d, err := fou.Open(fou.Options{NetNS: path(gw), Driver: driver})
@@ -40,16 +42,20 @@ func tunnels(t *testing.T, driver string) (*testns.NS, *far) {
 	}
 	t.Cleanup(func() { d.Close() })
 	spec := fou.Spec{IPv4: true, IPv6: true, Any: true, Gateway: true, Tunnels: []fou.Tunnel{
-		{Local: addr("10.68.124.145"), Remote: addr("10.20.30.40"), MTU: 1392}, {Local: addr("fd10::2:1"), Remote: addr("fd10::40"), MTU: 1372}}}
+		{Local: addr("10.68.124.145"), Remote: addr("10.20.30.40"), MTU: 1392},
+		{Local: addr("fd10::2:1"), Remote: addr("fd10::40"), MTU: 1372}}}
 	if _, err := d.Reconcile(spec); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range []string{
 		"route add 10.20.30.40 dev eth0", "-6 route add fd10::40 dev eth0",
-		"route add 10.20.30.40 dev " + d.Link(addr("10.68.124.145"), addr("10.20.30.40")) + " table 118", "-6 route add fd10::40 dev " + d.Link(addr("fd10::2:1"), addr("fd10::40")) + " table 118",
-		"rule add pref 90 from 8.8.8.8 lookup 118", "rule add pref 91 from 192.168.10.1 lookup 118", "-6 rule add pref 90 from 2001:db8::8 lookup 118",
+		"route add 10.20.30.40 dev " + d.Link(addr("10.68.124.145"), addr("10.20.30.40")) + " table 118",
+		"-6 route add fd10::40 dev " + d.Link(addr("fd10::2:1"), addr("fd10::40")) + " table 118",
+		"rule add pref 90 from 8.8.8.8 lookup 118", "rule add pref 91 from 192.168.10.1 lookup 118",
+		"-6 rule add pref 90 from 2001:db8::8 lookup 118",
 		"rule del pref 0", "rule add pref 100 lookup local", "-6 rule del pref 0", "-6 rule add pref 100 lookup local",
-		"rule add pref 10 iif eth0 to 8.8.8.8 prohibit", "rule add pref 11 iif eth0 to 192.168.10.1 prohibit", "-6 rule add pref 10 iif eth0 to 2001:db8::8 prohibit",
+		"rule add pref 10 iif eth0 to 8.8.8.8 prohibit", "rule add pref 11 iif eth0 to 192.168.10.1 prohibit",
+		"-6 rule add pref 10 iif eth0 to 2001:db8::8 prohibit",
 	} {
 		ip(t, gw, args)
 	}
@@ -157,7 +163,8 @@ func throughTunnels(t *testing.T, driver string) {
 		}
 		both()
 	}
-	s.Routes = append([]dataplane.ClientRoute{to("8.8.0.0/16", "10.68.124.145")}, s.Routes...) // another way that is the same
+	// another way that is the same
+	s.Routes = append([]dataplane.ClientRoute{to("8.8.0.0/16", "10.68.124.145")}, s.Routes...)
 	apply(t, c, s)
 	both()
 	s.Routes = append(s.Routes[:1], to("2001:db8::/32", "fd10::2:1")) // and the old ones end
@@ -207,7 +214,8 @@ func answerFromElsewhere(t *testing.T, all, fresh string) {
 	defer c.Close()
 	from := func(local string) {
 		t.Helper()
-		if _, err := f.driver.Reconcile(fou.Spec{IPv4: true, Any: true, Gateway: true, Tunnels: []fou.Tunnel{{Local: addr(local), Remote: addr("10.20.30.40"), MTU: 1392}}}); err != nil {
+		if _, err := f.driver.Reconcile(fou.Spec{IPv4: true, Any: true, Gateway: true,
+			Tunnels: []fou.Tunnel{{Local: addr(local), Remote: addr("10.20.30.40"), MTU: 1392}}}); err != nil {
 			t.Fatal(err)
 		}
 		ip(t, f.ns, "route replace 10.20.30.40 dev "+f.driver.Link(addr(local), addr("10.20.30.40"))+" table 118")

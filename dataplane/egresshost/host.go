@@ -146,7 +146,8 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 		}
 		writes++
 	}
-	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: r.n.EgressRule(), Table: r.n.EgressTable()}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
+	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: r.n.EgressRule(), Table: r.n.EgressTable()},
+		netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
 	if e != nil && !errors.Is(e, unix.EAFNOSUPPORT) {
 		return writes, errors.Join(err, fmt.Errorf("read policy rules: %w", e))
 	}
@@ -177,7 +178,8 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 
 // read lists the ways in our table; what others have put there is not ours.
 func (r *Reconciler) read(f int) ([]route, error) {
-	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: r.n.EgressTable()}, netlink.RT_FILTER_TABLE)
+	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: r.n.EgressTable()},
+		netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -202,8 +204,9 @@ func (w route) kernel(table int) *netlink.Route {
 	if w.addr.Is4() {
 		family, scope = unix.AF_INET, netlink.SCOPE_LINK
 	}
-	return &netlink.Route{Family: family, Dst: &net.IPNet{IP: w.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)}, LinkIndex: w.link,
-		Table: table, Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
+	return &netlink.Route{Family: family, Dst: &net.IPNet{IP: w.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},
+		LinkIndex: w.link,
+		Table:     table, Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
 }
 
 func rule(f int, n dataplane.Numbers) *netlink.Rule {
@@ -222,7 +225,8 @@ func forward(link string) (int, error) {
 	n := 0
 	if strings.TrimSpace(string(b)) == "0" {
 		if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
-			return 0, fmt.Errorf("make %s forward: %w: answers for the egress do not come through; the agent needs a writable /proc/sys", link, err)
+			return 0, fmt.Errorf("make %s forward: %w: answers for the egress do not come through; the agent needs a writable "+
+				"/proc/sys", link, err)
 		}
 		n++
 	}
@@ -299,7 +303,8 @@ func (r *Reconciler) unmasquerade() (int, error) {
 
 func table(n dataplane.Numbers) (*nftables.Table, *nftables.Chain) {
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: n.EgressNftTable}
-	return t, &nftables.Chain{Name: nftChain, Table: t, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
+	return t, &nftables.Chain{Name: nftChain, Table: t, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
 }
 
 // same compares rules in the kernel's own form.

@@ -50,7 +50,8 @@ func TestAGatewayHost(t *testing.T) {
 	local4, local6 := netip.MustParseAddr("169.254.101.1"), netip.MustParseAddr("fd73:6b65:696e:6567::1")
 	near := []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
 	far := []netip.Prefix{netip.MustParsePrefix("198.51.100.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}
-	testns.Link(host, inner, link, []netip.Prefix{netip.MustParsePrefix("169.254.1.1/32"), netip.MustParsePrefix("fe80::1/64")},
+	testns.Link(host, inner, link, []netip.Prefix{netip.MustParsePrefix("169.254.1.1/32"),
+		netip.MustParsePrefix("fe80::1/64")},
 		[]netip.Prefix{netip.PrefixFrom(local4, 32), netip.PrefixFrom(local6, 128), netip.MustParsePrefix("fe80::2/64")})
 	testns.Link(host, outside, "up", near, far)
 	ip := func(n *testns.NS, args ...string) string {
@@ -75,7 +76,8 @@ func TestAGatewayHost(t *testing.T) {
 	})
 	ip(host, "rule", "add", "pref", "1999", "lookup", "77") // at our priority, and somebody else's
 
-	spec := Spec{Routes: []dataplane.PodRoute{{Addr: local4, Link: link}, {Addr: local6, Link: link}}, Tunnel: "skein0", Uplinks: []string{"up", "gone"}}
+	spec := Spec{Routes: []dataplane.PodRoute{{Addr: local4, Link: link}, {Addr: local6, Link: link}}, Tunnel: "skein0",
+		Uplinks: []string{"up", "gone"}}
 	reconcile := func(s Spec, most int) {
 		t.Helper()
 		host.Must("reconcile", func() error {
@@ -138,7 +140,9 @@ func TestAGatewayHost(t *testing.T) {
 
 	ip(host, "route", "del", local4.String(), "table", "115")
 	ip(host, "rule", "del", "pref", "1999", "lookup", "115")
-	host.Must("somebody deletes our table", func() error { return exec.Command("nft", "delete", "table", "inet", "skein_egress").Run() })
+	host.Must("somebody deletes our table", func() error {
+		return exec.Command("nft", "delete", "table", "inet", "skein_egress").Run()
+	})
 	reconcile(spec, 3)
 	if out := ip(host, "route", "show", "table", "115"); !strings.Contains(out, local4.String()) {
 		t.Errorf("table 115 was not mended: %s", out)

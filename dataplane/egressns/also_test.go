@@ -20,7 +20,8 @@ func TestFlowsStayWithTheirSlot(t *testing.T) {
 	s.grant(0, time.Minute)
 	s.grant(1, time.Minute)
 	families := []struct{ client, target, end, otherEnd, source, otherSource netip.Addr }{
-		{client4, target4, end4, otherEnd4, source4, otherSource4}, {client6, target6, end6, otherEnd6, source6, otherSource6}}
+		{client4, target4, end4, otherEnd4, source4, otherSource4}, {client6, target6, end6, otherEnd6,
+			source6, otherSource6}}
 	var former, later []*net.UDPConn
 	for _, f := range families {
 		former = append(former, s.socket(f.client))

@@ -55,7 +55,8 @@ func (n *NS) Read() (Counters, error) {
 	if err != nil {
 		return fail(err)
 	}
-	to := map[string]*uint64{countStrangers: &out.Dropped.Strangers, countInvalid: &out.Dropped.Invalid, countLease: &out.Dropped.Lease,
+	to := map[string]*uint64{countStrangers: &out.Dropped.Strangers, countInvalid: &out.Dropped.Invalid,
+		countLease:       &out.Dropped.Lease,
 		countDestination: &out.Dropped.Destination, countNested: &out.Dropped.Nested}
 	for _, o := range objects {
 		x, ok := o.(*nftables.NamedObj)

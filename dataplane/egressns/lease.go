@@ -115,7 +115,8 @@ func (l *leases) begin(slot int, lease time.Duration) (Ticket, error) {
 	live := slices.DeleteFunc(l.begun[slot], func(b begun) bool { return b.until.Before(now) })
 	l.begun[slot] = append(live, begun{t, now.Add(lease + time.Second)}) // not too early by another clock
 	err := l.transact("beginning a lease", slot, func() error {
-		return l.t.conn.SetAddElements(l.set(SetTickets), []nftables.SetElement{{Key: []byte(number(uint32(t))), Timeout: lease}})
+		return l.t.conn.SetAddElements(l.set(SetTickets),
+			[]nftables.SetElement{{Key: []byte(number(uint32(t))), Timeout: lease}})
 	})
 	return t, err
 }
@@ -160,7 +161,8 @@ func (l *leases) drop(slot int) error {
 	delete(l.begun, slot) // an answer that is still to come grants nothing
 	return l.transact("ending the lease", slot, func() error {
 		if _, ok := l.granted[slot]; ok {
-			if err := l.t.conn.SetDeleteElements(l.set(MapGranted), []nftables.SetElement{{Key: []byte(slotKey(slot))}}); err != nil {
+			if err := l.t.conn.SetDeleteElements(l.set(MapGranted),
+				[]nftables.SetElement{{Key: []byte(slotKey(slot))}}); err != nil {
 				return err
 			}
 			delete(l.granted, slot)

@@ -91,12 +91,14 @@ func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 			end, err = nlcount.One(l.out).LinkByName(l.name)
 		}
 		switch {
-		case err == nil && up.Type() == "veth" && end.Type() == "veth" && up.Attrs().ParentIndex == end.Attrs().Index && end.Attrs().ParentIndex == up.Attrs().Index:
+		case err == nil && up.Type() == "veth" && end.Type() == "veth" && up.Attrs().ParentIndex == end.Attrs().Index &&
+			end.Attrs().ParentIndex == up.Attrs().Index:
 			return up, end, nil
 		case err != nil && !errors.As(err, new(netlink.LinkNotFoundError)):
 			return nil, nil, fmt.Errorf("reading link %s of egress %s: %w", l.name, l.egress, err)
 		case try > 0:
-			return nil, nil, fmt.Errorf("link %s of egress %s does not lead to %s in %s, and was made anew: something else makes it different", l.name, l.egress, Uplink, l.file)
+			return nil, nil, fmt.Errorf("link %s of egress %s does not lead to %s in %s, and was made anew: something else "+
+				"makes it different", l.name, l.egress, Uplink, l.file)
 		}
 		if err := l.makePair(mtu); err != nil {
 			return nil, nil, err
@@ -126,7 +128,8 @@ func (l *links) makePair(mtu int) error {
 
 // read reads everything.
 func (l *links) read(mtu int) (*linkState, error) {
-	s := &linkState{rules: map[int]bool{}, slots: map[slotRule]bool{}, clients: map[clientWay]int{}, devices: map[string]int{}}
+	s := &linkState{rules: map[int]bool{}, slots: map[slotRule]bool{}, clients: map[clientWay]int{},
+		devices: map[string]int{}}
 	var err error
 	if s.uplink, s.end, err = l.ensurePair(mtu); err != nil {
 		return nil, err
@@ -144,7 +147,8 @@ func (l *links) read(mtu int) (*linkState, error) {
 		return fail("addresses of the host's end", err)
 	}
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		main, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		main, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN,
+			LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		if err != nil {
 			return fail("routes", err)
 		}
@@ -159,9 +163,11 @@ func (l *links) read(mtu int) (*linkState, error) {
 			}
 		}
 		s.rules[f] = slices.ContainsFunc(rules, func(r netlink.Rule) bool {
-			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable && r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
+			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable &&
+				r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
 		})
-		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC,
+			Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fail("routes to clients", err)
 		}
@@ -193,7 +199,8 @@ func ruleOf(s slotRule) *netlink.Rule {
 }
 
 func sameSlotRule(r netlink.Rule, slot int) bool {
-	return slot >= 0 && slot <= maxAlso && r.Priority == dataplane.GatewaySlotRule && r.IifName == Uplink && r.Mark == Mark(slot) &&
+	return slot >= 0 && slot <= maxAlso && r.Priority == dataplane.GatewaySlotRule && r.IifName == Uplink &&
+		r.Mark == Mark(slot) &&
 		(r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && !r.Invert
 }
 
@@ -419,7 +426,8 @@ func (l *links) ways(s *linkState, p plan) error {
 			continue
 		}
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.IifName, r.Table, r.Protocol = f, dataplane.GatewayRule, Uplink, dataplane.GatewayTable, dataplane.RouteProtocol
+		r.Family, r.Priority, r.IifName, r.Table, r.Protocol = f, dataplane.GatewayRule, Uplink, dataplane.GatewayTable,
+			dataplane.RouteProtocol
 		err := nlcount.One(l.in).RuleAdd(r)
 		if errors.Is(err, unix.EEXIST) {
 			err = nil
@@ -439,7 +447,8 @@ func anywhere(family int) *net.IPNet {
 
 func clientRoute(w clientWay, index int) *netlink.Route {
 	f := pick(w.addr, unix.AF_INET, unix.AF_INET6)
-	return &netlink.Route{Family: f, Dst: hostNet(w.addr), LinkIndex: index, Table: w.table, Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
+	return &netlink.Route{Family: f, Dst: hostNet(w.addr), LinkIndex: index, Table: w.table,
+		Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
 // unroute takes away the routes of clients that are gone, before their devices go; and late, when all others have
@@ -461,7 +470,8 @@ func (l *links) unroute(p plan, late bool) error {
 	var errs []error
 	for r := range s.slots {
 		if late && !p.slotRules()[r] {
-			errs = append(errs, l.doing("removing the rule of a slot's flows", ignore(nlcount.One(l.in).RuleDel(ruleOf(r)), unix.ENOENT)))
+			errs = append(errs, l.doing("removing the rule of a slot's flows",
+				ignore(nlcount.One(l.in).RuleDel(ruleOf(r)), unix.ENOENT)))
 			delete(s.slots, r)
 		}
 	}

@@ -60,9 +60,11 @@ func TestAThousandClients(t *testing.T) {
 	oneWrites, one := apply(crowd(1001))
 	again, idle := apply(crowd(1001))
 	goneWrites, gone := apply(crowd(1000))
-	t.Logf("1,000 clients: %d messages, %s; one more: %d messages, %s (among three: %d, %s); nothing new: %s; one gone: %d messages, %s", writes, took, oneWrites, one, fewWrites, few, idle, goneWrites, gone)
+	t.Logf("1,000 clients: %d messages, %s; one more: %d messages, %s (among three: %d, %s); nothing new: %s; one gone: "+
+		"%d messages, %s", writes, took, oneWrites, one, fewWrites, few, idle, goneWrites, gone)
 	if oneWrites != fewWrites || goneWrites != fewGone || again != 0 {
-		t.Errorf("one more took %d messages, among three %d; one gone %d, among three %d; nothing new %d", oneWrites, fewWrites, goneWrites, fewGone, again)
+		t.Errorf("one more took %d messages, among three %d; one gone %d, among three %d; nothing new %d", oneWrites,
+			fewWrites, goneWrites, fewGone, again)
 	}
 	if limit := 5 * time.Second; n.Driver() != fou.Kernel && took > limit { // the guest of the kernel tier is emulated
 		t.Errorf("1,000 clients took %s", took)

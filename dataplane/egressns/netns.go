@@ -53,7 +53,8 @@ func obtain(file string) (ns *os.File, made bool, err error) {
 	case err != nil:
 		return nil, false, err
 	case !st.Mode().IsRegular() || st.Size() != 0:
-		return nil, false, fmt.Errorf("%s is in the way of an egress's network namespace: it is no namespace, and not empty: move it away", file)
+		return nil, false, fmt.Errorf("%s is in the way of an egress's network namespace: it is no namespace, and not "+
+			"empty: move it away", file)
 	}
 	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

@@ -72,14 +72,17 @@ func Open(o Options) (_ *NS, err error) {
 		return nil, err
 	}
 	if n.table.hold != holdQueue {
-		n.log.Info("packets are held by another way than nftables' own queue", "egress", o.Egress, "way", string(n.table.hold))
+		n.log.Info("packets are held by another way than nftables' own queue", "egress", o.Egress, "way",
+			string(n.table.hold))
 	}
 	// The table comes before anything that forwards. One that is there goes on with what it has.
 	have, err := n.table.read()
 	if err != nil {
 		return nil, err
 	}
-	if _, err = n.writeTable(plan{}, have, func(have state) state { return want(plan{}, nil, n.table.hold).with(have, true) }, nil); err != nil {
+	if _, err = n.writeTable(plan{}, have, func(have state) state {
+		return want(plan{}, nil, n.table.hold).with(have, true)
+	}, nil); err != nil {
 		return nil, err
 	}
 	own, err := openTable(int(n.ns.Fd()))
@@ -102,7 +105,8 @@ func Open(o Options) (_ *NS, err error) {
 	if n.watch, err = openWatch(n); err != nil {
 		return nil, err
 	}
-	n.log.Debug("egress's network namespace is open", "egress", o.Egress, "file", o.File, "new", made, "tunnels", n.driver.Name())
+	n.log.Debug("egress's network namespace is open", "egress", o.Egress, "file", o.File, "new", made, "tunnels",
+		n.driver.Name())
 	return n, nil
 }
 
@@ -237,7 +241,8 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 }
 
 func sameTunnels(a, b fou.Spec) bool {
-	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && a.Any == b.Any && a.Gateway == b.Gateway && a.Ports == b.Ports && slices.Equal(a.Tunnels, b.Tunnels)
+	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && a.Any == b.Any && a.Gateway == b.Gateway && a.Ports == b.Ports &&
+		slices.Equal(a.Tunnels, b.Tunnels)
 }
 
 // Limits of what a Spec may say.

@@ -28,7 +28,8 @@ func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
 	if w := s.apply(aSpec()); w != 0 {
 		t.Errorf("the same again took %d messages", w)
 	}
-	for _, x := range []struct{ client, target, source netip.Addr }{{client4, target4, source4}, {client6, target6, source6}} {
+	for _, x := range []struct{ client, target, source netip.Addr }{{client4, target4, source4},
+		{client6, target6, source6}} {
 		c := s.socket(x.client)
 		s.silent("before the lease", c, x.target)
 		s.grant(0, 10*time.Second)
@@ -41,7 +42,8 @@ func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
 		s.silent("after the lease", c, x.target)
 	}
 	c := s.counters()
-	if k := c.Slots[0]; k.SentPackets == 0 || k.ReceivedPackets == 0 || k.SentBytes == 0 || k.ReceivedBytes == 0 || c.Slots[1].SentPackets != 0 {
+	if k := c.Slots[0]; k.SentPackets == 0 || k.ReceivedPackets == 0 || k.SentBytes == 0 || k.ReceivedBytes == 0 ||
+		c.Slots[1].SentPackets != 0 {
 		t.Errorf("counters of the slots: %+v", c.Slots)
 	}
 	if c.Dropped.Lease == 0 || c.Conntrack == 0 || c.ConntrackMax == 0 {
@@ -53,7 +55,8 @@ func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
 func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
-	const rules = "0: from all lookup local 2000: from all iif eth0 lookup 118 proto 30 32766: from all lookup main 32767: from all lookup default"
+	const rules = "0: from all lookup local 2000: from all iif eth0 lookup 118 proto 30 32766: from all lookup main " +
+		"32767: from all lookup default"
 	const rules6 = "0: from all lookup local 2000: from all iif eth0 lookup 118 proto 30 32766: from all lookup main"
 	for _, x := range []struct {
 		family       string
@@ -61,7 +64,8 @@ func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
 		rules, route string
 	}{
 		{"-4", client4, rules, fmt.Sprintf("%s dev %s proto 30", client4, s.n.driver.Link(end4, client4))},
-		{"-6", client6, rules6, fmt.Sprintf("%s dev %s proto 30 metric 1024 pref medium", client6, s.n.driver.Link(end6, client6))},
+		{"-6", client6, rules6, fmt.Sprintf("%s dev %s proto 30 metric 1024 pref medium", client6,
+			s.n.driver.Link(end6, client6))},
 	} {
 		gotRules, gotRoutes := s.printed(x.family)
 		if gotRules != x.rules {
@@ -134,7 +138,8 @@ func TestWhatIsDropped(t *testing.T) {
 
 	outside := netip.MustParseAddr("198.51.100.1") // of Inside
 	s.lead(outside, end4)
-	s.droppedFor("a destination inside", func(c Counters) uint64 { return c.Dropped.Destination }, func() { s.ask(c, outside, time.Millisecond) })
+	s.droppedFor("a destination inside", func(c Counters) uint64 { return c.Dropped.Destination },
+		func() { s.ask(c, outside, time.Millisecond) })
 
 	spoofed := s.socket(second4)
 	s.droppedFor("another source inside", strangers, func() { s.ask(spoofed, target4, time.Millisecond) })
@@ -159,7 +164,8 @@ func TestWhatIsDropped(t *testing.T) {
 	spec := aSpec()
 	spec.Destinations = prefixes("203.0.113.0/24", "::/0")
 	s.apply(spec)
-	s.droppedFor("a destination that is none any more", func(c Counters) uint64 { return c.Dropped.Destination }, func() { s.ask(c, target4, time.Millisecond) })
+	s.droppedFor("a destination that is none any more", func(c Counters) uint64 { return c.Dropped.Destination },
+		func() { s.ask(c, target4, time.Millisecond) })
 	s.apply(aSpec())
 	s.seen(c, target4)
 }
@@ -187,7 +193,8 @@ func TestALeaseRunsOutByItself(t *testing.T) {
 			last = sent
 		}
 	}
-	if d := last.Sub(begun); d < lease/2 || d > lease+20*time.Millisecond { // 20: the jiffies of a guest with 100 in a second
+	// 20: the jiffies of a guest with 100 in a second
+	if d := last.Sub(begun); d < lease/2 || d > lease+20*time.Millisecond {
 		t.Errorf("it ended %s after Begin, want %s", d, lease)
 	}
 	// An agent was paused between asking and the answer.
@@ -344,7 +351,8 @@ func TestForeignChangesAreMended(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
 	c := s.socket(client4)
-	other := "add table inet other; add chain inet other x { type filter hook forward priority 5; }; add rule inet other x counter accept"
+	other := "add table inet other; add chain inet other x { type filter hook forward priority 5; }; add rule inet " +
+		"other x counter accept"
 	s.inside("nft", other)
 	s.in(s.host, "nft", other)
 	for _, damage := range [][]string{
@@ -416,7 +424,8 @@ func TestOpenThatFails(t *testing.T) {
 		o.Egress = "internet/nat"
 		s.host.Must("opening", func() error {
 			before := testenv.OpenFiles(t)
-			if n, err := Open(o); err == nil || n != nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "internet/nat") {
+			if n, err := Open(o); err == nil || n != nil || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "internet/nat") {
 				t.Errorf("got %v, %v; want %s", n, err, want)
 			}
 			if after := testenv.OpenFiles(t); after > before {

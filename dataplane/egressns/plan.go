@@ -15,7 +15,8 @@ func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
 	say := func(format string, args ...any) {
 		notes = append(notes, "egress "+s.Egress+": "+fmt.Sprintf(format, args...))
 	}
-	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, ports: s.Ports, to: s.Destinations, inside: s.Inside, complete: s.Complete}
+	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, ports: s.Ports, to: s.Destinations,
+		inside: s.Inside, complete: s.Complete}
 	ends := map[netip.Addr]bool{}
 	sources := map[netip.Addr]bool{}
 	bySlot := map[int]dataplane.GatewaySlot{}
@@ -61,7 +62,8 @@ slots:
 			say("client %s is left out: there is no slot %d", or(c.IPv4, c.IPv6), c.Slot)
 			continue
 		}
-		for _, w := range []struct{ addr, end, source netip.Addr }{{c.IPv4, sl.Endpoint4, sl.Source4}, {c.IPv6, sl.Endpoint6, sl.Source6}} {
+		for _, w := range []struct{ addr, end, source netip.Addr }{{c.IPv4, sl.Endpoint4, sl.Source4},
+			{c.IPv6, sl.Endpoint6, sl.Source6}} {
 			if !w.addr.IsValid() {
 				continue
 			}
@@ -216,7 +218,8 @@ func (p plan) tunnels() fou.Spec {
 	}
 	for _, c := range p.clients {
 		overhead := pick(c.addr, dataplane.FoUOverhead4, dataplane.FoUOverhead6)
-		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: c.end, Remote: c.addr, SourcePortAuto: p.auto, MTU: p.mtu - overhead})
+		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: c.end, Remote: c.addr, SourcePortAuto: p.auto,
+			MTU: p.mtu - overhead})
 	}
 	return out
 }

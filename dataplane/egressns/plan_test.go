@@ -27,11 +27,16 @@ func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
 		"two slots": {func(s *dataplane.GatewaySpec) {
 			s.Clients = append(s.Clients, dataplane.GatewayClient{IPv4: client4, Slot: 1})
 		}, "named for slots 0 and 1", 2},
-		"no such slot":           {func(s *dataplane.GatewaySpec) { s.Clients[0].Slot = 7 }, "there is no slot 7", 0},
-		"no endpoint":            {func(s *dataplane.GatewaySpec) { s.Slots[0].Endpoint6 = netip.Addr{} }, "has no endpoint", 1},
-		"nothing to send with":   {func(s *dataplane.GatewaySpec) { s.Slots[0].Source6, s.Local6 = netip.Addr{}, netip.Addr{} }, "nothing to send with", 1},
-		"a client is an end":     {func(s *dataplane.GatewaySpec) { s.Clients[0].IPv4 = end4 }, "is an endpoint", 1},
-		"an address twice":       {func(s *dataplane.GatewaySpec) { s.Slots[1].Source4 = source4 }, "slot 1 is left out: its address", 2},
+		"no such slot": {func(s *dataplane.GatewaySpec) { s.Clients[0].Slot = 7 }, "there is no slot 7", 0},
+		"no endpoint": {func(s *dataplane.GatewaySpec) { s.Slots[0].Endpoint6 = netip.Addr{} },
+			"has no endpoint", 1},
+		"nothing to send with": {func(s *dataplane.GatewaySpec) {
+			s.Slots[0].Source6, s.Local6 = netip.Addr{},
+				netip.Addr{}
+		}, "nothing to send with", 1},
+		"a client is an end": {func(s *dataplane.GatewaySpec) { s.Clients[0].IPv4 = end4 }, "is an endpoint", 1},
+		"an address twice": {func(s *dataplane.GatewaySpec) { s.Slots[1].Source4 = source4 }, "slot 1 is left out: " +
+			"its address", 2},
 		"an endpoint twice":      {func(s *dataplane.GatewaySpec) { s.Slots[1].Endpoint4 = end4 }, "another slot's too", 2},
 		"a slot twice":           {func(s *dataplane.GatewaySpec) { s.Slots[1].Number = 0 }, "named twice", 2},
 		"a slot out of numbers":  {func(s *dataplane.GatewaySpec) { s.Slots[1].Number = 70000 }, "slot 70000 is left out", 2},
@@ -100,9 +105,11 @@ func TestProbeSource(t *testing.T) {
 	for _, c := range []struct {
 		slot      int
 		four, six string
-	}{{0, "169.254.102.1", "fd73:6b65:696e:6568::1"}, {248, "169.254.102.249", "fd73:6b65:696e:6568::f9"}, {-1, "169.254.102.250", "fd73:6b65:696e:6568::fa"},
+	}{{0, "169.254.102.1", "fd73:6b65:696e:6568::1"}, {248, "169.254.102.249", "fd73:6b65:696e:6568::f9"},
+		{-1, "169.254.102.250", "fd73:6b65:696e:6568::fa"},
 		{249, "invalid IP", "invalid IP"}, {-2, "invalid IP", "invalid IP"}} {
-		if four, six := ProbeSource(c.slot, false).String(), ProbeSource(c.slot, true).String(); four != c.four || six != c.six {
+		if four, six := ProbeSource(c.slot, false).String(),
+			ProbeSource(c.slot, true).String(); four != c.four || six != c.six {
 			t.Errorf("slot %d: %s %s, want %s %s", c.slot, four, six, c.four, c.six)
 		}
 	}
@@ -112,7 +119,8 @@ func TestProbeSource(t *testing.T) {
 func FuzzNotification(f *testing.F) {
 	f.Add(uint16(unix.RTM_DELROUTE), append([]byte{2, 32, 0, 0, 118, 30, 0, 1, 0, 0, 0, 0}, 8, 0, 1, 0, 10, 20, 30, 40))
 	f.Add(uint16(unix.RTM_NEWLINK), binary.NativeEndian.AppendUint32(make([]byte, 4), 7))
-	l := &links{expected: expectation{uplink: 7, end: 7, clients: map[clientWay]bool{{dataplane.GatewayTable, client4}: true}}}
+	l := &links{expected: expectation{uplink: 7, end: 7,
+		clients: map[clientWay]bool{{dataplane.GatewayTable, client4}: true}}}
 	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
 		m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind)}, Data: data}
 		l.concerned(m)

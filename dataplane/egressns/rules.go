@@ -104,8 +104,10 @@ type family struct {
 }
 
 var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, MapWay4, SetTo4, SetInside4}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, MapWay6, SetTo6, SetInside6}
+	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4,
+		MapWay4, SetTo4, SetInside4}
+	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6,
+		MapAddress6, MapWay6, SetTo6, SetInside6}
 	// families in the order that rules come in.
 	families = []family{ipv4, ipv6}
 )
@@ -138,19 +140,23 @@ func oif(name string) part {
 func iifTunnel() part {
 	const prefix = "fou"
 	return part{`iifname "` + prefix + `*"`, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte(prefix)}}}
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
+			Data: []byte(prefix)}}}
 }
 
 func (f family) only() part {
-	return part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{f.proto}}}}
+	return part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{f.proto}}}}
 }
 
 func (f family) saddr() part {
-	return part{f.ip + " saddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead, Offset: f.src, Len: f.n})}
+	return part{f.ip + " saddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead,
+		Offset: f.src, Len: f.n})}
 }
 
 func (f family) daddr() part {
-	return part{f.ip + " daddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead, Offset: f.dst, Len: f.n})}
+	return part{f.ip + " daddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead,
+		Offset: f.dst, Len: f.n})}
 }
 
 // fromTunnel is the device with the source address.
@@ -218,24 +224,27 @@ func ctState(text string, bits uint32, without bool) part {
 	}
 	return part{"ct state " + text, []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits),
+			Xor: make([]byte, 4)},
 		&expr.Cmp{Op: op, Register: reg, Data: make([]byte, 4)}}}
 }
 
 // clamp makes both ends of a TCP connection send segments that fit the route. The kernel never raises the option.
 func clamp() rule {
 	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
-	return one(both, l4("tcp", unix.IPPROTO_TCP), part{"tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: transp, Offset: flags, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synRst}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{syn}},
-		&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
-		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: size, Size: size},
-		&expr.Exthdr{SourceRegister: reg, Type: maxseg, Offset: 2, Len: size, Op: expr.ExthdrOpTcpopt}}})
+	return one(both, l4("tcp", unix.IPPROTO_TCP),
+		part{"tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", []expr.Any{
+			&expr.Payload{DestRegister: reg, Base: transp, Offset: flags, Len: 1},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synRst}, Xor: []byte{0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{syn}},
+			&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
+			&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: size, Size: size},
+			&expr.Exthdr{SourceRegister: reg, Type: maxseg, Offset: 2, Len: size, Op: expr.ExthdrOpTcpopt}}})
 }
 
 func count(name string) part {
-	return part{fmt.Sprintf("counter name %q", name), []expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}}
+	return part{fmt.Sprintf("counter name %q", name),
+		[]expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}}
 }
 
 var (
@@ -305,20 +314,24 @@ func list[T any](groups ...[]T) (out []T) {
 // chains is the whole table of rules, in the order that a packet meets them.
 func chains(h holder) []chain {
 	return []chain{
-		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -300, rules: inRules(h)},
-		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -150,
+		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting,
+			priority: -300, rules: inRules(h)},
+		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: "prerouting",
+			hooknum: nftables.ChainHookPrerouting, priority: -150,
 			rules: []rule{one(inward, iif(Uplink), part{recall().text, recall().exprs})}},
 		{name: chainDoor, rules: list(
 			each(wrapped, func(f family) []part { return []part{marked(f.saddr(), f.slot), notrack, accept} }),
 			[]rule{one(wrapped, count(countStrangers), drop)})},
-		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward, drop: true, rules: list(
-			[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
-			[]rule{one(inward, iif(Uplink), goTo(chainBack))},
-			each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.fromTunnel(), f.way), goTo(chainOut)} }),
-			each(0, func(f family) []part {
-				return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), goTo(chainProbe)}
-			}),
-			[]rule{one(outward, count(countStrangers), drop)})},
+		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward,
+			drop: true, rules: list(
+				[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
+				[]rule{one(inward, iif(Uplink), goTo(chainBack))},
+				each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.fromTunnel(), f.way), goTo(chainOut)} }),
+				each(0, func(f family) []part {
+					return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)),
+						goTo(chainProbe)}
+				}),
+				[]rule{one(outward, count(countStrangers), drop)})},
 		{name: chainOut, rules: list(
 			[]rule{
 				one(outward, l4("4", unix.IPPROTO_IPIP), count(countNested), drop),
@@ -346,13 +359,19 @@ func chains(h holder) []chain {
 		{name: chainProbe, rules: list(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
 			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
 		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
-		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 100,
+		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting",
+			hooknum: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
-		{name: chainLast, kind: nftables.ChainTypeFilter, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 300,
-			rules: list([]rule{one(0, oif(Uplink), neighbours(), accept)}, // the host looks for a slot's address before its lease runs
-				each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)} }))},
+		{name: chainLast, kind: nftables.ChainTypeFilter, hook: "postrouting",
+			hooknum: nftables.ChainHookPostrouting, priority: 300,
+			// the host looks for a slot's address before its lease runs
+			rules: list([]rule{one(0, oif(Uplink), neighbours(), accept)},
+				each(outward, func(f family) []part {
+					return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)}
+				}))},
 		{name: chainLastLease, rules: leased(outward, chainLastTicket)},
-		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept), one(outward, count(countLease), drop)}},
+		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept),
+			one(outward, count(countLease), drop)}},
 		{name: chainInput, kind: nftables.ChainTypeFilter, hook: "input", hooknum: nftables.ChainHookInput, rules: list(
 			each(wrapped, func(f family) []part { return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), accept} }),
 			each(inward, func(f family) []part {

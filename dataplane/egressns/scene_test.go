@@ -81,10 +81,12 @@ type scene struct {
 func newScene(t testing.TB) *scene {
 	s := &scene{t: t, host: testns.New(t, "gwh"), client: testns.New(t, "gwc"), target: testns.New(t, "gwt")}
 	s.file = filepath.Join(t.TempDir(), "netns", "internet-nat")
-	testns.Link(s.host, s.target, "lan0", prefixes("192.0.2.1/24", "2001:db8::1/64"), prefixes("192.0.2.9/24", "2001:db8::9/64"))
+	testns.Link(s.host, s.target, "lan0", prefixes("192.0.2.1/24", "2001:db8::1/64"),
+		prefixes("192.0.2.9/24", "2001:db8::9/64"))
 	testns.Link(s.host, s.client, "pod0", prefixes("169.254.1.1/32", "fe80::2/64"), nil)
 	s.client.Address("pod0", netip.PrefixFrom(client4, 32), netip.PrefixFrom(client6, 128), netip.PrefixFrom(second4, 32))
-	for _, name := range []string{"net.ipv4.conf.lan0.forwarding", "net.ipv4.conf.pod0.forwarding", "net.ipv6.conf.all.forwarding"} {
+	for _, name := range []string{"net.ipv4.conf.lan0.forwarding", "net.ipv4.conf.pod0.forwarding",
+		"net.ipv6.conf.all.forwarding"} {
 		s.host.Sysctl(name, "1")
 	}
 	s.host.Sysctl("net.ipv4.conf.lan0.rp_filter", "0")
@@ -142,7 +144,8 @@ func needCommands(t testing.TB) {
 
 // hostRoutes lead from the host to the namespace's addresses.
 func (s *scene) hostRoutes() {
-	for _, a := range []netip.Addr{source4, source6, otherSource4, otherSource6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
+	for _, a := range []netip.Addr{source4, source6, otherSource4, otherSource6, local4, local6, end4, end6,
+		otherEnd4, otherEnd6} {
 		route(s.host, netip.PrefixFrom(a, a.BitLen()).String(), "", s.n.HostLink())
 	}
 }
@@ -191,7 +194,9 @@ func (s *scene) open() {
 		}
 	}
 	s.host.Must("opening", func() (err error) {
-		s.n, err = Open(Options{File: s.file, Egress: "internet/nat", Driver: wantDriver(), Changed: func() { s.mended.Add(1) }})
+		s.n, err = Open(Options{File: s.file, Egress: "internet/nat", Driver: wantDriver(), Changed: func() {
+			s.mended.Add(1)
+		}})
 		return err
 	})
 }
@@ -326,7 +331,8 @@ func (s *scene) state() string {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return fmt.Sprintf("%+v", s.counters())
 	}
-	return s.inside("nft", "list", "ruleset") + s.inside("ip", "addr") + s.inside("ip", "rule") + s.inside("ip", "route", "show", "table", "all")
+	return s.inside("nft", "list", "ruleset") + s.inside("ip", "addr") + s.inside("ip", "rule") + s.inside("ip", "route",
+		"show", "table", "all")
 }
 
 // grant lets slot pass for a while.

@@ -38,7 +38,8 @@ var own = []setting{
 // ofEnd are those of the host's end (docs/decisions/0022).
 func ofEnd(link string, strict bool) []setting {
 	filter := "0"
-	if strict { // the kernel takes the greater of two, and what a slot sends just after it moved has its way back elsewhere
+	// the kernel takes the greater of two, and what a slot sends just after it moved has its way back elsewhere
+	if strict {
 		filter = "2"
 	}
 	return []setting{
@@ -61,7 +62,8 @@ func (s setting) set(writes *int) error {
 		err = os.WriteFile(file, []byte(s.value), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("setting net.%s to %s: %w: the agent needs a writable /proc/sys for egresses", strings.ReplaceAll(s.name, "/", "."), s.value, err)
+		return fmt.Errorf("setting net.%s to %s: %w: the agent needs a writable /proc/sys for egresses",
+			strings.ReplaceAll(s.name, "/", "."), s.value, err)
 	}
 	return nil
 }

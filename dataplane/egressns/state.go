@@ -102,7 +102,8 @@ func (s shape) describe() string {
 // set is the kernel's form.
 func (s shape) set(t *nftables.Table) *nftables.Set {
 	id := uint32(1 + slices.IndexFunc(shapes, func(o shape) bool { return o.name == s.name }))
-	out := &nftables.Set{Table: t, Name: s.name, ID: id, KeyType: s.key, Concatenation: s.concat, Interval: s.interval, HasTimeout: s.timeout, Counter: s.counter}
+	out := &nftables.Set{Table: t, Name: s.name, ID: id, KeyType: s.key, Concatenation: s.concat, Interval: s.interval,
+		HasTimeout: s.timeout, Counter: s.counter}
 	if s.val.Bytes > 0 {
 		out.IsMap, out.DataType = true, s.val
 	}
@@ -363,7 +364,8 @@ func (s state) apply(ops []op, want state) state {
 	if ops[0].verb == rebuild {
 		s = state{}
 	}
-	out := state{there: true, chains: maps.Clone(want.chains), counters: maps.Clone(want.counters), sets: map[string]setState{}}
+	out := state{there: true, chains: maps.Clone(want.chains), counters: maps.Clone(want.counters),
+		sets: map[string]setState{}}
 	for n, w := range want.sets {
 		es := s.sets[n].elements
 		if es == nil {
@@ -390,8 +392,10 @@ func (s state) apply(ops []op, want state) state {
 
 // String is the step as a log has it.
 func (o op) String() string {
-	names := map[verb]string{rebuild: "make the table anew", addCounter: "add counter", addSet: "add set", addChain: "add chain", fillChain: "replace rules of",
-		fillSet: "replace elements of", setElement: "set an element of", delElement: "delete an element of", delChain: "delete chain", delSet: "delete set"}
+	names := map[verb]string{rebuild: "make the table anew", addCounter: "add counter", addSet: "add set",
+		addChain: "add chain", fillChain: "replace rules of",
+		fillSet: "replace elements of", setElement: "set an element of", delElement: "delete an element of",
+		delChain: "delete chain", delSet: "delete set"}
 	return fmt.Sprintf("%s %s", names[o.verb], o.name)
 }
 

@@ -38,22 +38,23 @@ func openTable(ns int) (*table, error) {
 }
 
 func (t *table) open() (err error) {
-	t.conn, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithNetNSFd(t.ns), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
-		_ = c.SetReadBuffer(socketBuffer)
-		_ = c.SetWriteBuffer(socketBuffer)
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		return raw.Control(func(fd uintptr) {
-			if sa, err := unix.Getsockname(int(fd)); err == nil {
-				if n, ok := sa.(*unix.SockaddrNetlink); ok {
-					t.port.Store(n.Pid)
-				}
+	t.conn, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithNetNSFd(t.ns),
+		nftables.WithSockOptions(func(c *netlink.Conn) error {
+			// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
+			_ = c.SetReadBuffer(socketBuffer)
+			_ = c.SetWriteBuffer(socketBuffer)
+			raw, err := c.SyscallConn()
+			if err != nil {
+				return err
 			}
-		})
-	}))
+			return raw.Control(func(fd uintptr) {
+				if sa, err := unix.Getsockname(int(fd)); err == nil {
+					if n, ok := sa.(*unix.SockaddrNetlink); ok {
+						t.port.Store(n.Pid)
+					}
+				}
+			})
+		}))
 	if err != nil {
 		return fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}
@@ -80,8 +81,10 @@ func (t *table) probeHold() error {
 		x := &nftables.Table{Name: tableName + "_trial", Family: nftables.TableFamilyINet}
 		t.conn.AddTable(x)
 		pr := nftables.ChainPriority(*nftables.ChainPriorityRaw)
-		c := t.conn.AddChain(&nftables.Chain{Table: x, Name: "trial", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: &pr})
-		nowhere := part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname("none/")}}}
+		c := t.conn.AddChain(&nftables.Chain{Table: x, Name: "trial", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPrerouting, Priority: &pr})
+		nowhere := part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname("none/")}}}
 		t.conn.AddRule(&nftables.Rule{Table: x, Chain: c, Exprs: one(0, nowhere, queue(h)).exprs})
 		t.conn.DelTable(x)
 		err := t.conn.Flush()
@@ -176,7 +179,8 @@ func chainKind(c *nftables.Chain) string {
 		return "regular"
 	}
 	x := chain{kind: c.Type, hook: fmt.Sprint(*c.Hooknum), drop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
-	for name, n := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "forward": nftables.ChainHookForward, "input": nftables.ChainHookInput,
+	for name, n := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting,
+		"forward": nftables.ChainHookForward, "input": nftables.ChainHookInput,
 		"output": nftables.ChainHookOutput, "postrouting": nftables.ChainHookPostrouting} {
 		if *n == *c.Hooknum {
 			x.hook = name
@@ -341,7 +345,8 @@ func (w *writer) chain(name string) *nftables.Chain {
 
 func (w *writer) rules(c *nftables.Chain) {
 	for _, r := range w.find(c.Name).rules {
-		w.t.conn.AddRule(&nftables.Rule{Table: w.t.table, Chain: c, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, r.tag())})
+		w.t.conn.AddRule(&nftables.Rule{Table: w.t.table, Chain: c, Exprs: r.exprs, UserData: userdata.AppendString(nil,
+			userdata.TypeComment, r.tag())})
 		w.pending++
 	}
 }

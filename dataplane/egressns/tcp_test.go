@@ -60,7 +60,8 @@ func TestTCP(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
 	s.grant(0, time.Minute)
-	for _, x := range []struct{ client, target, source netip.Addr }{{client4, target4, source4}, {client6, target6, source6}} {
+	for _, x := range []struct{ client, target, source netip.Addr }{{client4, target4, source4},
+		{client6, target6, source6}} {
 		s.tcpEcho(x.target)
 		c := s.connect(x.client, x.target, 10*time.Second)
 		if c == nil {

@@ -85,7 +85,8 @@ func (w *watch) run(c *netlink.Conn, n *NS, concerns func(netlink.Message) bool)
 			case err != nil && w.closed.Load():
 				return
 			case err != nil:
-				n.log.Warn("no more notifications of an egress's network namespace: foreign changes are mended late", "egress", n.o.Egress, "error", err)
+				n.log.Warn("no more notifications of an egress's network namespace: foreign changes are mended late", "egress",
+					n.o.Egress, "error", err)
 				n.changed()
 				return
 			}
@@ -122,7 +123,8 @@ type expectation struct {
 
 // expect is told what is wanted from now on, before it is written.
 func (l *links) expect(p plan) {
-	e := expectation{mtu: p.mtu, addrs: map[netip.Addr]bool{}, clients: map[clientWay]bool{}, slots: p.slotRules(), complete: p.complete}
+	e := expectation{mtu: p.mtu, addrs: map[netip.Addr]bool{}, clients: map[clientWay]bool{}, slots: p.slotRules(),
+		complete: p.complete}
 	for _, a := range p.addresses() {
 		e.addrs[a] = true
 	}
@@ -175,7 +177,8 @@ func (l *links) concerned(m netlink.Message) bool {
 		}
 	case unix.RTM_DELRULE:
 		table := tableOf(m)
-		return table == dataplane.GatewayTable || len(m.Data) > 0 && e.slots[slotRule{int(m.Data[0]), table - dataplane.GatewaySlotTable}]
+		return table == dataplane.GatewayTable || len(m.Data) > 0 &&
+			e.slots[slotRule{int(m.Data[0]), table - dataplane.GatewaySlotTable}]
 	}
 	return false
 }
@@ -188,7 +191,8 @@ func (e *expectation) against(wanted, came bool) bool {
 // asWanted says that a link is up and has the MTU.
 func (e *expectation) asWanted(m netlink.Message) bool {
 	mtu := attribute(m, unix.SizeofIfInfomsg, unix.IFLA_MTU)
-	return binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0 && len(mtu) == 4 && int(binary.NativeEndian.Uint32(mtu)) == e.mtu
+	return binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0 && len(mtu) == 4 &&
+		int(binary.NativeEndian.Uint32(mtu)) == e.mtu
 }
 
 // endConcerned is the same for the host's end.

@@ -51,7 +51,8 @@ func Way(back bool) []Step {
 		base(chainIn)
 		kernel("conntrack", "the connection is found: the destination is the client again")
 		base(chainRecall)
-		kernel("routing", "rule 2000: iif eth0 lookup 118: the client's tunnel; before it, of a flow by another slot than the client's, rule 1999: the slot's table")
+		kernel("routing", "rule 2000: iif eth0 lookup 118: the client's tunnel; before it, of a flow by another slot than "+
+			"the client's, rule 1999: the slot's table")
 		base(chainForward)
 		kernel("tunnel", "the packet is put into UDP, from the slot's endpoint to the client")
 		way = wrapped

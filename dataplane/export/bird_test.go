@@ -77,7 +77,8 @@ func bird(t *testing.T, n *testns.NS, config string) func(...string) string {
 		}
 	})
 	return func(words ...string) string {
-		out, err := exec.Command(filepath.Join(filepath.Dir(program), "birdc"), append([]string{"-s", at("ctl")}, words...)...).CombinedOutput()
+		out, err := exec.Command(filepath.Join(filepath.Dir(program), "birdc"), append([]string{"-s", at("ctl")},
+			words...)...).CombinedOutput()
 		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
 		}
@@ -102,7 +103,8 @@ func prefixes(answer string) (out []netip.Prefix) {
 func TestBIRDAnnouncesBlocks(t *testing.T) {
 	pfx := netip.MustParsePrefix
 	host, far := testns.New(t, "host"), testns.New(t, "router")
-	testns.Link(host, far, "up0", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	testns.Link(host, far, "up0", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
+		[]netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
 
 	apply := func(blocks ...netip.Prefix) {
 		t.Helper()
@@ -112,7 +114,8 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 				return err
 			}
 			defer r.Close()
-			_, _, err = r.Reconcile(dataplane.Spec{Link: dataplane.Link{Name: "none", MTU: dataplane.MTU}, Pods: dataplane.Pods{Blocks: blocks}, Complete: true})
+			_, _, err = r.Reconcile(dataplane.Spec{Link: dataplane.Link{Name: "none", MTU: dataplane.MTU},
+				Pods: dataplane.Pods{Blocks: blocks}, Complete: true})
 			if errors.Is(err, route.ErrNoLink) {
 				return nil
 			}
@@ -131,7 +134,8 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 				return
 			}
 		}
-		t.Fatalf("the router has %v, want %v\nhost:\n%s\n%s\nrouter:\n%s\n%s", got, want, here("show", "protocols", "all"), here("show", "route", "all"), there("show", "protocols", "all"), there("show", "route", "all"))
+		t.Fatalf("the router has %v, want %v\nhost:\n%s\n%s\nrouter:\n%s\n%s", got, want, here("show", "protocols", "all"),
+			here("show", "route", "all"), there("show", "protocols", "all"), there("show", "route", "all"))
 	}
 	expect(pfx("10.64.0.0/27"), pfx("10.65.0.9/32"), pfx("fd64::/123"))
 	all := there("show", "route", "all")

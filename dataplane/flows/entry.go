@@ -112,7 +112,8 @@ func parse(b []byte) (entry, error) {
 		size = 16
 	}
 	e.proto, e.status = b[2], b[3]
-	e.timeout, e.mark, e.zone = binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint16(b[12:])
+	e.timeout, e.mark, e.zone = binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:]),
+		binary.BigEndian.Uint16(b[12:])
 	want := headBytes + 3*size + 3*2
 	switch e.proto {
 	case unix.IPPROTO_TCP:

@@ -17,7 +17,8 @@ import (
 func tcp4() entry {
 	return entry{
 		proto: unix.IPPROTO_TCP, status: seenReply | assured, timeout: 300, mark: 7,
-		src: netip.MustParseAddr("10.1.0.2"), dst: netip.MustParseAddr("198.51.100.7"), nat: netip.MustParseAddr("192.0.2.99"),
+		src: netip.MustParseAddr("10.1.0.2"), dst: netip.MustParseAddr("198.51.100.7"),
+		nat:     netip.MustParseAddr("192.0.2.99"),
 		srcPort: 40000, dstPort: 443, natPort: 40001,
 		state: 3, scale: [2]uint8{7, 9}, flags: [2]uint8{3, 3},
 	}
@@ -26,7 +27,8 @@ func tcp4() entry {
 func ping6() entry {
 	return entry{
 		proto: unix.IPPROTO_ICMPV6, status: seenReply, timeout: 29, zone: 3,
-		src: netip.MustParseAddr("fd01::2"), dst: netip.MustParseAddr("2001:db8::7"), nat: netip.MustParseAddr("2001:db8:2::99"),
+		src: netip.MustParseAddr("fd01::2"), dst: netip.MustParseAddr("2001:db8::7"),
+		nat:     netip.MustParseAddr("2001:db8:2::99"),
 		srcPort: 17, dstPort: icmp6Echo << 8, natPort: 18,
 	}
 }
@@ -88,7 +90,8 @@ func TestEntryIsRefused(t *testing.T) {
 		}
 	}
 	for what, b := range map[string][]byte{
-		"one more byte": append(bytes.Clone(b), 0), "version": append([]byte{2}, b[1:]...), "family": append([]byte{1, 5}, b[2:]...),
+		"one more byte": append(bytes.Clone(b), 0), "version": append([]byte{2}, b[1:]...),
+		"family": append([]byte{1, 5}, b[2:]...),
 	} {
 		if _, err := parse(b); !errors.Is(err, ErrEntry) {
 			t.Errorf("%s: %v", what, err)

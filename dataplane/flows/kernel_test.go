@@ -129,7 +129,8 @@ func TestFlowsGoOnThroughAnotherGateway(t *testing.T) {
 	target(t, s.Target)
 	s.Via(s.A)
 	s.Return(s.A)
-	load(t, s.A.NS, flows.Match{Source4: testgw.Source4, Source6: testgw.Source6}, others()) // A cannot keep the clients' ports
+	// A cannot keep the clients' ports
+	load(t, s.A.NS, flows.Match{Source4: testgw.Source4, Source6: testgw.Source6}, others())
 	var all []flow
 	before := map[string]string{}
 	for _, network := range []string{"tcp", "udp"} {
@@ -226,12 +227,14 @@ func TestLoadedIsDumped(t *testing.T) {
 	for what, m := range map[string]flows.Match{
 		"empty":          {},
 		"another source": {Source4: netip.MustParseAddr("192.0.2.98")},
-		"another client": {Source4: testgw.Source4, Source6: testgw.Source6, Clients: []netip.Addr{netip.MustParseAddr("10.1.0.3")}},
+		"another client": {Source4: testgw.Source4, Source6: testgw.Source6,
+			Clients: []netip.Addr{netip.MustParseAddr("10.1.0.3")}},
 	} {
 		if got := dump(t, n, m); len(got) != 0 {
 			t.Errorf("%s: %d entries", what, len(got))
 		}
-		if loaded, failed, err := flows.Load(testgw.Path(n), m, want); loaded != 0 || failed != len(want) || !errors.Is(err, flows.ErrEntry) {
+		if loaded, failed, err := flows.Load(testgw.Path(n), m, want); loaded != 0 || failed != len(want) ||
+			!errors.Is(err, flows.ErrEntry) {
 			t.Errorf("%s: loaded %d, failed %d: %v", what, loaded, failed, err)
 		}
 	}
@@ -311,7 +314,8 @@ func TestNoNamespace(t *testing.T) {
 	if _, err := flows.Dump("/run/netns/skein-nowhere", match); err == nil {
 		t.Error("dumped a namespace that is not there")
 	}
-	if loaded, failed, err := flows.Load("/run/netns/skein-nowhere", match, every()); loaded != 0 || failed != len(every()) || err == nil {
+	if loaded, failed, err := flows.Load("/run/netns/skein-nowhere", match, every()); loaded != 0 ||
+		failed != len(every()) || err == nil {
 		t.Errorf("loaded %d, failed %d: %v", loaded, failed, err)
 	}
 }

@@ -174,7 +174,8 @@ func (s *stream) end(t testing.TB) {
 			retransmits = info.Total_retrans
 		})
 	}
-	t.Logf("%s: %d sent, %d came back, %d out of order, %d sent again; longest pause %v", s.name, s.sent.Load(), s.back.Load(), s.wrong.Load(),
+	t.Logf("%s: %d sent, %d came back, %d out of order, %d sent again; longest pause %v", s.name, s.sent.Load(),
+		s.back.Load(), s.wrong.Load(),
 		retransmits, time.Duration(s.longest.Load()).Round(100*time.Microsecond))
 	if s.sent.Load() != s.back.Load() {
 		t.Errorf("%s lost packets", s.name)
@@ -184,7 +185,8 @@ func (s *stream) end(t testing.TB) {
 func announcer(t testing.TB, g *testgw.Gateway, valid *atomic.Bool) *announce.Announcer {
 	t.Helper()
 	valid.Store(true)
-	a, err := announce.New(announce.Options{NetNS: testgw.Path(g.NS), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Insist: true,
+	a, err := announce.New(announce.Options{NetNS: testgw.Path(g.NS),
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Insist: true,
 		Valid: func(netip.Addr) bool { return valid.Load() }})
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +214,8 @@ func known(t testing.TB, s *testgw.Scene) bool {
 		}
 		all, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_ALL)
 		for _, e := range all {
-			if a, _ := netip.AddrFromSlice(e.IP); (a.Unmap() == testgw.Source4 || a == testgw.Source6) && e.HardwareAddr.String() == mac {
+			if a, _ := netip.AddrFromSlice(e.IP); (a.Unmap() == testgw.Source4 || a == testgw.Source6) &&
+				e.HardwareAddr.String() == mac {
 				n++
 			}
 		}
@@ -277,7 +280,8 @@ func TestPlannedMoveLosesNothing(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("moved %d flows; %d packets waited, at most %v, of that %v after A stopped: %v to dump, %v to load", len(entries), waited,
+	t.Logf("moved %d flows; %d packets waited, at most %v, of that %v after A stopped: %v to dump, %v to load",
+		len(entries), waited,
 		released.Sub(begin).Round(time.Millisecond), released.Sub(stopped).Round(100*time.Microsecond),
 		dumped.Sub(stopped).Round(100*time.Microsecond), loaded.Sub(dumped).Round(100*time.Microsecond))
 

@@ -270,8 +270,10 @@ func count(failed map[int]unix.Errno, entries []entry, first *error) int {
 		if errno := failed[i]; errno != 0 {
 			if n++; *first == nil {
 				e := &entries[i]
-				*first = fmt.Errorf("writing the flow of protocol %d from %s to %s, translated to %s, to the connection table: %w", e.proto,
-					netip.AddrPortFrom(e.src, e.srcPort), netip.AddrPortFrom(e.dst, e.dstPort), netip.AddrPortFrom(e.nat, e.natPort), errno)
+				*first = fmt.Errorf("writing the flow of protocol %d from %s to %s, translated to %s, to the connection table: %w",
+					e.proto,
+					netip.AddrPortFrom(e.src, e.srcPort), netip.AddrPortFrom(e.dst, e.dstPort),
+					netip.AddrPortFrom(e.nat, e.natPort), errno)
 			}
 		}
 	}

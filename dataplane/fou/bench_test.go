@@ -27,7 +27,9 @@ func BenchmarkTCP(b *testing.B) {
 		{"plain/IPv6", target6, plain},
 		{"userspace/IPv4", target4, func(b *testing.B) *scene { return newScene(b, fou.Userspace, fou.Userspace, false) }},
 		{"userspace/IPv6", target6, func(b *testing.B) *scene { return newScene(b, fou.Userspace, fou.Userspace, false) }},
-		{"userspace-auto/IPv4", target4, func(b *testing.B) *scene { return newScene(b, fou.Userspace, fou.Userspace, true) }},
+		{"userspace-auto/IPv4", target4, func(b *testing.B) *scene {
+			return newScene(b, fou.Userspace, fou.Userspace, true)
+		}},
 		{"kernel/IPv4", target4, kernelScene},
 		{"kernel/IPv6", target6, kernelScene},
 	} {
@@ -89,7 +91,8 @@ func (s *scene) sink(t testing.TB, addr netip.Addr) <-chan int64 {
 func plain(b *testing.B) *scene {
 	p := netip.MustParsePrefix
 	s := &scene{client: testns.New(b, "foucl"), gateway: testns.New(b, "fougw"), target: testns.New(b, "foutg")}
-	testns.Link(s.gateway, s.target, "out", []netip.Prefix{p("198.51.100.1/24"), p("2001:db8:7::1/64")}, []netip.Prefix{p("198.51.100.7/24"), p("2001:db8:7::7/64")})
+	testns.Link(s.gateway, s.target, "out", []netip.Prefix{p("198.51.100.1/24"), p("2001:db8:7::1/64")},
+		[]netip.Prefix{p("198.51.100.7/24"), p("2001:db8:7::7/64")})
 	s.gateway.Sysctl("net.ipv4.ip_forward", "1")
 	s.gateway.Sysctl("net.ipv6.conf.all.forwarding", "1")
 	for _, r := range []string{"10.100.0.0/16 198.51.100.1", "fd00::/8 2001:db8:7::1"} {
@@ -130,7 +133,8 @@ func deviceRoute(t testing.TB, n *testns.NS, to netip.Addr) {
 		if err != nil {
 			return err
 		}
-		return netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}})
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: to.AsSlice(),
+			Mask: net.CIDRMask(to.BitLen(), to.BitLen())}})
 	})
 }
 

@@ -39,14 +39,16 @@ func carries(t *testing.T, s *scene) {
 		stream(t, s.dial(t, "tcp", c.target), streamBytes())
 	}
 	near, err := s.near.Stats()
-	if err != nil || near.RxPackets == 0 || near.TxPackets == 0 || near.RxBytes < uint64(streamBytes()) || near.TxBytes < uint64(streamBytes()) {
+	if err != nil || near.RxPackets == 0 || near.TxPackets == 0 || near.RxBytes < uint64(streamBytes()) ||
+		near.TxBytes < uint64(streamBytes()) {
 		t.Errorf("client's counters: %+v, %v", near, err)
 	}
 	if near.DroppedMalformed != 0 || near.DroppedStranger != 0 {
 		t.Errorf("client's counters: %+v, want nothing dropped as malformed or a stranger's", near)
 	}
 	far, err := s.far.Stats()
-	if err != nil || far.RxBytes < uint64(streamBytes()) || far.TxBytes < uint64(streamBytes()) || far.DroppedMalformed != 0 || far.DroppedStranger != 0 {
+	if err != nil || far.RxBytes < uint64(streamBytes()) || far.TxBytes < uint64(streamBytes()) ||
+		far.DroppedMalformed != 0 || far.DroppedStranger != 0 {
 		t.Errorf("gateway's counters: %+v, %v", far, err)
 	}
 }

@@ -92,14 +92,17 @@ func (s Spec) check() error {
 			least = minMTU6
 		}
 		switch {
-		case !t.Remote.IsValid() || !t.Local.IsValid() || t.Local.Is6() != six || t.Remote.Is4In6() || t.Local.Is4In6() || t.Remote.Zone() != "":
+		case !t.Remote.IsValid() || !t.Local.IsValid() || t.Local.Is6() != six || t.Remote.Is4In6() || t.Local.Is4In6() ||
+			t.Remote.Zone() != "":
 			return fmt.Errorf("tunnel from %s to %s: both must be addresses of one family, without a zone", t.Local, t.Remote)
-		case t.Remote.IsUnspecified() || t.Remote.IsMulticast() || t.Local.IsUnspecified() || t.Local.IsMulticast() || t.Local == t.Remote:
+		case t.Remote.IsUnspecified() || t.Remote.IsMulticast() || t.Local.IsUnspecified() || t.Local.IsMulticast() ||
+			t.Local == t.Remote:
 			return fmt.Errorf("tunnel from %s to %s: each must be the address of one host, and not the same", t.Local, t.Remote)
 		case six && !s.IPv6, !six && !s.IPv4:
 			return fmt.Errorf("tunnel to %s: its family is not asked for", t.Remote)
 		case t.MTU < least || t.MTU > maxMTU:
-			return fmt.Errorf("tunnel to %s: an MTU of %d bytes is not between %d and %d: raise the MTU of the network below", t.Remote, t.MTU, least, maxMTU)
+			return fmt.Errorf("tunnel to %s: an MTU of %d bytes is not between %d and %d: raise the MTU of the network below",
+				t.Remote, t.MTU, least, maxMTU)
 		}
 		name, end := dataplane.FoULink(t.Remote), tunnelEnds{remote: t.Remote}
 		if s.Gateway {
@@ -110,7 +113,8 @@ func (s Spec) check() error {
 		}
 		twice[end] = true
 		if other, taken := names[name]; taken && other != t.Remote {
-			return fmt.Errorf("tunnels to %s and %s would both be named %s: give one endpoint another address", other, t.Remote, name)
+			return fmt.Errorf("tunnels to %s and %s would both be named %s: give one endpoint another address",
+				other, t.Remote, name)
 		}
 		names[name] = t.Remote
 	}

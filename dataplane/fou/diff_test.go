@@ -17,7 +17,8 @@ var (
 )
 
 func sample() Spec {
-	return Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []Tunnel{{Local: local4, Remote: gate4, MTU: 1392}, {Local: local6, Remote: gate6, SourcePortAuto: true, MTU: 1372}}}
+	return Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []Tunnel{{Local: local4, Remote: gate4, MTU: 1392},
+		{Local: local6, Remote: gate6, SourcePortAuto: true, MTU: 1372}}}
 }
 
 // there is what wanted has become in the kernel.
@@ -48,24 +49,38 @@ func TestDiff(t *testing.T) {
 		have   func([]device) []device
 		want   string
 	}{
-		"nothing there":               {Kernel, nil, func([]device) []device { return nil }, "add " + four + " ipip\nadd fou4_any ipip\nadd " + six + " ip6tnl\nadd fou6_any ip6tnl"},
-		"nothing there, TUN":          {Userspace, nil, func([]device) []device { return nil }, "add " + four + " tuntap\nadd fou4_any tuntap\nadd " + six + " tuntap\nadd fou6_any tuntap"},
-		"gateway, TUN":                {Userspace, func(s *Spec) { s.Gateway, s.Any = true, false }, func([]device) []device { return nil }, "add " + dataplane.FoULink(local4) + " tuntap\nadd " + dataplane.FoULink(local6) + " tuntap"},
-		"nothing changed":             {Kernel, nil, nil, ""},
-		"nothing changed, TUN":        {Userspace, nil, nil, ""},
-		"no catch-all any more":       {Kernel, func(s *Spec) { s.Any = false }, nil, "remove fou4_any ipip\nremove fou6_any ip6tnl"},
-		"one tunnel less":             {Kernel, func(s *Spec) { s.Tunnels = s.Tunnels[1:] }, nil, "remove " + four + " ipip"},
-		"another tunnel":              {Kernel, func(s *Spec) { s.Tunnels[0].Remote = next4 }, nil, "remove " + four + " ipip\nadd " + dataplane.FoULink(next4) + " ipip"},
-		"source port":                 {Kernel, func(s *Spec) { s.Tunnels[0].SourcePortAuto = true }, nil, "change " + four + " ipip"},
-		"source port, TUN":            {Userspace, func(s *Spec) { s.Tunnels[0].SourcePortAuto = true }, nil, ""},
-		"local":                       {Kernel, func(s *Spec) { s.Tunnels[0].Local = next4 }, nil, "change " + four + " ipip"},
-		"MTU":                         {Kernel, func(s *Spec) { s.Tunnels[1].MTU = 1280 }, nil, "set " + six + " ip6tnl\nset fou6_any ip6tnl"},
-		"someone set a device down":   {Userspace, nil, func(d []device) []device { d[0].Up = false; return d }, "set " + four + " tuntap"},
-		"someone took FoU away":       {Kernel, nil, func(d []device) []device { d[0].FoU = false; return d }, "change " + four + " ipip"},
-		"from the TUN driver":         {Kernel, nil, func([]device) []device { return there(sample(), Userspace)[:1] }, "replace " + four + " ipip\nadd fou4_any ipip\nadd " + six + " ip6tnl\nadd fou6_any ip6tnl"},
-		"a tunnel is a catch-all now": {Kernel, nil, func(d []device) []device { d[0].Any = true; return d }, "replace " + four + " ipip"},
+		"nothing there": {Kernel, nil, func([]device) []device { return nil }, "add " + four +
+			" ipip\nadd fou4_any ipip\nadd " + six + " ip6tnl\nadd fou6_any ip6tnl"},
+		"nothing there, TUN": {Userspace, nil, func([]device) []device { return nil }, "add " + four +
+			" tuntap\nadd fou4_any tuntap\nadd " + six + " tuntap\nadd fou6_any tuntap"},
+		"gateway, TUN": {Userspace, func(s *Spec) { s.Gateway, s.Any = true, false },
+			func([]device) []device { return nil }, "add " + dataplane.FoULink(local4) + " tuntap\nadd " +
+				dataplane.FoULink(local6) + " tuntap"},
+		"nothing changed":      {Kernel, nil, nil, ""},
+		"nothing changed, TUN": {Userspace, nil, nil, ""},
+		"no catch-all any more": {Kernel, func(s *Spec) { s.Any = false }, nil, "remove fou4_any ipip\nremove " +
+			"fou6_any ip6tnl"},
+		"one tunnel less": {Kernel, func(s *Spec) { s.Tunnels = s.Tunnels[1:] }, nil, "remove " + four + " ipip"},
+		"another tunnel": {Kernel, func(s *Spec) { s.Tunnels[0].Remote = next4 }, nil, "remove " + four +
+			" ipip\nadd " + dataplane.FoULink(next4) + " ipip"},
+		"source port": {Kernel, func(s *Spec) { s.Tunnels[0].SourcePortAuto = true }, nil,
+			"change " + four + " ipip"},
+		"source port, TUN": {Userspace, func(s *Spec) { s.Tunnels[0].SourcePortAuto = true }, nil, ""},
+		"local": {Kernel, func(s *Spec) { s.Tunnels[0].Local = next4 }, nil,
+			"change " + four + " ipip"},
+		"MTU": {Kernel, func(s *Spec) { s.Tunnels[1].MTU = 1280 }, nil, "set " + six +
+			" ip6tnl\nset fou6_any ip6tnl"},
+		"someone set a device down": {Userspace, nil, func(d []device) []device { d[0].Up = false; return d },
+			"set " + four + " tuntap"},
+		"someone took FoU away": {Kernel, nil, func(d []device) []device { d[0].FoU = false; return d },
+			"change " + four + " ipip"},
+		"from the TUN driver": {Kernel, nil, func([]device) []device { return there(sample(), Userspace)[:1] },
+			"replace " + four + " ipip\nadd fou4_any ipip\nadd " + six + " ip6tnl\nadd fou6_any ip6tnl"},
+		"a tunnel is a catch-all now": {Kernel, nil, func(d []device) []device { d[0].Any = true; return d },
+			"replace " + four + " ipip"},
 		"foreign devices": {Kernel, nil, func(d []device) []device {
-			return append(d, device{Name: "tunl0", Kind: "ipip"}, device{Name: "fou40", Kind: "ipip"}, device{Name: "eth0", Kind: "veth"})
+			return append(d, device{Name: "tunl0", Kind: "ipip"}, device{Name: "fou40", Kind: "ipip"},
+				device{Name: "eth0", Kind: "veth"})
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,11 +207,13 @@ func TestListenersThatAreLeft(t *testing.T) {
 		ports dataplane.FoUPorts
 		want  []listener
 	}{
-		"both are taken":             {nil, dataplane.FoUPorts{Send: 7000, Also: 6000}, []listener{default4}},
-		"the former one is over":     {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000, Gone: 6000}, []listener{default4, former4}},
+		"both are taken": {nil, dataplane.FoUPorts{Send: 7000, Also: 6000}, []listener{default4}},
+		"the former one is over": {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000, Gone: 6000},
+			[]listener{default4, former4}},
 		"it was over before a start": {nil, dataplane.FoUPorts{Send: 7000, Gone: 6000}, []listener{default4, former4}},
-		"the change is forgotten":    {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000}, []listener{default4, former4}},
-		"never changed":              {nil, dataplane.FoUPorts{}, nil},
+		"the change is forgotten": {[]listener{former4, next4}, dataplane.FoUPorts{Send: 7000},
+			[]listener{default4, former4}},
+		"never changed": {nil, dataplane.FoUPorts{}, nil},
 	} {
 		want := ourListeners(Spec{IPv4: true, Ports: c.ports})
 		if out := leftListeners(have, want, c.last, c.ports); !slices.Equal(out, c.want) {
@@ -215,7 +232,8 @@ func TestNumbersOfTheKernelsTunnels(t *testing.T) {
 		}
 	}
 	four, six := seen[kindIPIP], seen[kindIP6Tnl]
-	if len(seen) != 2 || four.SourcePort != 5555 || four.DestPort != 5555 || four.TTL != 225 || four.Proto != 4 || !four.FoU {
+	if len(seen) != 2 || four.SourcePort != 5555 || four.DestPort != 5555 || four.TTL != 225 ||
+		four.Proto != 4 || !four.FoU {
 		t.Errorf("ipip: %+v", four)
 	}
 	if six.SourcePort != 0 || six.DestPort != 5555 || six.TTL != 225 || six.Proto != 41 || !six.FoU {

@@ -74,7 +74,8 @@ func leftListeners(have, want, last []listener, p dataplane.FoUPorts) (out []lis
 
 func (c *fouConn) list() (out []listener, err error) {
 	nlcount.Sent(1)
-	m, err := c.Execute(genetlink.Message{Header: genetlink.Header{Command: netlink.FOU_CMD_GET, Version: c.family.Version}}, c.family.ID,
+	m, err := c.Execute(genetlink.Message{Header: genetlink.Header{Command: netlink.FOU_CMD_GET,
+		Version: c.family.Version}}, c.family.ID,
 		mdlayher.Request|mdlayher.Dump)
 	if err != nil {
 		return nil, fmt.Errorf("reading FoU listeners: %w", err)
@@ -124,7 +125,8 @@ func (c *fouConn) do(command uint8, l listener) error {
 		return err
 	}
 	nlcount.Sent(1)
-	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: command, Version: c.family.Version}, Data: data}, c.family.ID,
+	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: command, Version: c.family.Version},
+		Data: data}, c.family.ID,
 		mdlayher.Request|mdlayher.Acknowledge)
 	return err
 }
@@ -133,7 +135,8 @@ func (c *fouConn) add(l listener) error {
 	err := c.do(netlink.FOU_CMD_ADD, l)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE), errors.Is(err, unix.EALREADY):
-		return fmt.Errorf("listening for FoU on UDP port %d (IPv%d): %w: another program has the port in this network namespace; stop it", l.port, 4+2*l.family, err)
+		return fmt.Errorf("listening for FoU on UDP port %d (IPv%d): %w: another program has the port in this network "+
+			"namespace; stop it", l.port, 4+2*l.family, err)
 	case err != nil:
 		return fmt.Errorf("listening for FoU on UDP port %d (IPv%d): %w", l.port, 4+2*l.family, err)
 	}

@@ -169,9 +169,11 @@ func (k *kernel) add(d device) error {
 	err := nlcount.One(k.handle).LinkAdd(d.link())
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("making tunnel %s from %s to %s: %w: another device of this network namespace is such a tunnel; remove it", d.Name, d.Local, d.Remote, err)
+		return fmt.Errorf("making tunnel %s from %s to %s: %w: another device of this network namespace is such a tunnel; "+
+			"remove it", d.Name, d.Local, d.Remote, err)
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("making tunnel %s: %w: this kernel lacks the module %s, or fou", d.Name, err, map[string]string{kindIPIP: "ipip", kindIP6Tnl: "ip6_tunnel"}[d.Kind])
+		return fmt.Errorf("making tunnel %s: %w: this kernel lacks the module %s, or fou", d.Name, err,
+			map[string]string{kindIPIP: "ipip", kindIP6Tnl: "ip6_tunnel"}[d.Kind])
 	case err != nil:
 		return fmt.Errorf("making tunnel %s from %s to %s: %w", d.Name, d.Local, d.Remote, err)
 	}
@@ -183,10 +185,12 @@ func (d device) link() netlink.Link {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.Index, a.MTU, a.Flags = d.Name, d.Index, d.MTU, net.FlagUp
 	if d.Kind == kindIPIP {
-		return &netlink.Iptun{LinkAttrs: a, FlowBased: d.Any, Local: d.Local.AsSlice(), Remote: d.Remote.AsSlice(), Ttl: d.TTL, Proto: d.Proto, PMtuDisc: 1,
+		return &netlink.Iptun{LinkAttrs: a, FlowBased: d.Any, Local: d.Local.AsSlice(), Remote: d.Remote.AsSlice(),
+			Ttl: d.TTL, Proto: d.Proto, PMtuDisc: 1,
 			EncapType: encapFoU, EncapFlags: encapChecksum4, EncapSport: d.SourcePort, EncapDport: d.DestPort}
 	}
-	return &netlink.Ip6tnl{LinkAttrs: a, FlowBased: d.Any, Local: d.Local.AsSlice(), Remote: d.Remote.AsSlice(), Ttl: d.TTL, Proto: d.Proto, Flags: ignoreLimit,
+	return &netlink.Ip6tnl{LinkAttrs: a, FlowBased: d.Any, Local: d.Local.AsSlice(), Remote: d.Remote.AsSlice(),
+		Ttl: d.TTL, Proto: d.Proto, Flags: ignoreLimit,
 		EncapType: encapFoU, EncapFlags: encapChecksum6, EncapSport: d.SourcePort, EncapDport: d.DestPort}
 }
 
@@ -197,12 +201,15 @@ func fromLink(l netlink.Link) device {
 	switch l := l.(type) {
 	case *netlink.Iptun:
 		if d.Any = l.FlowBased; !d.Any {
-			d.tunnel = tunnel{Local: address(l.Local), Remote: address(l.Remote), SourcePort: l.EncapSport, DestPort: l.EncapDport, TTL: l.Ttl, Proto: l.Proto,
-				FoU: l.EncapType == encapFoU, Checksum: l.EncapFlags == encapChecksum4, PMTU: l.PMtuDisc != 0, OtherTOS: l.Tos != 0, OtherParent: a.ParentIndex != 0}
+			d.tunnel = tunnel{Local: address(l.Local), Remote: address(l.Remote), SourcePort: l.EncapSport,
+				DestPort: l.EncapDport, TTL: l.Ttl, Proto: l.Proto,
+				FoU: l.EncapType == encapFoU, Checksum: l.EncapFlags == encapChecksum4, PMTU: l.PMtuDisc != 0, OtherTOS: l.Tos != 0,
+				OtherParent: a.ParentIndex != 0}
 		}
 	case *netlink.Ip6tnl:
 		if d.Any = l.FlowBased; !d.Any {
-			d.tunnel = tunnel{Local: address(l.Local), Remote: address(l.Remote), SourcePort: l.EncapSport, DestPort: l.EncapDport, TTL: l.Ttl, Proto: l.Proto,
+			d.tunnel = tunnel{Local: address(l.Local), Remote: address(l.Remote), SourcePort: l.EncapSport,
+				DestPort: l.EncapDport, TTL: l.Ttl, Proto: l.Proto,
 				FoU: l.EncapType == encapFoU, Checksum: l.EncapFlags == encapChecksum6, WithoutLimit: l.Flags&ignoreLimit != 0,
 				OtherTOS: l.Tos != 0 || l.FlowInfo != 0 || l.Flags&^(ignoreLimit|ownFlags) != 0, OtherParent: a.ParentIndex != 0}
 		}

@@ -33,6 +33,12 @@ func TestKernelDriverCarriesBothFamilies(t *testing.T) {
 
 func TestKernelAndTUNDriverUnderstandEachOther(t *testing.T) {
 	needKernel(t)
-	t.Run("kernel client, fixed source port", func(t *testing.T) { t.Parallel(); carries(t, newScene(t, fou.Kernel, fou.Userspace, false)) })
-	t.Run("TUN client, automatic source port", func(t *testing.T) { t.Parallel(); carries(t, newScene(t, fou.Userspace, fou.Kernel, true)) })
+	t.Run("kernel client, fixed source port", func(t *testing.T) {
+		t.Parallel()
+		carries(t, newScene(t, fou.Kernel, fou.Userspace, false))
+	})
+	t.Run("TUN client, automatic source port", func(t *testing.T) {
+		t.Parallel()
+		carries(t, newScene(t, fou.Userspace, fou.Kernel, true))
+	})
 }

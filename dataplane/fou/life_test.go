@@ -129,11 +129,13 @@ func TestForeignDevicesStay(t *testing.T) {
 		})
 		before := links(t, n)
 		d := open(t, n, driver)
-		spec := fou.Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, MTU: 1300}}}
+		spec := fou.Spec{IPv4: true, IPv6: true, Any: true,
+			Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, MTU: 1300}}}
 		if _, err := d.Reconcile(spec); err != nil {
 			t.Fatal(err)
 		}
-		if got := links(t, n); got[dataplane.FoULink(endpoint4)] == 0 || got[dataplane.FoUAny4] == 0 || got[dataplane.FoUAny6] == 0 {
+		if got := links(t, n); got[dataplane.FoULink(endpoint4)] == 0 || got[dataplane.FoUAny4] == 0 ||
+			got[dataplane.FoUAny6] == 0 {
 			t.Errorf("devices missing: %v", got)
 		}
 		if _, err := d.Reconcile(fou.Spec{}); err != nil {
@@ -215,7 +217,8 @@ func TestSourcePortChangesLive(t *testing.T) {
 			}
 			seen := map[uint16]bool{}
 			for p := range w.all(func(p []byte) bool {
-				return p[0]>>4 == 4 && p[9] == unix.IPPROTO_UDP && p[20+2] == 0x15 && p[20+3] == 0xb3 && p[15] == 2 && p[len(p)-1] == 19
+				return p[0]>>4 == 4 && p[9] == unix.IPPROTO_UDP && p[20+2] == 0x15 && p[20+3] == 0xb3 && p[15] == 2 &&
+					p[len(p)-1] == 19
 			}) {
 				seen[uint16(p[20])<<8|uint16(p[21])] = true
 			}
@@ -330,7 +333,8 @@ func TestPortIsTaken(t *testing.T) {
 			return unix.Bind(fd, &unix.SockaddrInet4{Port: dataplane.FoUPort})
 		})
 		d := open(t, n, driver)
-		if _, err := d.Reconcile(fou.Spec{IPv4: true}); !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "5555") || !strings.Contains(err.Error(), "another program") {
+		if _, err := d.Reconcile(fou.Spec{IPv4: true}); !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(),
+			"5555") || !strings.Contains(err.Error(), "another program") {
 			t.Errorf("got %v", err)
 		}
 		unix.Close(fd)
@@ -341,13 +345,15 @@ func TestPortIsTaken(t *testing.T) {
 }
 
 func TestOpenSaysWhatIsWrong(t *testing.T) {
-	for want, o := range map[string]fou.Options{"no such file": {NetNS: "/run/netns/none-such"}, `driver "fast"`: {Driver: "fast"}} {
+	for want, o := range map[string]fou.Options{"no such file": {NetNS: "/run/netns/none-such"},
+		`driver "fast"`: {Driver: "fast"}} {
 		if _, err := fou.Open(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}
 	}
 	if fou.TryKernel() != nil {
-		if _, err := fou.Open(fou.Options{Driver: fou.Kernel}); !errors.Is(err, fou.ErrNoKernelFoU) || !strings.Contains(err.Error(), "load the modules") {
+		if _, err := fou.Open(fou.Options{Driver: fou.Kernel}); !errors.Is(err, fou.ErrNoKernelFoU) ||
+			!strings.Contains(err.Error(), "load the modules") {
 			t.Errorf("got %v", err)
 		}
 	}
@@ -364,8 +370,9 @@ func TestAuto(t *testing.T) {
 // Close ends all goroutines and gives back all files.
 func TestCloseLeavesNothing(t *testing.T) {
 	n := testns.New(t, "foucs")
-	spec := fou.Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: true, MTU: 1300},
-		{Local: client6, Remote: endpoint6, MTU: 1300}}}
+	spec := fou.Spec{IPv4: true, IPv6: true, Any: true,
+		Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: true, MTU: 1300},
+			{Local: client6, Remote: endpoint6, MTU: 1300}}}
 	goroutines, files := runtime.NumGoroutine(), testenv.OpenFiles(t)
 	for range 3 {
 		d := open(t, n, fou.Userspace)
@@ -376,7 +383,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "goroutines and files as before", func() bool { return runtime.NumGoroutine() <= goroutines && testenv.OpenFiles(t) <= files })
+	await(t, "goroutines and files as before", func() bool {
+		return runtime.NumGoroutine() <= goroutines && testenv.OpenFiles(t) <= files
+	})
 }
 
 // A client's namespace costs little memory beside what all share, once the kernel has said its first words in it.
@@ -394,7 +403,8 @@ func TestMemoryOfClients(t *testing.T) {
 	}
 	spec := fou.Spec{IPv4: true, IPv6: true, Any: true}
 	for i := range 4 {
-		spec.Tunnels = append(spec.Tunnels, fou.Tunnel{Local: client4, Remote: netip.AddrFrom4([4]byte{10, 9, 0, byte(i)}), SourcePortAuto: true, MTU: 1300})
+		spec.Tunnels = append(spec.Tunnels, fou.Tunnel{Local: client4, Remote: netip.AddrFrom4([4]byte{10, 9, 0, byte(i)}),
+			SourcePortAuto: true, MTU: 1300})
 	}
 	all := make([]*testns.NS, 1+clients)
 	for i := range all {
@@ -427,7 +437,8 @@ func TestManyTunnels(t *testing.T) {
 		d := open(t, n, driver)
 		spec := fou.Spec{IPv4: true, Gateway: true}
 		for i := range count {
-			spec.Tunnels = append(spec.Tunnels, fou.Tunnel{Local: endpoint4, Remote: netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), MTU: 1300})
+			spec.Tunnels = append(spec.Tunnels,
+				fou.Tunnel{Local: endpoint4, Remote: netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), MTU: 1300})
 		}
 		one := spec
 		one.Tunnels = slices.Clone(spec.Tunnels[1:])

@@ -41,7 +41,8 @@ func (m *merger) add(p []byte, mtu int) bool {
 		return true
 	}
 	payload := len(p) - head
-	if m.at == 0 || !ok || at != m.at || head != m.head || payload > m.segment || m.total+payload > 0xffff || len(m.pieces) > maxMerged || !m.follows(p) {
+	if m.at == 0 || !ok || at != m.at || head != m.head || payload > m.segment || m.total+payload > 0xffff ||
+		len(m.pieces) > maxMerged || !m.follows(p) {
 		return false
 	}
 	m.pieces = append(m.pieces, p[head:])
@@ -101,7 +102,8 @@ func (m *merger) follows(p []byte) bool {
 		return false
 	}
 	return bytes.Equal(f[at:at+4], p[at:at+4]) && bytes.Equal(f[at+8:at+13], p[at+8:at+13]) && // ports, acknowledgement
-		bytes.Equal(f[at+14:at+16], p[at+14:at+16]) && bytes.Equal(f[at+18:m.head], p[at+18:m.head]) // window, urgent pointer, options
+		// window, urgent pointer, options
+		bytes.Equal(f[at+14:at+16], p[at+14:at+16]) && bytes.Equal(f[at+18:m.head], p[at+18:m.head])
 }
 
 // take returns the pieces to write, nil when there are none. They are good until the next add.
@@ -117,7 +119,8 @@ func (m *merger) take() (pieces [][]byte) {
 			at = -at
 		}
 		f[at+13] |= m.last[at+13] & tcpPush
-		h = vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, gso: gsoOf(f), headerLen: uint16(m.head), segment: uint16(m.segment),
+		h = vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, gso: gsoOf(f), headerLen: uint16(m.head),
+			segment:  uint16(m.segment),
 			sumStart: uint16(at), sumAtFromThat: 16}
 		if f[0]>>4 == 4 {
 			binary.BigEndian.PutUint16(f[2:], uint16(m.total))

@@ -18,7 +18,8 @@ func netem(s *scene, link string, faults netlink.NetemQdiscAttrs) error {
 		if l, err = netlink.LinkByName(link); err != nil {
 			return
 		}
-		q := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}, faults)
+		q := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+			Parent: netlink.HANDLE_ROOT}, faults)
 		err = netlink.QdiscReplace(q)
 	})
 	return err
@@ -45,11 +46,13 @@ func TestNetemDelays(t *testing.T) {
 // TCP gets through a network that loses, delays, reorders and duplicates, with each pair of drivers.
 func TestTCPThroughFaults(t *testing.T) {
 	needKernel(t)
-	for _, pair := range [][2]string{{fou.Kernel, fou.Kernel}, {fou.Userspace, fou.Userspace}, {fou.Kernel, fou.Userspace}} {
+	for _, pair := range [][2]string{{fou.Kernel, fou.Kernel}, {fou.Userspace, fou.Userspace},
+		{fou.Kernel, fou.Userspace}} {
 		t.Run(pair[0]+" and "+pair[1], func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, pair[0], pair[1], true)
-			err := netem(s, "under", netlink.NetemQdiscAttrs{Latency: 5000, Jitter: 1000, Loss: 1, Duplicate: 2, ReorderProb: 10, ReorderCorr: 25})
+			err := netem(s, "under", netlink.NetemQdiscAttrs{Latency: 5000, Jitter: 1000, Loss: 1, Duplicate: 2, ReorderProb: 10,
+				ReorderCorr: 25})
 			if err != nil {
 				t.Fatalf("netem: %v", err)
 			}

@@ -152,7 +152,8 @@ func flow(p []byte, seed uint32) uint32 {
 // nil when the packet must not be answered (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
 func tooBig(p []byte, mtu int) []byte {
 	src, dst := addresses(p)
-	if src.IsMulticast() || dst.IsMulticast() || src.IsUnspecified() || src.IsLoopback() || dst.Is4() && dst.As4() == [4]byte{255, 255, 255, 255} {
+	if src.IsMulticast() || dst.IsMulticast() || src.IsUnspecified() || src.IsLoopback() || dst.Is4() &&
+		dst.As4() == [4]byte{255, 255, 255, 255} {
 		return nil
 	}
 	if src.Is4() {

@@ -178,7 +178,8 @@ func TestUnfinished(t *testing.T) {
 		var sizes []int
 		err := split(append(frame, p...), roomy, func(p []byte) {
 			sizes = append(sizes, len(p))
-			if _, ok := trim(p, (version-4)/2); !ok || fold(sum(p[at:], pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))) != 0xffff {
+			if _, ok := trim(p, (version-4)/2); !ok ||
+				fold(sum(p[at:], pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))) != 0xffff {
 				t.Errorf("IPv%d: a segment is wrong", version)
 			}
 		})
@@ -190,7 +191,8 @@ func TestUnfinished(t *testing.T) {
 
 func TestECN(t *testing.T) {
 	const dropped = 0xff
-	for _, c := range []struct{ inner, outer, want uint8 }{ // RFC 6040, figure 4, with the kernel's choice where it has one
+	// RFC 6040, figure 4, with the kernel's choice where it has one
+	for _, c := range []struct{ inner, outer, want uint8 }{
 		{0, 0, 0}, {0, 1, 0}, {0, 2, 0}, {0, 3, dropped},
 		{2, 0, 2}, {2, 1, 1}, {2, 2, 2}, {2, 3, 3},
 		{1, 0, 1}, {1, 1, 1}, {1, 2, 1}, {1, 3, 3},
@@ -221,7 +223,8 @@ func TestECN(t *testing.T) {
 func TestTooBig(t *testing.T) {
 	four, six := segment(4, 1, 1, 1400, tcpAck), segment(6, 1, 1, 1400, tcpAck)
 	m4, m6 := tooBig(four, 1300), tooBig(six, 1300)
-	if p, ok := trim(m4, 0); !ok || len(p) != len(m4) || len(p) > 576 || m4[20] != 3 || m4[21] != 4 || binary.BigEndian.Uint16(m4[26:]) != 1300 || fold(sum(m4[20:], 0)) != 0xffff {
+	if p, ok := trim(m4, 0); !ok || len(p) != len(m4) || len(p) > 576 || m4[20] != 3 || m4[21] != 4 ||
+		binary.BigEndian.Uint16(m4[26:]) != 1300 || fold(sum(m4[20:], 0)) != 0xffff {
 		t.Errorf("IPv4: % x", m4)
 	}
 	if p, ok := trim(m6, 1); !ok || len(p) != 1280 || m6[40] != 2 || binary.BigEndian.Uint32(m6[44:]) != 1300 ||

@@ -19,8 +19,10 @@ import (
 )
 
 var (
-	client4, endpoint4, target4 = netip.MustParseAddr("10.100.1.2"), netip.MustParseAddr("10.100.2.1"), netip.MustParseAddr("198.51.100.7")
-	client6, endpoint6, target6 = netip.MustParseAddr("fd00:1::2"), netip.MustParseAddr("fd00:2::1"), netip.MustParseAddr("2001:db8:7::7")
+	client4, endpoint4, target4 = netip.MustParseAddr("10.100.1.2"), netip.MustParseAddr("10.100.2.1"),
+		netip.MustParseAddr("198.51.100.7")
+	client6, endpoint6, target6 = netip.MustParseAddr("fd00:1::2"), netip.MustParseAddr("fd00:2::1"),
+		netip.MustParseAddr("2001:db8:7::7")
 )
 
 const (
@@ -41,10 +43,13 @@ type scene struct {
 // newScene makes the namespaces and both tunnels' ends.
 func newScene(t testing.TB, near, far string, auto bool) *scene {
 	t.Helper()
-	s := &scene{client: testns.New(t, "foucl"), gateway: testns.New(t, "fougw"), target: testns.New(t, "foutg"), auto: auto, gatewayMode: true}
+	s := &scene{client: testns.New(t, "foucl"), gateway: testns.New(t, "fougw"), target: testns.New(t, "foutg"),
+		auto: auto, gatewayMode: true}
 	p := netip.MustParsePrefix
-	testns.Link(s.client, s.gateway, "under", []netip.Prefix{p("10.100.1.2/16"), p("fd00:1::2/16")}, []netip.Prefix{p("10.100.2.1/16"), p("fd00:2::1/16")})
-	testns.Link(s.gateway, s.target, "out", []netip.Prefix{p("198.51.100.1/24"), p("2001:db8:7::1/64")}, []netip.Prefix{p("198.51.100.7/24"), p("2001:db8:7::7/64")})
+	testns.Link(s.client, s.gateway, "under", []netip.Prefix{p("10.100.1.2/16"), p("fd00:1::2/16")},
+		[]netip.Prefix{p("10.100.2.1/16"), p("fd00:2::1/16")})
+	testns.Link(s.gateway, s.target, "out", []netip.Prefix{p("198.51.100.1/24"), p("2001:db8:7::1/64")},
+		[]netip.Prefix{p("198.51.100.7/24"), p("2001:db8:7::7/64")})
 	for _, n := range []*testns.NS{s.client, s.gateway} {
 		n.Must("MTU", func() error { return setMTU("under", underMTU) })
 		n.Sysctl("net.ipv4.conf.all.rp_filter", "0")
@@ -77,13 +82,15 @@ func newScene(t testing.TB, near, far string, auto bool) *scene {
 }
 
 func (s *scene) nearSpec() fou.Spec {
-	return fou.Spec{IPv4: true, IPv6: true, Any: true, Ports: s.nearPorts, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: s.auto, MTU: mtu4},
-		{Local: client6, Remote: endpoint6, SourcePortAuto: s.auto, MTU: mtu6}}}
+	return fou.Spec{IPv4: true, IPv6: true, Any: true, Ports: s.nearPorts,
+		Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: s.auto, MTU: mtu4},
+			{Local: client6, Remote: endpoint6, SourcePortAuto: s.auto, MTU: mtu6}}}
 }
 
 func (s *scene) farSpec() fou.Spec {
-	return fou.Spec{IPv4: true, IPv6: true, Gateway: s.gatewayMode, Ports: s.farPorts, Tunnels: []fou.Tunnel{{Local: endpoint4, Remote: client4, SourcePortAuto: s.auto, MTU: mtu4},
-		{Local: endpoint6, Remote: client6, SourcePortAuto: s.auto, MTU: mtu6}}}
+	return fou.Spec{IPv4: true, IPv6: true, Gateway: s.gatewayMode, Ports: s.farPorts,
+		Tunnels: []fou.Tunnel{{Local: endpoint4, Remote: client4, SourcePortAuto: s.auto, MTU: mtu4},
+			{Local: endpoint6, Remote: client6, SourcePortAuto: s.auto, MTU: mtu6}}}
 }
 
 func (s *scene) reconcile(t testing.TB) (writes int) {

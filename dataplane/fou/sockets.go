@@ -105,7 +105,8 @@ func bind(family, port int, deaf bool) (*net.UDPConn, error) {
 	}}
 	c, err := l.ListenPacket(context.Background(), networks[family], ":"+strconv.Itoa(port))
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("opening UDP port %d for FoU: %w: another program has it in this network namespace; stop it", port, err)
+		return nil, fmt.Errorf("opening UDP port %d for FoU: %w: another program has it in this network namespace; stop it",
+			port, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening UDP port %d for FoU: %w", port, err)
@@ -115,10 +116,12 @@ func bind(family, port int, deaf bool) (*net.UDPConn, error) {
 
 func prepare(fd, family int, deaf bool) error {
 	type option struct{ level, name, value int }
-	options := []option{{unix.IPPROTO_IP, unix.IP_TTL, dataplane.FoUTTL}, {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO},
+	options := []option{{unix.IPPROTO_IP, unix.IP_TTL, dataplane.FoUTTL}, {unix.IPPROTO_IP, unix.IP_MTU_DISCOVER,
+		unix.IP_PMTUDISC_DO},
 		{unix.IPPROTO_IP, unix.IP_RECVTOS, 1}}
 	if family == 1 {
-		options = []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, dataplane.FoUTTL}, {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO},
+		options = []option{{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, dataplane.FoUTTL},
+			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO},
 			{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1},
 			{unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1}} // others' tunnels may send without a checksum (RFC 6935)
 	}

@@ -76,7 +76,8 @@ func (u *userspace) Link(local, remote netip.Addr) string {
 
 // Stats implements Driver.
 func (u *userspace) Stats() (Stats, error) {
-	return Stats{RxPackets: u.rxPackets.Load(), RxBytes: u.rxBytes.Load(), TxPackets: u.txPackets.Load(), TxBytes: u.txBytes.Load(),
+	return Stats{RxPackets: u.rxPackets.Load(), RxBytes: u.rxBytes.Load(), TxPackets: u.txPackets.Load(),
+		TxBytes:         u.txBytes.Load(),
 		DroppedStranger: u.stranger.Load(), DroppedMalformed: u.malformed.Load(), DroppedTx: u.unsent.Load()}, nil
 }
 

@@ -32,7 +32,8 @@ func datagram(src, dst netip.Addr, class uint8, tag string) []byte {
 	}
 	p = append(p, 0x60|class>>4, class<<4, 0, 0, 0, byte(len(u)), unix.IPPROTO_UDP, 64)
 	p = append(append(p, src.AsSlice()...), dst.AsSlice()...)
-	binary.BigEndian.PutUint16(u[6:], ^words(append(append([]byte{0, unix.IPPROTO_UDP, 0, byte(len(u))}, p[8:40]...), u...)))
+	binary.BigEndian.PutUint16(u[6:],
+		^words(append(append([]byte{0, unix.IPPROTO_UDP, 0, byte(len(u))}, p[8:40]...), u...)))
 	return append(p, u...)
 }
 
@@ -107,7 +108,8 @@ func TestOuterHeader(t *testing.T) {
 				t.Errorf("%s: outer header % x: want ECN %d, UDP, hop limit %d", tag, p[:40], ecn, dataplane.FoUTTL)
 			}
 		}
-		if s, d := binary.BigEndian.Uint16(udp), binary.BigEndian.Uint16(udp[2:]); s != dataplane.FoUPort || d != dataplane.FoUPort {
+		if s, d := binary.BigEndian.Uint16(udp), binary.BigEndian.Uint16(udp[2:]); s != dataplane.FoUPort ||
+			d != dataplane.FoUPort {
 			t.Errorf("%s: ports %d and %d, want %d", tag, s, d, dataplane.FoUPort)
 		}
 	}
@@ -140,7 +142,8 @@ func outside(t *testing.T, s *scene, from, to netip.Addr, class int) *net.UDPCon
 	t.Helper()
 	var c *net.UDPConn
 	s.client.Must("dialing", func() (err error) {
-		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, dataplane.FoUPort)))
+		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, dataplane.FoUPort)))
 		if err != nil {
 			return err
 		}
@@ -164,7 +167,8 @@ func TestWhatIsRefused(t *testing.T) {
 	s.client.Address("under", netip.PrefixFrom(other4, 16), netip.PrefixFrom(other6, 16))
 	cut := func(p []byte, n int) []byte { return p[:len(p)-n] }
 	with := func(p []byte, at int, v byte) []byte { p[at] = v; return p }
-	good4, good6 := func() []byte { return datagram(client4, target4, 2, "good") }, func() []byte { return datagram(client6, target6, 2, "good") }
+	good4, good6 := func() []byte { return datagram(client4, target4, 2, "good") },
+		func() []byte { return datagram(client6, target6, 2, "good") }
 	for _, c := range []struct {
 		name                string
 		from                netip.Addr
@@ -199,7 +203,8 @@ func TestWhatIsRefused(t *testing.T) {
 		}
 		await(t, c.name, func() bool {
 			now, _ := s.far.Stats()
-			return now.DroppedStranger-before.DroppedStranger == c.stranger && now.DroppedMalformed-before.DroppedMalformed == c.malformed && now.RxPackets == before.RxPackets
+			return now.DroppedStranger-before.DroppedStranger == c.stranger &&
+				now.DroppedMalformed-before.DroppedMalformed == c.malformed && now.RxPackets == before.RxPackets
 		})
 	}
 	before, _ := s.far.Stats()
@@ -209,7 +214,8 @@ func TestWhatIsRefused(t *testing.T) {
 		c           *net.UDPConn
 		level, name int
 		packet      []byte
-	}{{outside(t, s, client4, endpoint4, 0), unix.SOL_SOCKET, unix.SO_NO_CHECK, good4()}, {outside(t, s, client6, endpoint6, 0), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX, good6()}} {
+	}{{outside(t, s, client4, endpoint4, 0), unix.SOL_SOCKET, unix.SO_NO_CHECK, good4()},
+		{outside(t, s, client6, endpoint6, 0), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX, good6()}} {
 		raw, _ := o.c.SyscallConn()
 		raw.Control(func(fd uintptr) {
 			if err := unix.SetsockoptInt(int(fd), o.level, o.name, 1); err != nil {
@@ -239,9 +245,11 @@ func TestCongestionMarkGoesInside(t *testing.T) {
 			from, to, target netip.Addr
 			outer            int
 			inner, want      uint8
-		}{{client4, endpoint4, target4, 3, 0xba, 0xbb}, {client6, endpoint6, target6, 3, 0xb9, 0xbb}, {client4, endpoint4, target4, 1, 2, 1}, {client6, endpoint6, target6, 1, 2, 1},
+		}{{client4, endpoint4, target4, 3, 0xba, 0xbb}, {client6, endpoint6, target6, 3, 0xb9, 0xbb},
+			{client4, endpoint4, target4, 1, 2, 1}, {client6, endpoint6, target6, 1, 2, 1},
 			{client4, endpoint4, target4, 2, 1, 1}, {client4, endpoint4, target4, 0, 3, 3}} {
-			tag := fmt.Sprintf("outer %d, inner %#x, from %s", c.outer, c.inner, c.from) // no two cases have the same: one may come late
+			// no two cases have the same: one may come late
+			tag := fmt.Sprintf("outer %d, inner %#x, from %s", c.outer, c.inner, c.from)
 			w := capture(t, s.gateway, s.far.Link(c.to, c.from))
 			o := outside(t, s, c.from, c.to, c.outer)
 			var got []byte
@@ -265,7 +273,8 @@ func TestAnyTakesOthersAnswers(t *testing.T) {
 		if _, err := s.far.Reconcile(spec); err != nil {
 			t.Fatal(err)
 		}
-		for _, c := range []struct{ from, to, target netip.Addr }{{client4, endpoint4, target4}, {client6, endpoint6, target6}} {
+		for _, c := range []struct{ from, to, target netip.Addr }{{client4, endpoint4, target4},
+			{client6, endpoint6, target6}} {
 			link := dataplane.FoUAny4
 			if c.to.Is6() {
 				link = dataplane.FoUAny6
@@ -288,7 +297,10 @@ func TestAnyTakesOthersAnswers(t *testing.T) {
 		if driver == fou.Userspace {
 			before, _ := s.far.Stats()
 			outside(t, s, client4, endpoint4, 0).Write(datagram(target4, endpoint4, 0, "answer"))
-			await(t, "a stranger's without the catch-all device", func() bool { now, _ := s.far.Stats(); return now.DroppedStranger == before.DroppedStranger+1 })
+			await(t, "a stranger's without the catch-all device", func() bool {
+				now, _ := s.far.Stats()
+				return now.DroppedStranger == before.DroppedStranger+1
+			})
 		}
 	}
 }

@@ -62,6 +62,7 @@ func FormOf(path string) (Form, error) {
 		}
 		return f, nil
 	}
-	return 0, fmt.Errorf("this kernel queues no packets from a rule of nftables (it needs NFT_QUEUE, or NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE): %w",
+	return 0, fmt.Errorf("this kernel queues no packets from a rule of nftables (it needs NFT_QUEUE, or NFT_COMPAT and "+
+		"NETFILTER_XT_TARGET_NFQUEUE): %w",
 		errors.Join(errs...))
 }

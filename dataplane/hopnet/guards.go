@@ -181,7 +181,8 @@ func (r *Reconciler) readGuards() (g Guards, err error) {
 			return foreign, nil
 		}
 	}
-	if rules, err = r.nft.GetRules(r.table, &nftables.Chain{Table: r.table, Name: chainOwn}); err != nil || len(rules) == 0 {
+	if rules, err = r.nft.GetRules(r.table, &nftables.Chain{Table: r.table, Name: chainOwn}); err != nil ||
+		len(rules) == 0 {
 		return foreign, nil
 	}
 	if len(rules) > 1 {

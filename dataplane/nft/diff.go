@@ -127,7 +127,8 @@ func damaged(want, actual State) bool {
 func union(want, actual State) State {
 	u := want
 	u.Table, u.Chains, u.Sets = true, maps.Clone(want.Chains), maps.Clone(want.Sets)
-	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
+	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites,
+		actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {
 		if _, ok := u.Chains[n]; !ok {
 			u.Chains[n] = a

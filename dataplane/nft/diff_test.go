@@ -17,7 +17,8 @@ import (
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
-var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}, dataplane.Numbers{}), cmpopts.EquateEmpty()}
+var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}, dataplane.Numbers{}),
+	cmpopts.EquateEmpty()}
 
 func want(targets []netip.Prefix) State { return wantTargets(dataplane.DefaultNumbers(), targets) }
 
@@ -47,7 +48,8 @@ func via(local uint16, remote string) dataplane.PortRewrite {
 
 func TestDiff(t *testing.T) {
 	a, b := via(40001, "203.0.113.7:51820"), via(40002, "203.0.113.9:4500")
-	otherPort, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 4242}, PortRewrites: []dataplane.PortRewrite{a}})
+	otherPort, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 4242},
+		PortRewrites: []dataplane.PortRewrite{a}})
 	halfGone := rewriting(a, b)
 	delete(halfGone.Sets, dataplane.SetRewriteIn)
 
@@ -66,7 +68,8 @@ func TestDiff(t *testing.T) {
 			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: kindOutgoing, Rules: []string{"meta(3) verdict(1)"}}
 		}), true},
 		{"chain-missing", want(nil), altered(func(s *State) { delete(s.Chains, dataplane.ChainPrerouting) }), true},
-		{"set-missing", want(targets(base...)), altered(func(s *State) { delete(s.Sets, dataplane.SetTargetsIPv6) }, base...), true},
+		{"set-missing", want(targets(base...)), altered(func(s *State) { delete(s.Sets, dataplane.SetTargetsIPv6) },
+			base...), true},
 		{"chain-of-another-kind", want(targets(base...)), altered(func(s *State) {
 			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: "type filter hook output priority 0 policy drop"}
 		}, base...), true},
@@ -142,7 +145,9 @@ func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
 			if p.Addr().Is6() {
 				set = got.Sets[dataplane.SetTargetsIPv6]
 			}
-			if !slices.ContainsFunc(set.Ranges, func(r Range) bool { return r.From.Compare(p.Addr()) <= 0 && last(p).Compare(r.To) <= 0 }) {
+			if !slices.ContainsFunc(set.Ranges, func(r Range) bool {
+				return r.From.Compare(p.Addr()) <= 0 && last(p).Compare(r.To) <= 0
+			}) {
 				t.Fatalf("%s is not covered by %v", p, set.Ranges)
 			}
 		}
@@ -156,7 +161,10 @@ func TestElementsReadBackAreTheRanges(t *testing.T) {
 			es := toElements(set.Ranges)
 			if rapid.Bool().Draw(t, "nft's way") { // an end that is also a start is left out
 				es = slices.DeleteFunc(es, func(e nftables.SetElement) bool {
-					return e.IntervalEnd && slices.ContainsFunc(es, func(o nftables.SetElement) bool { return !o.IntervalEnd && bytes.Equal(o.Key, e.Key) })
+					return e.IntervalEnd && slices.ContainsFunc(es, func(o nftables.SetElement) bool {
+						return !o.IntervalEnd &&
+							bytes.Equal(o.Key, e.Key)
+					})
 				})
 			}
 			es = rapid.Permutation(es).Draw(t, "order")
@@ -179,7 +187,8 @@ func TestRulesReadBackAreRecognised(t *testing.T) {
 	if got := ruleText(dataplane.DefaultNumbers(), rewriteOutExprs(4242)); got != rewriteOutText(4242) {
 		t.Errorf("the rule for what goes out: %s", got)
 	}
-	foreign := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
+	foreign := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Counter{},
+		&expr.Verdict{Kind: expr.VerdictDrop}}
 	if got := ruleText(dataplane.DefaultNumbers(), foreign); slices.Contains(rulesText(dataplane.DefaultNumbers()), got) {
 		t.Errorf("a foreign rule was taken for %s", got)
 	}
@@ -206,7 +215,8 @@ func TestForeignTableReadsTheName(t *testing.T) {
 func thousand() (out []netip.Prefix) {
 	for i := range 1000 {
 		out = append(out, netip.MustParsePrefix(fmt.Sprintf("10.4.%d.%d/32", i/250, i%250)),
-			netip.MustParsePrefix(fmt.Sprintf("10.100.%d.%d/27", i/8, i%8*32)), netip.MustParsePrefix(fmt.Sprintf("fd00::%x/128", i)))
+			netip.MustParsePrefix(fmt.Sprintf("10.100.%d.%d/27", i/8, i%8*32)),
+			netip.MustParsePrefix(fmt.Sprintf("fd00::%x/128", i)))
 	}
 	return out
 }

@@ -141,7 +141,8 @@ func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
 	want, notes := Want(s)
 	if r.noFib {
 		want.dropSources()
-		notes = append(notes, "this kernel's nftables cannot look up routes (CONFIG_NFT_FIB_INET): packets that pods and neighbours send under others' addresses are not dropped")
+		notes = append(notes, "this kernel's nftables cannot look up routes (CONFIG_NFT_FIB_INET): packets that pods and "+
+			"neighbours send under others' addresses are not dropped")
 	}
 	return want, notes
 }
@@ -206,7 +207,9 @@ func (r *Reconciler) read() (State, error) {
 	if err != nil {
 		return fail("tables", err)
 	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == r.table.Name && t.Family == r.table.Family })
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool {
+		return t.Name == r.table.Name && t.Family == r.table.Family
+	})
 	if i < 0 {
 		return s, nil
 	}
@@ -421,11 +424,14 @@ func (w *writer) chain(o Op) *nftables.Chain {
 	case kindRewriteIn:
 		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw
 	case kindTranslateIn:
-		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(-305)
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting,
+			nftables.ChainPriorityRef(-305)
 	case kindTranslateOut:
-		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(310)
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting,
+			nftables.ChainPriorityRef(310)
 	case kindRewriteOut:
-		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(300)
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting,
+			nftables.ChainPriorityRef(300)
 	default:
 		c.Policy, c.Priority = nil, nil
 	}

@@ -24,7 +24,8 @@ func open(t *testing.T, n *testns.NS) *nft.Reconciler {
 func spec(n int) dataplane.Spec {
 	s := dataplane.Spec{Complete: true}
 	for i := range n {
-		s.Targets = append(s.Targets, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32),
+		s.Targets = append(s.Targets,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32),
 			netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}), 128))
 	}
 	return s
@@ -83,10 +84,16 @@ func TestListedByNft(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out []byte
-	n.Must("nft list ruleset", func() (err error) { out, err = exec.Command("nft", "list", "ruleset").CombinedOutput(); return err })
-	for _, want := range []string{"table inet skein", "type filter hook prerouting priority filter; policy accept;", "type route hook output priority filter; policy accept;",
-		"meta mark & 0x00000060 == 0x00000020 accept", "ip daddr @skein_targets_ipv4 meta mark set meta mark & 0xffffffdf | 0x00000040 accept",
-		"ip6 daddr @skein_targets_ipv6 meta mark set meta mark & 0xffffffdf | 0x00000040 accept", "flags interval", "10.0.0.1"} {
+	n.Must("nft list ruleset", func() (err error) {
+		out, err = exec.Command("nft", "list", "ruleset").CombinedOutput()
+		return err
+	})
+	for _, want := range []string{"table inet skein", "type filter hook prerouting priority filter; policy accept;",
+		"type route hook output priority filter; policy accept;",
+		"meta mark & 0x00000060 == 0x00000020 accept", "ip daddr @skein_targets_ipv4 meta mark set meta mark & 0xffffffdf " +
+			"| 0x00000040 accept",
+		"ip6 daddr @skein_targets_ipv6 meta mark set meta mark & 0xffffffdf | 0x00000040 accept",
+		"flags interval", "10.0.0.1"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("nft does not show %q in:\n%s", want, out)
 		}

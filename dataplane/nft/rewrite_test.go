@@ -141,11 +141,13 @@ func TestRewriteCarriesPackets(t *testing.T) {
 
 func carry(t *testing.T, firewall bool) {
 	here, there := testns.New(t, "here"), testns.New(t, "there")
-	testns.Link(here, there, "eth0", []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}, []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24")})
+	testns.Link(here, there, "eth0", []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")},
+		[]netip.Prefix{netip.MustParsePrefix("203.0.113.2/24")})
 	if firewall {
 		here.Must("firewall", statefulInput)
 	}
-	wg, peer, other := listen(t, here, "0.0.0.0:51820"), listen(t, there, "203.0.113.2:7000"), listen(t, there, "203.0.113.2:7001")
+	wg, peer, other := listen(t, here, "0.0.0.0:51820"), listen(t, there, "203.0.113.2:7000"),
+		listen(t, there, "203.0.113.2:7001")
 	probe := listen(t, here, "0.0.0.0:40001")
 	probe.send("203.0.113.2:7000", "opens the mapping")
 	peer.got("203.0.113.1:40001", "opens the mapping")
@@ -201,10 +203,12 @@ func statefulInput() error {
 	}
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
 	drop := nftables.ChainPolicyDrop
-	chain := c.AddChain(&nftables.Chain{Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	chain := c.AddChain(&nftables.Chain{Name: "input", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &drop})
 	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 		&expr.Verdict{Kind: expr.VerdictAccept},
 	}})

@@ -145,7 +145,8 @@ func rewriteText(exprs []expr.Any, have string) string {
 
 // rewriteElements are the elements of one of the two sets of rewrites.
 func rewriteElements(kind string, rs []dataplane.PortRewrite) []nftables.SetElement {
-	port := func(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) } // parts of a key fill words
+	// parts of a key fill words
+	port := func(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) }
 	var out []nftables.SetElement
 	for _, r := range rs {
 		e := nftables.SetElement{Key: port(r.Remote.Addr().AsSlice(), r.Remote.Port())}
@@ -214,7 +215,8 @@ func dump(exprs []expr.Any) string {
 		case *expr.Cmp:
 			parts = append(parts, fmt.Sprintf("cmp(%d,%d,%x)", e.Op, e.Register, e.Data))
 		case *expr.Payload:
-			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister+e.SourceRegister, e.Base, e.Offset, e.Len))
+			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister+e.SourceRegister,
+				e.Base, e.Offset, e.Len))
 			if e.OperationType == expr.PayloadWrite {
 				parts = append(parts, fmt.Sprintf("checksum(%d,%d,%d)", e.CsumType, e.CsumOffset, e.CsumFlags))
 			}
@@ -351,7 +353,8 @@ func setOf(kind string) *nftables.Set {
 	s := &nftables.Set{}
 	switch kind {
 	case kindPorts:
-		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService, nftables.TypeInetService)
+		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService,
+			nftables.TypeInetService)
 	case kindPeers:
 		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService)
 		s.IsMap, s.DataType = true, nftables.TypeInetService

@@ -48,7 +48,8 @@ func rulesOf(rs []rule) (out []string) {
 // setSources puts the chain of sources and its sets there.
 func (s *State) setSources(spec dataplane.Spec) {
 	s.Link, s.Control, s.Hops, s.Plain = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid(), spec.Plain
-	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Numbers, s.Link, s.Control, s.Hops, s.Plain))}
+	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources,
+		Rules: rulesOf(sourceRules(s.Numbers, s.Link, s.Control, s.Hops, s.Plain))}
 	var overlays []netip.Prefix
 	for _, a := range spec.Link.Addresses {
 		overlays = append(overlays, a.Masked())
@@ -109,7 +110,8 @@ func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool
 	if control != 0 {
 		if plain {
 			for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				out = append(out, plainControlRule(n.PlainLink, 4, proto, control), plainControlRule(n.PlainLink, 6, proto, control))
+				out = append(out, plainControlRule(n.PlainLink, 4, proto, control), plainControlRule(n.PlainLink, 6,
+					proto, control))
 			}
 		}
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -195,7 +197,8 @@ func plainControlRule(link string, family int, proto byte, port int) rule {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
 	}, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port, protocol(family), set), exprs}
+	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port,
+		protocol(family), set), exprs}
 }
 
 // cameBy matches packets that came in by a link.

@@ -71,7 +71,8 @@ func TestSourceRulesReadBackAreRecognised(t *testing.T) {
 		}
 	}
 	golden.Lines(t, "source-rules", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, false, false)))
-	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, true, false)))
+	golden.Lines(t, "source-rules-with-hops",
+		rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, true, false)))
 	golden.Lines(t, "source-rules-plain", rulesOf(sourceRules(dataplane.DefaultNumbers(), "skein0", 7946, false, true)))
 }
 

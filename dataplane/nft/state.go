@@ -149,12 +149,14 @@ func wantTargets(n dataplane.Numbers, targets []netip.Prefix) State {
 }
 
 func clampText(n dataplane.Numbers) string {
-	return fmt.Sprintf("meta mark & %#08x == %#08x tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", n.MarkMask, n.MarkRoute)
+	return fmt.Sprintf("meta mark & %#08x == %#08x tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu",
+		n.MarkMask, n.MarkRoute)
 }
 
 func rulesText(n dataplane.Numbers) []string {
 	set := func(l3, set string) string {
-		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set, ^n.MarkMask|n.MarkRoute, n.MarkRoute)
+		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set,
+			^n.MarkMask|n.MarkRoute, n.MarkRoute)
 	}
 	return []string{
 		fmt.Sprintf("meta mark & %#08x == %#08x accept", n.MarkMask, n.MarkWG),

@@ -118,7 +118,8 @@ func open(c Config, t tun.Device, bind conn.Bind) (*Carrier, error) {
 		t.Close()
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return nil,
-				fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in the configuration",
+				fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in the "+
+					"configuration",
 					c.Port, syscall.EADDRINUSE)
 		}
 		return nil, fmt.Errorf("UDP port %d, for plain peers: %w", c.Port, err)
@@ -209,7 +210,8 @@ func (c *Carrier) add(p Peer) error {
 func (c *Carrier) remove(id uint64) {
 	if s := c.sessions[id]; s != nil {
 		c.end(s.unit)
-		_ = c.ways.dev.IpcSet("public_key=" + hexOf(s.PublicKey) + "\nremove=true\n") // it cannot fail: the key was taken before
+		// it cannot fail: the key was taken before
+		_ = c.ways.dev.IpcSet("public_key=" + hexOf(s.PublicKey) + "\nremove=true\n")
 		delete(c.ways.seen, s.PublicKey)
 		delete(c.sessions, id)
 	}

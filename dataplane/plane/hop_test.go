@@ -766,16 +766,19 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 		{"IPv6 ways deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().HopTable(), unix.RTN_UNICAST)},
 		{"last hops deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().HopLastTable(), unix.RTN_UNICAST)},
 		{"a way of another kind", func() error {
-			return netlink.RouteReplace(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.DefaultNumbers().HopTable(),
-				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol})
+			return netlink.RouteReplace(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()),
+				Table: dataplane.DefaultNumbers().HopTable(),
+				Type:  unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol})
 		}},
 		{"a second way", func() error {
-			return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.DefaultNumbers().HopTable(),
-				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol, Priority: 7})
+			return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()),
+				Table: dataplane.DefaultNumbers().HopTable(),
+				Type:  unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol, Priority: 7})
 		}},
 		{"rule deleted", func() error {
 			r := netlink.NewRule()
-			r.Family, r.Priority, r.Table = unix.AF_INET, dataplane.DefaultNumbers().HopLastRule(), dataplane.DefaultNumbers().HopLastTable()
+			r.Family, r.Priority, r.Table = unix.AF_INET, dataplane.DefaultNumbers().HopLastRule(),
+				dataplane.DefaultNumbers().HopLastTable()
 			return netlink.RuleDel(r)
 		}},
 		{"guards deleted", withNft(func(c *nftables.Conn) {
@@ -861,7 +864,8 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 			}
 			for _, r := range rules {
 				if r.Protocol == dataplane.RouteProtocol &&
-					(all || r.Priority == dataplane.DefaultNumbers().HopRule() || r.Priority == dataplane.DefaultNumbers().HopLastRule()) {
+					(all || r.Priority == dataplane.DefaultNumbers().HopRule() ||
+						r.Priority == dataplane.DefaultNumbers().HopLastRule()) {
 					return fmt.Errorf("rule %s", r)
 				}
 			}

@@ -88,7 +88,8 @@ func (l leaving) nftTables() error {
 
 // family removes rules and routes of one address family.
 func (l leaving) family(f int) error {
-	rules, err := nlcount.One(l.h).RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	rules, err := nlcount.One(l.h).RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol},
+		netlink.RT_FILTER_PROTOCOL)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
 		return nil
 	}
@@ -142,13 +143,16 @@ func (l leaving) list(f, table int) ([]netlink.Route, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading routes of table %d: %w", table, err)
 	}
-	return slices.DeleteFunc(all, func(r netlink.Route) bool { return r.Table != table || r.Protocol != dataplane.RouteProtocol }), nil
+	return slices.DeleteFunc(all, func(r netlink.Route) bool {
+		return r.Table != table || r.Protocol != dataplane.RouteProtocol
+	}), nil
 }
 
 // isOurs tells a route from one that Coil has made in the tables of pods, with the same protocol: Coil's lead to its
 // own pods, whose links have no alias of ours.
 func (l leaving) isOurs(r netlink.Route) bool {
-	if r.Table != l.former.PodTable() && r.Table != l.former.ExportTable() || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_THROW {
+	if r.Table != l.former.PodTable() && r.Table != l.former.ExportTable() || r.Type == unix.RTN_UNREACHABLE ||
+		r.Type == unix.RTN_THROW {
 		return true
 	}
 	link, there := l.links[r.LinkIndex]

@@ -47,7 +47,8 @@ func ours(t *testing.T, h *host) (left []string) {
 					left = append(left, r.String())
 				}
 			}
-			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable}, netlink.RT_FILTER_TABLE)
+			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable},
+				netlink.RT_FILTER_TABLE)
 			for _, r := range routes {
 				if r.Protocol == dataplane.RouteProtocol {
 					left = append(left, r.String())
@@ -76,7 +77,8 @@ func TestPurgeRemovesEverythingOfOurs(t *testing.T) {
 
 func TestRestartAdoptsAndWritesNothing(t *testing.T) {
 	a := newHost(t, 1)
-	s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"), pfx("10.100.0.0/27"), pfx("fd00:5::9/128"))
+	s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"),
+		pfx("10.100.0.0/27"), pfx("fd00:5::9/128"))
 	a.apply(t, s)
 	if err := a.plane.Close(); err != nil {
 		t.Fatal(err)
@@ -251,7 +253,10 @@ func TestChangesDisturbNobodyElse(t *testing.T) {
 	b.echo(t, b.overlay4())
 	within(t, 8*time.Second, "reach", func() bool { ok, _ := a.reaches(t, b.overlay4()); return ok })
 	var c net.Conn
-	a.Must("dial", func() (err error) { c, err = net.Dial("udp", net.JoinHostPort(b.overlay4().String(), "7")); return err })
+	a.Must("dial", func() (err error) {
+		c, err = net.Dial("udp", net.JoinHostPort(b.overlay4().String(), "7"))
+		return err
+	})
 	defer c.Close()
 	lost := 0
 	buf := make([]byte, 10)
@@ -308,7 +313,8 @@ func TestStrictReversePathFilter(t *testing.T) {
 	within(t, 8*time.Second, "a's echo answers b's pod", func() bool {
 		ok := false
 		b.Do(func() {
-			c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{IP: pod.AsSlice()}}).Dial("udp", net.JoinHostPort(a.overlay4().String(), "7"))
+			c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{IP: pod.AsSlice()}}).Dial("udp",
+				net.JoinHostPort(a.overlay4().String(), "7"))
 			if err != nil {
 				return
 			}
@@ -331,7 +337,10 @@ func TestStrictReversePathFilter(t *testing.T) {
 func TestPortInUseIsNamed(t *testing.T) {
 	a := newHost(t, 1)
 	var c net.PacketConn
-	a.Must("take the port", func() (err error) { c, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", dataplane.Port)); return err })
+	a.Must("take the port", func() (err error) {
+		c, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", dataplane.Port))
+		return err
+	})
 	s := a.spec()
 	r, err := a.plane.Apply(t.Context(), s)
 	if err == nil || !strings.Contains(err.Error(), "ports.wireguard") || !errors.Is(err, unix.EADDRINUSE) {
@@ -363,14 +372,16 @@ func TestSecondUserspaceAgentIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err = plane.Open(t.Context(), plane.Options{Namespace: &n.Handle, Driver: "userspace"}); err == nil || !strings.Contains(err.Error(), "stop that agent first") {
+	if _, err = plane.Open(t.Context(), plane.Options{Namespace: &n.Handle, Driver: "userspace"}); err == nil ||
+		!strings.Contains(err.Error(), "stop that agent first") {
 		t.Errorf("error: %v", err)
 	}
 }
 
 func TestUnknownDriverIsNamed(t *testing.T) {
 	n := testns.New(t, "plane")
-	if _, err := plane.Open(t.Context(), plane.Options{Namespace: &n.Handle, Driver: "magic"}); err == nil || !strings.Contains(err.Error(), "auto, kernel and userspace") {
+	if _, err := plane.Open(t.Context(), plane.Options{Namespace: &n.Handle, Driver: "magic"}); err == nil ||
+		!strings.Contains(err.Error(), "auto, kernel and userspace") {
 		t.Errorf("error: %v", err)
 	}
 }

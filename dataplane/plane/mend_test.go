@@ -54,7 +54,8 @@ func withLink(f func(netlink.Link) error) func() error {
 
 func ourRoute(family int, unreachable bool) func() error {
 	return withLink(func(l netlink.Link) error {
-		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable}, netlink.RT_FILTER_TABLE)
+		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: dataplane.DefaultNumbers().RouteTable},
+			netlink.RT_FILTER_TABLE)
 		for _, r := range list {
 			if (r.Type == unix.RTN_UNREACHABLE) == unreachable {
 				return netlink.RouteDel(&r)
@@ -85,7 +86,8 @@ var foreignChanges = []struct {
 	{"IPv6 rule deleted", "route", false, ourRule(unix.AF_INET6)},
 	{"rule of ours with another mark added", "route", false, func() error {
 		r := netlink.NewRule()
-		r.Priority, r.Table, r.Protocol, r.Mark, r.Family = dataplane.DefaultNumbers().RulePriority, dataplane.DefaultNumbers().RouteTable, dataplane.RouteProtocol, 7, unix.AF_INET
+		r.Priority, r.Table, r.Protocol, r.Mark, r.Family = dataplane.DefaultNumbers().RulePriority,
+			dataplane.DefaultNumbers().RouteTable, dataplane.RouteProtocol, 7, unix.AF_INET
 		return netlink.RuleAdd(r)
 	}},
 	{"IPv4 default route deleted", "route", false, ourRoute(unix.AF_INET, false)},
@@ -111,24 +113,30 @@ var foreignChanges = []struct {
 	{"rules flushed", "nft", false, withNft(func(c *nftables.Conn) { c.FlushTable(ourTable()) })},
 	{"rule added in front", "nft", false, withNft(func(c *nftables.Conn) {
 		t := ourTable()
-		c.InsertRule(&nftables.Rule{Table: t, Chain: &nftables.Chain{Name: dataplane.ChainOutgoing, Table: t}, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+		c.InsertRule(&nftables.Rule{Table: t, Chain: &nftables.Chain{Name: dataplane.ChainOutgoing, Table: t},
+			Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
 	})},
 	{"set flushed", "nft", false, withNft(func(c *nftables.Conn) {
 		c.FlushSet(&nftables.Set{Table: ourTable(), Name: dataplane.SetTargetsIPv4})
 	})},
 	{"element added", "nft", false, withNft(func(c *nftables.Conn) {
-		_ = c.SetAddElements(&nftables.Set{Table: ourTable(), Name: dataplane.SetTargetsIPv4, KeyType: nftables.TypeIPAddr, Interval: true},
+		_ = c.SetAddElements(&nftables.Set{Table: ourTable(), Name: dataplane.SetTargetsIPv4, KeyType: nftables.TypeIPAddr,
+			Interval: true},
 			[]nftables.SetElement{{Key: []byte{8, 8, 8, 8}}, {Key: []byte{8, 8, 8, 9}, IntervalEnd: true}})
 	})},
-	{"chain added", "nft", false, withNft(func(c *nftables.Conn) { c.AddChain(&nftables.Chain{Name: "stranger", Table: ourTable()}) })},
+	{"chain added", "nft", false, withNft(func(c *nftables.Conn) {
+		c.AddChain(&nftables.Chain{Name: "stranger", Table: ourTable()})
+	})},
 	{"peer removed", "wireguard", true, changePeer(func(p wgtypes.Peer) wgtypes.PeerConfig {
 		return wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true}
 	})},
 	{"allowed IPs replaced", "wireguard", true, changePeer(func(p wgtypes.Peer) wgtypes.PeerConfig {
-		return wgtypes.PeerConfig{PublicKey: p.PublicKey, ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{{IP: net.IP{10, 9, 9, 9}, Mask: net.CIDRMask(32, 32)}}}
+		return wgtypes.PeerConfig{PublicKey: p.PublicKey, ReplaceAllowedIPs: true,
+			AllowedIPs: []net.IPNet{{IP: net.IP{10, 9, 9, 9}, Mask: net.CIDRMask(32, 32)}}}
 	})},
 	{"peer added", "wireguard", true, changePeer(func(wgtypes.Peer) wgtypes.PeerConfig {
-		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{9, 9, 9}, AllowedIPs: []net.IPNet{{IP: net.IP{10, 9, 9, 9}, Mask: net.CIDRMask(32, 32)}}}
+		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{9, 9, 9},
+			AllowedIPs: []net.IPNet{{IP: net.IP{10, 9, 9, 9}, Mask: net.CIDRMask(32, 32)}}}
 	})},
 	{"firewall mark cleared", "wireguard", true, func() error {
 		c, err := wgctrl.New()
@@ -163,7 +171,8 @@ func TestForeignChangesAreMended(t *testing.T) {
 			if c.kernelOnly && a.plane.Driver() != "kernel" {
 				t.Skip("a userspace device lives inside this process, where nobody else can change it; the kernel tier does")
 			}
-			s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"), pfx("fd00:5::9/128"))
+			s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"),
+				pfx("fd00:5::9/128"))
 			a.apply(t, s)
 			a.clean(t, s)
 			a.Must(c.name, c.do)
@@ -234,7 +243,8 @@ func foreignState(t *testing.T, h *host) (lines []string) {
 			routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 			for _, r := range routes {
 				l, err := netlink.LinkByIndex(r.LinkIndex)
-				if ours := r.Table == dataplane.DefaultNumbers().RouteTable && r.Protocol == dataplane.RouteProtocol; !ours && (err != nil || l.Attrs().Name != dataplane.DefaultNumbers().Link) {
+				if ours := r.Table == dataplane.DefaultNumbers().RouteTable && r.Protocol == dataplane.RouteProtocol; !ours &&
+					(err != nil || l.Attrs().Name != dataplane.DefaultNumbers().Link) {
 					lines = append(lines, r.String())
 				}
 			}

@@ -23,7 +23,8 @@ func TestTCPFitsTheWay(t *testing.T) {
 	}{{0, 1380, 1300}, {1328, 1288, 1260}, {1300, 1260, 1230}, {0, 1380, 1300}} {
 		s.Link.Narrow = nil
 		if step.mtu > 0 {
-			s.Link.Narrow = []dataplane.Narrow{{Prefix: netip.PrefixFrom(b.overlay4(), 32), MTU: step.mtu}, {Prefix: netip.PrefixFrom(b.overlay6(), 128), MTU: step.mtu}}
+			s.Link.Narrow = []dataplane.Narrow{{Prefix: netip.PrefixFrom(b.overlay4(), 32), MTU: step.mtu},
+				{Prefix: netip.PrefixFrom(b.overlay6(), 128), MTU: step.mtu}}
 		}
 		a.apply(t, s)
 		a.clean(t, s)

@@ -47,7 +47,8 @@ func everything(t *testing.T, ns *testns.NS) (out []string) {
 			}
 			for _, r := range routes {
 				if r.Table != unix.RT_TABLE_LOCAL && r.Table != unix.RT_TABLE_MAIN {
-					out = append(out, fmt.Sprintf("route %d table %d proto %d type %d dev %s %s", f, r.Table, r.Protocol, r.Type, names[r.LinkIndex], r.Dst))
+					out = append(out, fmt.Sprintf("route %d table %d proto %d type %d dev %s %s", f, r.Table, r.Protocol, r.Type,
+						names[r.LinkIndex], r.Dst))
 				}
 			}
 		}
@@ -98,7 +99,8 @@ func with(lines []string, words ...string) (out []string) {
 func addKubeSpan(t *testing.T, ns *testns.NS) {
 	t.Helper()
 	ns.Must("add KubeSpan", func() error {
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kubespan"}, PeerName: "kubespan-peer"}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kubespan"},
+			PeerName: "kubespan-peer"}); err != nil {
 			return err
 		}
 		l, err := netlink.LinkByName("kubespan")
@@ -116,7 +118,8 @@ func addKubeSpan(t *testing.T, ns *testns.NS) {
 				return err
 			}
 			_, dst, _ := net.ParseCIDR(anywhere)
-			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: 180, Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_STATIC}); err != nil {
+			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: 180,
+				Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_STATIC}); err != nil {
 				return err
 			}
 		}
@@ -125,7 +128,8 @@ func addKubeSpan(t *testing.T, ns *testns.NS) {
 		chain := c.AddChain(&nftables.Chain{Table: table, Name: "kubespan_prerouting", Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityFilter})
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
-		if err := c.AddSet(&nftables.Set{Table: table, Name: "kubespan_targets_ipv4", KeyType: nftables.TypeIPAddr, Interval: true}, nil); err != nil {
+		if err := c.AddSet(&nftables.Set{Table: table, Name: "kubespan_targets_ipv4", KeyType: nftables.TypeIPAddr,
+			Interval: true}, nil); err != nil {
 			return err
 		}
 		return c.Flush()
@@ -143,7 +147,8 @@ func TestKubeSpanIsLeftAlone(t *testing.T) {
 		t.Fatalf("KubeSpan has %d things, want 9: %q", n, with(before, kubespan...))
 	}
 	h.open(t)
-	s := withPeer(h.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"), pfx("fd00:5::9/128"))
+	s := withPeer(h.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"),
+		pfx("fd00:5::9/128"))
 	s = withPods(s)
 	h.apply(t, s)
 	h.clean(t, s)
@@ -163,7 +168,8 @@ func TestKubeSpanIsLeftAlone(t *testing.T) {
 	}
 	h.purge(t)
 	if got := everything(t, h.NS); !slices.Equal(got, before) {
-		t.Errorf("after the agent's end there is\n%s\nand before it there was\n%s", strings.Join(got, "\n"), strings.Join(before, "\n"))
+		t.Errorf("after the agent's end there is\n%s\nand before it there was\n%s", strings.Join(got, "\n"),
+			strings.Join(before, "\n"))
 	}
 }
 
@@ -212,7 +218,8 @@ func TestFormerNumbersLeaveNothing(t *testing.T) {
 	h.apply(t, spec())
 	reach("under both numbers")
 	for range 2 {
-		if err := plane.Leave(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers}, dataplane.DefaultNumbers()); err != nil {
+		if err := plane.Leave(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers},
+			dataplane.DefaultNumbers()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -240,7 +247,8 @@ func TestLeavingKeepsWhatCoilHas(t *testing.T) {
 	h := newHost(t, 1)
 	n := dataplane.DefaultNumbers()
 	h.Must("a pod of Coil's", func() error {
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "coilpod"}, PeerName: "peer"}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "coilpod"},
+			PeerName: "peer"}); err != nil {
 			return err
 		}
 		l, err := netlink.LinkByName("coilpod")
@@ -250,18 +258,21 @@ func TestLeavingKeepsWhatCoilHas(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, 64, 0, 20).To4(), Mask: net.CIDRMask(32, 32)},
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(10, 64, 0, 20).To4(),
+			Mask: net.CIDRMask(32, 32)},
 			Table: n.PodTable(), Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_LINK})
 	})
 	h.apply(t, withPods(h.spec()))
 	if err := h.plane.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := plane.Leave(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: dataplane.NumbersOf(1)}, n); err != nil {
+	if err := plane.Leave(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: dataplane.NumbersOf(1)},
+		n); err != nil {
 		t.Fatal(err)
 	}
 	got := with(everything(t, h.NS), " table 116 ")
-	want := []string{"route 2 table 116 proto 30 type 1 dev coilpod 10.64.0.20/32", "rule 2 proto 30 ip rule 2000: from all to all table 116 "}
+	want := []string{"route 2 table 116 proto 30 type 1 dev coilpod 10.64.0.20/32", "rule 2 proto 30 ip rule 2000: from " +
+		"all to all table 116 "}
 	if !slices.Equal(got, want) {
 		t.Errorf("left of pods' routing:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

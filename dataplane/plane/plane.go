@@ -105,7 +105,8 @@ type part struct {
 // Open creates or adopts the link and starts to watch. Nothing else is written before the first Apply.
 func Open(ctx context.Context, o Options) (*Plane, error) {
 	o = o.filled()
-	p := &Plane{opts: o, work: make(chan func()), dirty: make(chan touched, 64), quit: make(chan struct{}), done: make(chan struct{})}
+	p := &Plane{opts: o, work: make(chan func()), dirty: make(chan touched, 64), quit: make(chan struct{}),
+		done: make(chan struct{})}
 	started := make(chan error, 1)
 	go p.run(started)
 	if err := <-started; err != nil {
@@ -228,7 +229,8 @@ func (p *Plane) open() (err error) {
 		}
 	}()
 	o := p.opts
-	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Numbers.Link, MTU: o.MTU, Driver: o.Driver, Log: o.Log}); err != nil {
+	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Numbers.Link, MTU: o.MTU, Driver: o.Driver,
+		Log: o.Log}); err != nil {
 		return err
 	}
 	p.driver = p.wg.Driver()

@@ -65,11 +65,12 @@ func newHostWith(t *testing.T, n int, driver string) *host {
 
 func (h *host) open(t *testing.T) {
 	t.Helper()
-	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers, Driver: h.driver, Log: testLog(t), OnForeign: func(s string) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.foreign = append(h.foreign, s)
-	}})
+	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers, Driver: h.driver,
+		Log: testLog(t), OnForeign: func(s string) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.foreign = append(h.foreign, s)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,8 @@ func (h *host) overlay6() netip.Addr { return addr(fmt.Sprintf("fd00:5::%d", h.n
 // spec is this host's Spec with no peers.
 func (h *host) spec() dataplane.Spec {
 	return dataplane.Spec{
-		WireGuard: dataplane.WireGuard{PrivateKey: h.keys.private, Port: dataplane.Port, Mark: h.numbers.Filled().MarkWG, Peers: map[dataplane.Key]dataplane.Peer{}},
+		WireGuard: dataplane.WireGuard{PrivateKey: h.keys.private, Port: dataplane.Port, Mark: h.numbers.Filled().MarkWG,
+			Peers: map[dataplane.Key]dataplane.Peer{}},
 		Link: dataplane.Link{Name: h.numbers.Filled().Link, MTU: dataplane.MTU,
 			Addresses: []netip.Prefix{netip.PrefixFrom(h.overlay4(), 16), netip.PrefixFrom(h.overlay6(), 64)}},
 		Complete: true,
@@ -161,7 +163,8 @@ func within(t *testing.T, d time.Duration, what string, ok func() bool) time.Dur
 func pair(t *testing.T) (a, b *host) {
 	t.Helper()
 	a, b = newHost(t, 1), newHost(t, 2)
-	testns.Link(a.NS, b.NS, "under", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	testns.Link(a.NS, b.NS, "under", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
+		[]netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
 	return a, b
 }
 
@@ -207,7 +210,8 @@ func (h *host) reaches(t *testing.T, at netip.Addr) (ok bool, err error) {
 }
 
 func TestTwoHostsReachEachOther(t *testing.T) {
-	for _, under := range []struct{ name, a, b string }{{"over IPv4", "192.0.2.1", "192.0.2.2"}, {"over IPv6", "2001:db8::1", "2001:db8::2"}} {
+	for _, under := range []struct{ name, a, b string }{{"over IPv4", "192.0.2.1", "192.0.2.2"},
+		{"over IPv6", "2001:db8::1", "2001:db8::2"}} {
 		t.Run(under.name, func(t *testing.T) {
 			a, b := pair(t)
 			a.apply(t, withHost(a.spec(), b, addr(under.b)))
@@ -218,7 +222,8 @@ func TestTwoHostsReachEachOther(t *testing.T) {
 				t.Logf("%s answered after %s", to, d)
 			}
 			peers, err := a.plane.Peers(context.Background())
-			if err != nil || len(peers) != 1 || peers[0].LastHandshake.IsZero() || peers[0].RxBytes == 0 || peers[0].Endpoint.Addr() != addr(under.b) {
+			if err != nil || len(peers) != 1 || peers[0].LastHandshake.IsZero() || peers[0].RxBytes == 0 ||
+				peers[0].Endpoint.Addr() != addr(under.b) {
 				t.Errorf("peers: %+v, %v", peers, err)
 			}
 		})
@@ -227,7 +232,8 @@ func TestTwoHostsReachEachOther(t *testing.T) {
 
 func TestUnchangedSpecWritesNothing(t *testing.T) {
 	a := newHost(t, 1)
-	s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"), pfx("10.100.0.0/27"), pfx("fd00:5::9/128"))
+	s := withPeer(a.spec(), newKeyPair(t).public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.9/32"),
+		pfx("10.100.0.0/27"), pfx("fd00:5::9/128"))
 	first := a.apply(t, s)
 	for _, sub := range []string{"wireguard", "nft", "route"} {
 		if first.Writes[sub] == 0 {
@@ -254,7 +260,8 @@ func TestEndpointInsideADestination(t *testing.T) {
 	b.apply(t, with(b, a, "192.0.2.1"))
 	b.echo(t, b.overlay4())
 	within(t, 8*time.Second, "reach the overlay address", func() bool { ok, _ := a.reaches(t, b.overlay4()); return ok })
-	for mark, link := range map[uint32]string{dataplane.DefaultNumbers().MarkWG: "under", dataplane.DefaultNumbers().MarkRoute: dataplane.DefaultNumbers().Link} {
+	for mark, link := range map[uint32]string{dataplane.DefaultNumbers().MarkWG: "under",
+		dataplane.DefaultNumbers().MarkRoute: dataplane.DefaultNumbers().Link} {
 		a.Must("looking for the way", func() error {
 			routes, err := netlink.RouteGetWithOptions(net.IPv4(192, 0, 2, 2), &netlink.RouteGetOptions{Mark: mark})
 			if err != nil {

@@ -33,7 +33,8 @@ type pod struct {
 func newPod(t *testing.T, h *host, n int) pod {
 	t.Helper()
 	ns := testns.New(t, "pod")
-	p := pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("pod%d", n), Interface: "eth0", NetNS: "/var/run/netns/" + ns.Name, MTU: 1420,
+	p := pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("pod%d", n), Interface: "eth0", NetNS: "/var/run/netns/" +
+		ns.Name, MTU: 1420,
 		IPv4: addr(fmt.Sprintf("10.64.0.%d", n)), IPv6: addr(fmt.Sprintf("fd64::%d", n))}}
 	h.Must("add pod", func() error { _, err := podnet.Add(p.Attachment); return err })
 	return p
@@ -45,7 +46,8 @@ func (p pod) link() string { return podnet.HostLink(p.ContainerID, p.Interface) 
 func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
 	s.Pods.Blocks = []netip.Prefix{block4, single, block6}
 	for _, p := range pods {
-		s.Pods.Routes = append(s.Pods.Routes, dataplane.PodRoute{Addr: p.IPv4, Link: p.link()}, dataplane.PodRoute{Addr: p.IPv6, Link: p.link()})
+		s.Pods.Routes = append(s.Pods.Routes, dataplane.PodRoute{Addr: p.IPv4, Link: p.link()},
+			dataplane.PodRoute{Addr: p.IPv6, Link: p.link()})
 	}
 	slices.SortFunc(s.Pods.Routes, func(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) })
 	return s
@@ -120,7 +122,8 @@ func TestWhatOthersDoToPodsIsMended(t *testing.T) {
 		{"IPv6 exports deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().ExportTable(), unix.RTN_UNREACHABLE)},
 		{"export replaced", func() error {
 			dst := &net.IPNet{IP: block4.Addr().AsSlice(), Mask: net.CIDRMask(27, 32)}
-			return netlink.RouteReplace(&netlink.Route{Dst: dst, Table: dataplane.DefaultNumbers().ExportTable(), Type: unix.RTN_PROHIBIT})
+			return netlink.RouteReplace(&netlink.Route{Dst: dst, Table: dataplane.DefaultNumbers().ExportTable(),
+				Type: unix.RTN_PROHIBIT})
 		}},
 		{"IPv4 host routes deleted", deleteRoutes(unix.AF_INET, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNICAST)},
 		{"IPv6 host routes deleted", deleteRoutes(unix.AF_INET6, dataplane.DefaultNumbers().PodTable(), unix.RTN_UNICAST)},
@@ -278,12 +281,15 @@ func asCoil(t *testing.T, h *host) {
 			return err
 		}
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, dataplane.DefaultNumbers().PodRule(), dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
+		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, dataplane.DefaultNumbers().PodRule(),
+			dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
 		_, host, _ := net.ParseCIDR("10.64.0.20/32")
 		_, block, _ := net.ParseCIDR("10.64.1.0/27")
 		for _, err := range []error{netlink.RuleAdd(r),
-			netlink.RouteAdd(&netlink.Route{Dst: host, LinkIndex: l.Attrs().Index, Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}),
-			netlink.RouteAdd(&netlink.Route{Dst: block, LinkIndex: lo.Attrs().Index, Table: dataplane.DefaultNumbers().ExportTable(), Protocol: dataplane.RouteProtocol})} {
+			netlink.RouteAdd(&netlink.Route{Dst: host, LinkIndex: l.Attrs().Index, Table: dataplane.DefaultNumbers().PodTable(),
+				Protocol: dataplane.RouteProtocol}),
+			netlink.RouteAdd(&netlink.Route{Dst: block, LinkIndex: lo.Attrs().Index,
+				Table: dataplane.DefaultNumbers().ExportTable(), Protocol: dataplane.RouteProtocol})} {
 			if err != nil {
 				return err
 			}
@@ -330,7 +336,8 @@ func TestPurgeRemovesPods(t *testing.T) {
 	a.Must("links", func() error {
 		ls, err := netlink.LinkList()
 		for _, l := range ls {
-			if name := l.Attrs().Name; name != "lo" && name != "sit0" { // the latter each namespace has while the module is loaded
+			// the latter each namespace has while the module is loaded
+			if name := l.Attrs().Name; name != "lo" && name != "sit0" {
 				t.Errorf("link %s is left", name)
 			}
 		}
@@ -377,7 +384,8 @@ func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
 	_ = a.plane.Close()
 	a.open(t)
 	a.apply(t, old)
-	if s := strings.Join(podThings(t, a), "\n"); strings.Contains(s, "10.64.0.1/32") || strings.Contains(s, "fd64::1/128") || !strings.Contains(s, "10.64.0.30/32") {
+	if s := strings.Join(podThings(t, a), "\n"); strings.Contains(s, "10.64.0.1/32") ||
+		strings.Contains(s, "fd64::1/128") || !strings.Contains(s, "10.64.0.30/32") {
 		t.Errorf("routes:\n%s", s)
 	}
 }
@@ -385,7 +393,8 @@ func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
 // A packet for an address of our block that no pod has is answered, and does not go back to where it came from.
 func TestUnusedAddressOfOurBlockIsUnreachable(t *testing.T) {
 	a, outside := newHost(t, 1), testns.New(t, "out")
-	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
+		[]netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
 	via := func(n *testns.NS, gw4, gw6 string) {
 		n.Must("default routes", func() error {
 			l, err := netlink.LinkByName("up")
@@ -416,7 +425,8 @@ func TestUnusedAddressOfOurBlockIsUnreachable(t *testing.T) {
 		before := sent(t, a)
 		for what, n := range map[string]*testns.NS{"from outside": outside, "from the host": a.NS, "from a pod": p.NS} {
 			err := send(n, ip)
-			if err == nil || !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(), "network is unreachable") {
+			if err == nil || !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(),
+				"network is unreachable") {
 				t.Errorf("%s to %s: %v, want unreachable", what, ip, err)
 			}
 		}
@@ -490,7 +500,8 @@ func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	for _, c := range []struct {
 		from *testns.NS
 		to   netip.Addr
-	}{{p.NS, q.IPv4}, {p.NS, q.IPv6}, {a.NS, p.IPv4}, {a.NS, p.IPv6}, {p.NS, a.overlay4()}, {p.NS, a.overlay6()}, {p.NS, addr(dataplane.PodGateway)}} {
+	}{{p.NS, q.IPv4}, {p.NS, q.IPv6}, {a.NS, p.IPv4}, {a.NS, p.IPv6}, {p.NS, a.overlay4()}, {p.NS, a.overlay6()},
+		{p.NS, addr(dataplane.PodGateway)}} {
 		if err := send(c.from, c.to); err != nil {
 			t.Errorf("%s to %s: %v", c.from.Name, c.to, err)
 		}

@@ -17,14 +17,19 @@ func TestTunnelThroughAPortRewrite(t *testing.T) {
 	b.apply(t, plainB)
 	b.echo(t, b.overlay4())
 	a.echo(t, a.overlay4())
-	within(t, 8*time.Second, "the tunnel without a rewrite", func() bool { ok, _ := a.reaches(t, b.overlay4()); return ok })
+	within(t, 8*time.Second, "the tunnel without a rewrite", func() bool {
+		ok, _ := a.reaches(t, b.overlay4())
+		return ok
+	})
 	before := status(t, b)
 
 	guessed := netip.MustParseAddrPort("192.0.2.1:40001")
 	rewritten := withHost(a.spec(), b, addr("192.0.2.2"))
-	rewritten.PortRewrites = []dataplane.PortRewrite{{Local: guessed.Port(), Remote: netip.AddrPortFrom(addr("192.0.2.2"), dataplane.Port)}}
+	rewritten.PortRewrites = []dataplane.PortRewrite{{Local: guessed.Port(), Remote: netip.AddrPortFrom(addr("192.0.2.2"),
+		dataplane.Port)}}
 	a.apply(t, rewritten)
-	through := withPeer(b.spec(), a.keys.public, guessed, netip.PrefixFrom(a.overlay4(), 32), netip.PrefixFrom(a.overlay6(), 128))
+	through := withPeer(b.spec(), a.keys.public, guessed, netip.PrefixFrom(a.overlay4(), 32),
+		netip.PrefixFrom(a.overlay6(), 128))
 	b.apply(t, through)
 	a.clean(t, rewritten)
 	b.clean(t, through)
@@ -32,7 +37,10 @@ func TestTunnelThroughAPortRewrite(t *testing.T) {
 		from *host
 		to   netip.Addr
 	}{{b, a.overlay4()}, {a, b.overlay4()}} {
-		within(t, 2*time.Second, "the tunnel through the rewrite", func() bool { ok, _ := p.from.reaches(t, p.to); return ok })
+		within(t, 2*time.Second, "the tunnel through the rewrite", func() bool {
+			ok, _ := p.from.reaches(t, p.to)
+			return ok
+		})
 	}
 	after := status(t, b)
 	if after.Endpoint != guessed {

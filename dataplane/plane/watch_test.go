@@ -59,11 +59,12 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), touched{}},
 		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), touched{}},
 		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(n.RouteTable)), route},
-		"the hops' link":        {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9), attr(unix.IFLA_IFNAME, []byte(n.HopLink+"\x00"))), touched{hop: true}},
-		"a hop":                 {message(unix.RTM_DELROUTE, inTable(n.HopTable())), touched{hop: true}},
-		"a last hop":            {message(unix.RTM_NEWRULE, inTable(n.HopLastTable())), touched{hop: true}},
-		"cut short":             {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
-		"something else":        {message(unix.RTM_NEWNEIGH, inTable(n.RouteTable)), touched{}},
+		"the hops' link": {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9),
+			attr(unix.IFLA_IFNAME, []byte(n.HopLink+"\x00"))), touched{hop: true}},
+		"a hop":          {message(unix.RTM_DELROUTE, inTable(n.HopTable())), touched{hop: true}},
+		"a last hop":     {message(unix.RTM_NEWRULE, inTable(n.HopLastTable())), touched{hop: true}},
+		"cut short":      {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
+		"something else": {message(unix.RTM_NEWNEIGH, inTable(n.RouteTable)), touched{}},
 	} {
 		f := &linkFilter{n: n, index: 5}
 		if got := f.classify(c.m); got != c.want {
@@ -154,7 +155,8 @@ func TestOwnNftChangesAreNotForeign(t *testing.T) {
 }
 
 func FuzzClassify(f *testing.F) {
-	f.Add(uint16(unix.RTM_NEWLINK), message(0, ifinfo(unix.SizeofIfInfomsg, 5), attr(unix.IFLA_IFNAME, []byte("skein0\x00"))).Data)
+	f.Add(uint16(unix.RTM_NEWLINK), message(0, ifinfo(unix.SizeofIfInfomsg, 5),
+		attr(unix.IFLA_IFNAME, []byte("skein0\x00"))).Data)
 	f.Add(uint16(unix.RTM_NEWROUTE), message(0, inTable(0), attr(unix.RTA_TABLE, []byte{180, 0, 0, 0})).Data)
 	f.Fuzz(func(t *testing.T, kind uint16, b []byte) {
 		m := message(kind, b)

@@ -242,7 +242,8 @@ func (w *work) setUpPod() error {
 			return w.dropIPv6("in the pod's network namespace (sysctl net.ipv6.conf.default.disable_ipv6)")
 		}
 	}
-	reqs = append([]request{newAddress(netip.PrefixFrom(w.IPv6, 128), unix.RT_SCOPE_UNIVERSE, i)}, newGatewayRoutes(gateway6, i)...)
+	reqs = append([]request{newAddress(netip.PrefixFrom(w.IPv6, 128), unix.RT_SCOPE_UNIVERSE, i)},
+		newGatewayRoutes(gateway6, i)...)
 	_, err = w.pod.do(reqs...)
 	return explainRoute(err)
 }

@@ -93,7 +93,8 @@ func parseVersion(s string) (table int, ok bool) {
 		return 0, version == aliasVersion
 	}
 	table, err := strconv.Atoi(number)
-	return table, version == aliasVersion && err == nil && table > 0 && table != defaultTable && strconv.Itoa(table) == number
+	return table, version == aliasVersion && err == nil && table > 0 && table != defaultTable &&
+		strconv.Itoa(table) == number
 }
 
 // of reports whether the pod's routes are in a table; 0 is the default one.

@@ -130,23 +130,27 @@ func differences(a Attachment, v view) []string {
 		say(a.IPv6.IsValid() && slices.Contains(want, a.IPv6) && !v.hostForwards, "link %s does not forward IPv6", name)
 		for _, addr := range want {
 			g := gatewayOf(addr)
-			say(!slices.ContainsFunc(v.hostAddrs, func(p netip.Prefix) bool { return p.Addr() == g }), "link %s has no address %s", name, g)
+			say(!slices.ContainsFunc(v.hostAddrs, func(p netip.Prefix) bool { return p.Addr() == g }), "link %s has no "+
+				"address %s", name, g)
 		}
 	}
 	for _, addr := range want {
 		there := func(r route) bool { return r.toPod() && r.dst.Addr() == addr && v.hasHost && r.index == v.host.index }
-		say(!slices.ContainsFunc(v.hostRoutes, there), "the host has no route to %s through %s in table %d", addr, name, tableOr(a.Table))
+		say(!slices.ContainsFunc(v.hostRoutes, there), "the host has no route to %s through %s in table %d", addr, name,
+			tableOr(a.Table))
 	}
 	if !v.hasPod {
 		return append(out, fmt.Sprintf("there is no interface %s in the pod", a.Interface))
 	}
-	say(v.hasHost && (v.pod.peer != v.host.index || v.host.peer != v.pod.index), "interface %s in the pod is not the other end of link %s", a.Interface, name)
+	say(v.hasHost && (v.pod.peer != v.host.index || v.host.peer != v.pod.index), "interface %s in the pod is not the "+
+		"other end of link %s", a.Interface, name)
 	say(!v.pod.up, "interface %s in the pod is down", a.Interface)
 	say(!v.loUp, "interface lo in the pod is down")
 	say(v.pod.mtu != a.MTU, "MTU of interface %s in the pod is %d, not %d", a.Interface, v.pod.mtu, a.MTU)
 	for _, addr := range want {
 		g := gatewayOf(addr)
-		say(!slices.Contains(v.podAddrs, netip.PrefixFrom(addr, addr.BitLen())), "interface %s in the pod has not the address %s", a.Interface, addr)
+		say(!slices.Contains(v.podAddrs, netip.PrefixFrom(addr, addr.BitLen())), "interface %s in the pod has not the "+
+			"address %s", a.Interface, addr)
 		say(!slices.ContainsFunc(v.podRoutes, func(r route) bool {
 			return r.kind == unix.RTN_UNICAST && r.dst.Bits() == 0 && r.gateway == g
 		}), "the pod has no default route via %s", g)

@@ -28,7 +28,8 @@ func withLink(name string, f func(netlink.Link) error) func() error {
 // withoutRoutes deletes a link's routes of a table and family.
 func withoutRoutes(name string, family, table int) func() error {
 	return withLink(name, func(l netlink.Link) error {
-		rs, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table, LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		rs, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table, LinkIndex: l.Attrs().Index},
+			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		for _, r := range rs {
 			if e := netlink.RouteDel(&r); e != nil {
 				return e
@@ -45,8 +46,10 @@ func TestCheckSeesEverything(t *testing.T) {
 		do     func(Link, Attachment) func() error
 		words  []string
 	}{
-		{"link gone", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkDel) }, []string{"is not on the host", "no interface eth0 in the pod", "no route to 10.64.0.1", "no route to fd64::1"}},
-		{"host's end down", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkSetDown) }, []string{"link " + HostLink(attachmentID(1), "eth0") + " is down", "no route to 10.64.0.1", "no route to fd64::1"}},
+		{"link gone", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkDel) },
+			[]string{"is not on the host", "no interface eth0 in the pod", "no route to 10.64.0.1", "no route to fd64::1"}},
+		{"host's end down", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkSetDown) },
+			[]string{"link " + HostLink(attachmentID(1), "eth0") + " is down", "no route to 10.64.0.1", "no route to fd64::1"}},
 		{"host's MTU", false, func(l Link, a Attachment) func() error {
 			return withLink(l.Host, func(n netlink.Link) error { return netlink.LinkSetMTU(n, 1400) })
 		}, []string{"is 1400, not 1420"}},
@@ -72,8 +75,10 @@ func TestCheckSeesEverything(t *testing.T) {
 				return os.WriteFile("/proc/sys/net/ipv4/conf/"+l.Host+"/forwarding", []byte("0"), 0o644)
 			}
 		}, []string{"does not forward IPv4"}},
-		{"pod's end down", true, func(Link, Attachment) func() error { return withLink("eth0", netlink.LinkSetDown) }, []string{"eth0 in the pod is down", "no default route via 169.254.1.1", "no route to 169.254.1.1"}},
-		{"lo down", true, func(Link, Attachment) func() error { return withLink("lo", netlink.LinkSetDown) }, []string{"lo in the pod is down"}},
+		{"pod's end down", true, func(Link, Attachment) func() error { return withLink("eth0", netlink.LinkSetDown) },
+			[]string{"eth0 in the pod is down", "no default route via 169.254.1.1", "no route to 169.254.1.1"}},
+		{"lo down", true, func(Link, Attachment) func() error { return withLink("lo", netlink.LinkSetDown) },
+			[]string{"lo in the pod is down"}},
 		{"pod's MTU", true, func(Link, Attachment) func() error {
 			return withLink("eth0", func(n netlink.Link) error { return netlink.LinkSetMTU(n, 1300) })
 		}, []string{"eth0 in the pod is 1300, not 1420"}},
@@ -88,9 +93,13 @@ func TestCheckSeesEverything(t *testing.T) {
 				return err
 			})
 		}, []string{"has not the address 10.64.0.1", "has not the address fd64::1"}},
-		{"pod's IPv4 routes", true, func(Link, Attachment) func() error { return withoutRoutes("eth0", unix.AF_INET, unix.RT_TABLE_MAIN) },
+		{"pod's IPv4 routes", true, func(Link, Attachment) func() error {
+			return withoutRoutes("eth0", unix.AF_INET, unix.RT_TABLE_MAIN)
+		},
 			[]string{"no default route via 169.254.1.1", "no route to 169.254.1.1"}},
-		{"pod's IPv6 routes", true, func(Link, Attachment) func() error { return withoutRoutes("eth0", unix.AF_INET6, unix.RT_TABLE_MAIN) },
+		{"pod's IPv6 routes", true, func(Link, Attachment) func() error {
+			return withoutRoutes("eth0", unix.AF_INET6, unix.RT_TABLE_MAIN)
+		},
 			[]string{"no default route via fe80::1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -140,7 +149,8 @@ func TestAliasIsReadBack(t *testing.T) {
 		return rapid.StringMatching(`[a-z0-9]([a-z0-9.-]*[a-z0-9])?`).Filter(func(s string) bool { return len(s) <= most })
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		a := Alias{Table: rapid.SampledFrom([]int{0, 1, 126, 252}).Draw(t, "table"), ContainerID: word(64).Draw(t, "id"), Interface: word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface"),
+		a := Alias{Table: rapid.SampledFrom([]int{0, 1, 126, 252}).Draw(t, "table"), ContainerID: word(64).Draw(t, "id"),
+			Interface: word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface"),
 			Namespace: word(63).Draw(t, "namespace"), Pod: word(253).Draw(t, "pod")}
 		if rapid.Bool().Draw(t, "v4") {
 			a.IPv4 = netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "IPv4")))

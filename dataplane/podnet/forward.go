@@ -63,5 +63,6 @@ func writeSetting(link, name, value string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("setting net.ipv6.conf.%s.%s: %w", link, name, err)
 	}
-	return fmt.Errorf("setting net.ipv6.conf.%s.%s to %s: %w: the agent needs a writable /proc/sys for pods with IPv6", link, name, value, err)
+	return fmt.Errorf("setting net.ipv6.conf.%s.%s to %s: %w: the agent needs a writable /proc/sys for pods with IPv6",
+		link, name, value, err)
 }

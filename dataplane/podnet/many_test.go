@@ -47,7 +47,8 @@ func TestAHundredAtOnce(t *testing.T) {
 		t.Logf("%s: %s for all, p50 %s, p99 %s", what, time.Since(start), took[n/2], took[n*99/100])
 		return time.Since(start)
 	}
-	if d := all("add", func(a Attachment) error { _, err := Add(a); return err }); d > 10*time.Second { // 0.3 s on two idle processors
+	// 0.3 s on two idle processors
+	if d := all("add", func(a Attachment) error { _, err := Add(a); return err }); d > 10*time.Second {
 		t.Errorf("a hundred at once took %s", d)
 	}
 	in(t, host, func() error {
@@ -147,16 +148,20 @@ func TestPodsOfOthers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "veth12345678"), netlink.LinkSetUp(l)); err != nil { // old kernels rename only what is down
+		// old kernels rename only what is down
+		if err := errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "veth12345678"),
+			netlink.LinkSetUp(l)); err != nil {
 			return err
 		}
 		return exchange(newHostRoute(coil, l.Attrs().Index, defaultTable))
 	})
-	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)}) // no route: not a pod's as we know them
+	// no route: not a pod's as we know them
+	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)})
 	ours := mustAdd(t, host, attachment(1, testns.New(t, "pod")))
 	in(t, host, func() error {
 		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
-		if len(fs) != 3 || fs[1].Addr != coil || fs[1].Link != "veth12345678" || fs[1].ContainerID+fs[1].Pod+fs[1].Interface != "" {
+		if len(fs) != 3 || fs[1].Addr != coil || fs[1].Link != "veth12345678" || fs[1].ContainerID+fs[1].Pod+
+			fs[1].Interface != "" {
 			t.Errorf("found %+v", fs)
 		}
 		return err
@@ -233,7 +238,8 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		before[l.Attrs().Index] = link{index: l.Attrs().Index, name: made.Host, kind: "veth"} // as between its making and its alias
+		// as between its making and its alias
+		before[l.Attrs().Index] = link{index: l.Attrs().Index, name: made.Host, kind: "veth"}
 		fs, err := c.pods(before, dataplane.DefaultNumbers().Link, 0)
 		if err != nil {
 			return err

@@ -28,7 +28,8 @@ func openNetNS(path string) (*os.File, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return nil, fmt.Errorf("%w at %s: there is no such file; the pod may be gone", ErrNoNetNS, path)
-	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENAMETOOLONG),
+		errors.Is(err, unix.EINVAL):
 		return nil, fmt.Errorf("%w at %.200s: %w", ErrNoNetNS, path, err)
 	case err != nil:
 		return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)

@@ -138,10 +138,13 @@ func usable(a netip.Addr) bool {
 func validateName(containerID, ifname string) error {
 	const ifnamsiz = 16 // bytes, with the closing zero
 	if len(containerID) < 1 || len(containerID) > maxID || !plain(containerID) || strings.Contains(containerID, "/") {
-		return fmt.Errorf("%w: container ID %.80q: want 1 to %d characters without spaces and slashes", ErrInvalid, containerID, maxID)
+		return fmt.Errorf("%w: container ID %.80q: want 1 to %d characters without spaces and slashes", ErrInvalid,
+			containerID, maxID)
 	}
-	if ifname == "" || len(ifname) >= ifnamsiz || ifname == "." || ifname == ".." || ifname == "lo" || strings.ContainsAny(ifname, "/:%") || !plain(ifname) {
-		return fmt.Errorf("%w: interface name %.80q: want 1 to %d characters without spaces, slashes, colons and percent signs, and not lo", ErrInvalid, ifname, ifnamsiz-1)
+	if ifname == "" || len(ifname) >= ifnamsiz || ifname == "." || ifname == ".." || ifname == "lo" ||
+		strings.ContainsAny(ifname, "/:%") || !plain(ifname) {
+		return fmt.Errorf("%w: interface name %.80q: want 1 to %d characters without spaces, slashes, colons and percent "+
+			"signs, and not lo", ErrInvalid, ifname, ifnamsiz-1)
 	}
 	return nil
 }

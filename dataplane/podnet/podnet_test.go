@@ -24,11 +24,13 @@ func pathOf(n *testns.NS) string { return "/var/run/netns/" + n.Name }
 func newHost(t testing.TB) *testns.NS {
 	t.Helper()
 	n := testns.New(t, "host")
-	testns.Link(n, testns.New(t, "out"), "up0", []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}, nil)
+	testns.Link(n, testns.New(t, "out"), "up0", []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"),
+		netip.MustParsePrefix("2001:db8::1/64")}, nil)
 	n.Must("host's rules", func() error {
 		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 			r := netlink.NewRule()
-			r.Family, r.Priority, r.Table, r.Protocol = f, dataplane.DefaultNumbers().PodRule(), dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
+			r.Family, r.Priority, r.Table, r.Protocol = f, dataplane.DefaultNumbers().PodRule(),
+				dataplane.DefaultNumbers().PodTable(), dataplane.RouteProtocol
 			if err := netlink.RuleAdd(r); err != nil && !(f == unix.AF_INET6 && errors.Is(err, unix.EAFNOSUPPORT)) {
 				return err
 			}
@@ -41,8 +43,10 @@ func newHost(t testing.TB) *testns.NS {
 // attachment of the n-th pod, dual stack.
 func attachment(n int, ns *testns.NS) Attachment {
 	return Attachment{
-		ContainerID: fmt.Sprintf("%064x", n), Interface: "eth0", NetNS: pathOf(ns), MTU: 1420, Namespace: "default", Pod: fmt.Sprintf("pod-%d", n),
-		IPv4: netip.AddrFrom4([4]byte{10, 64, byte(n >> 8), byte(n)}), IPv6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x64, 14: byte(n >> 8), 15: byte(n)}),
+		ContainerID: fmt.Sprintf("%064x", n), Interface: "eth0", NetNS: pathOf(ns), MTU: 1420, Namespace: "default",
+		Pod:  fmt.Sprintf("pod-%d", n),
+		IPv4: netip.AddrFrom4([4]byte{10, 64, byte(n >> 8), byte(n)}),
+		IPv6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x64, 14: byte(n >> 8), 15: byte(n)}),
 	}
 }
 
@@ -101,7 +105,8 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 			in(t, host, func() error { return Check(a) })
 			in(t, host, func() error {
 				fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
-				if len(fs) != c.addrs || fs[0].Pod != "pod-7" || fs[0].ContainerID != a.ContainerID || fs[0].Link != l.Host || fs[0].Interface != "eth0" || fs[0].Namespace != "default" {
+				if len(fs) != c.addrs || fs[0].Pod != "pod-7" || fs[0].ContainerID != a.ContainerID || fs[0].Link != l.Host ||
+					fs[0].Interface != "eth0" || fs[0].Namespace != "default" {
 					t.Errorf("found %+v", fs)
 				}
 				return err
@@ -139,7 +144,8 @@ func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
 			}
 			for _, to := range []string{"10.100.0.%d/32", "fd00:100::%d/128"} {
 				dst := netlink.NewIPNet(netip.MustParsePrefix(fmt.Sprintf(to, i)).Addr().AsSlice())
-				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}); err != nil {
+				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst,
+					Table: dataplane.DefaultNumbers().PodTable(), Protocol: dataplane.RouteProtocol}); err != nil {
 					return err
 				}
 			}
@@ -187,15 +193,19 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 		want   error
 		words  string
 	}{
-		{"interface exists", func(a *Attachment) { a.Interface = "eth9" }, ErrExists, "interface eth9 exists already in the pod"},
-		{"attachment exists", func(a *Attachment) { a.ContainerID = attachment(1, pod).ContainerID }, ErrExists, "delete the attachment first"},
+		{"interface exists", func(a *Attachment) { a.Interface = "eth9" }, ErrExists, "interface eth9 exists already in " +
+			"the pod"},
+		{"attachment exists", func(a *Attachment) { a.ContainerID = attachment(1, pod).ContainerID }, ErrExists,
+			"delete the attachment first"},
 		{"IPv4 in use", func(a *Attachment) { a.IPv4 = attachment(1, pod).IPv4 }, ErrAddressInUse, "10.64.0.1"},
 		{"IPv6 in use", func(a *Attachment) { a.IPv6 = attachment(1, pod).IPv6 }, ErrAddressInUse, "fd64::1"},
 		{"no path", func(a *Attachment) { a.NetNS = "" }, ErrNoNetNS, "empty"},
-		{"missing path", func(a *Attachment) { a.NetNS = "/no/such/file" }, ErrNoNetNS, "/no/such/file: there is no such file"},
+		{"missing path", func(a *Attachment) { a.NetNS = "/no/such/file" }, ErrNoNetNS,
+			"/no/such/file: there is no such file"},
 		{"a file", func(a *Attachment) { a.NetNS = file }, ErrNoNetNS, "a file of another kind"},
 		{"a directory", func(a *Attachment) { a.NetNS = "/" }, ErrNoNetNS, "a file of another kind"},
-		{"another namespace", func(a *Attachment) { a.NetNS = "/proc/self/ns/uts" }, ErrNoNetNS, "a namespace of another kind"},
+		{"another namespace", func(a *Attachment) { a.NetNS = "/proc/self/ns/uts" }, ErrNoNetNS,
+			"a namespace of another kind"},
 		{"the host's own", func(a *Attachment) { a.NetNS = pathOf(host) }, ErrNoNetNS, "the host's own"},
 		{"no address", func(a *Attachment) { a.IPv4, a.IPv6 = netip.Addr{}, netip.Addr{} }, ErrInvalid, "no address"},
 		{"loopback", func(a *Attachment) { a.IPv4 = netip.MustParseAddr("127.0.0.1") }, ErrInvalid, "127.0.0.1"},

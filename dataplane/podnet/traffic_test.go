@@ -106,12 +106,14 @@ func TestPodSendsWithItsOwnAddressOnly(t *testing.T) {
 	mustAdd(t, host, attachment(2, two))
 	one.Address("eth0", netip.PrefixFrom(attachment(2, two).IPv4, 32))
 	echo(t, host)
-	if _, err := ask(one, netip.MustParseAddr("192.0.2.1")); err != nil { // now it knows its gateway's MAC; asking for that would be refused too
+	// now it knows its gateway's MAC; asking for that would be refused too
+	if _, err := ask(one, netip.MustParseAddr("192.0.2.1")); err != nil {
 		t.Fatal(err)
 	}
 	before := rpDrops(t, host)
 	one.Do(func() {
-		c, err := net.DialUDP("udp", &net.UDPAddr{IP: attachment(2, two).IPv4.AsSlice()}, &net.UDPAddr{IP: net.IP{192, 0, 2, 1}, Port: 7})
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: attachment(2, two).IPv4.AsSlice()},
+			&net.UDPAddr{IP: net.IP{192, 0, 2, 1}, Port: 7})
 		if err != nil {
 			t.Error(err)
 			return
@@ -194,7 +196,8 @@ func TestForwardingKeepsLearning(t *testing.T) {
 	for range 2 {
 		in(t, host, forwardAll)
 		for _, c := range []struct{ link, name, want string }{
-			{"all", "forwarding", "1"}, {"up0", "forwarding", "1"}, {"up0", "accept_ra", "2"}, {"up1", "accept_ra", "0"}, {"default", "accept_ra", "2"},
+			{"all", "forwarding", "1"}, {"up0", "forwarding", "1"}, {"up0", "accept_ra", "2"}, {"up1", "accept_ra", "0"},
+			{"default", "accept_ra", "2"},
 		} {
 			if v := setting(t, host, c.link, c.name); v != c.want {
 				t.Errorf("%s.%s is %s, want %s", c.link, c.name, v, c.want)
@@ -243,16 +246,19 @@ func TestForwardingOfTheHostStays(t *testing.T) {
 func TestMissingRights(t *testing.T) {
 	const path = "SKEIN_TEST_NETNS"
 	if netns := os.Getenv(path); netns != "" {
-		_, err := Add(Attachment{ContainerID: "c", Interface: "eth0", NetNS: netns, MTU: 1420, IPv4: netip.MustParseAddr("10.64.0.1")})
+		_, err := Add(Attachment{ContainerID: "c", Interface: "eth0", NetNS: netns, MTU: 1420,
+			IPv4: netip.MustParseAddr("10.64.0.1")})
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), os.Getenv("SKEIN_TEST_WORDS")) {
 			t.Errorf("error %v", err)
 		}
 		return
 	}
 	host, pod := newHost(t), testns.New(t, "pod")
-	for words, right := range map[string]uintptr{"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_NET_ADMIN": unix.CAP_NET_ADMIN} {
+	for words, right := range map[string]uintptr{"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN,
+		"CAP_NET_ADMIN": unix.CAP_NET_ADMIN} {
 		host.Do(func() {
-			if err := unix.Prctl(unix.PR_CAPBSET_DROP, right, 0, 0, 0); err != nil { // of this thread, which ends with its goroutine
+			// of this thread, which ends with its goroutine
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, right, 0, 0, 0); err != nil {
 				t.Error(err)
 				return
 			}

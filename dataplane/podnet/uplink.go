@@ -38,5 +38,6 @@ func AddUplink(u Uplink) error {
 
 // Gateways are the addresses of each host end: IPv4's as the only one of its network, IPv6's link-local.
 func Gateways() (ipv4, ipv6 net.IPNet) {
-	return net.IPNet{IP: gateway4.AsSlice(), Mask: net.CIDRMask(32, 32)}, net.IPNet{IP: gateway6.AsSlice(), Mask: net.CIDRMask(64, 128)}
+	return net.IPNet{IP: gateway4.AsSlice(), Mask: net.CIDRMask(32, 32)}, net.IPNet{IP: gateway6.AsSlice(),
+		Mask: net.CIDRMask(64, 128)}
 }

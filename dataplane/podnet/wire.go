@@ -34,7 +34,8 @@ type request struct {
 	m    netlink.Message
 }
 
-func message(kind uint16, flags netlink.HeaderFlags, head []byte, attrs func(*netlink.AttributeEncoder)) netlink.Message {
+func message(kind uint16, flags netlink.HeaderFlags, head []byte,
+	attrs func(*netlink.AttributeEncoder)) netlink.Message {
 	data := head
 	if attrs != nil {
 		ae := netlink.NewAttributeEncoder()
@@ -45,7 +46,8 @@ func message(kind uint16, flags netlink.HeaderFlags, head []byte, attrs func(*ne
 		}
 		data = append(data, b...)
 	}
-	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind), Flags: netlink.Request | flags}, Data: data}
+	return netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind), Flags: netlink.Request | flags},
+		Data: data}
 }
 
 const (
@@ -77,71 +79,77 @@ func newPair(host string, hostMAC net.HardwareAddr, a Attachment, mac net.Hardwa
 		b, err := ae.Encode()
 		return append(ifinfo(0, 0, 0), b...), err
 	}
-	return request{"making the link " + host, message(unix.RTM_NEWLINK, create, ifinfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		end(ae, host, hostMAC)
-		ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
-			ae.String(unix.IFLA_INFO_KIND, "veth")
-			ae.Nested(unix.IFLA_INFO_DATA, func(ae *netlink.AttributeEncoder) error {
-				ae.Do(vethInfoPeer, peer)
-				return nil
-			})
-			return nil
-		})
-	})}
-}
-
-// describe gives the host's end its alias and IPv4 settings. These need no write to /proc/sys.
-func describe(host, alias string) request {
-	return request{"setting up the link " + host, message(unix.RTM_SETLINK, change, ifinfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.IFLA_IFNAME, host)
-		ae.String(unix.IFLA_IFALIAS, alias)
-		ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
-				ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {
-					ae.Uint32(ipv4Forwarding, 1)
-					ae.Uint32(ipv4RPFilter, 1) // a pod sends with its own address; the way back is its host route
-					ae.Uint32(ipv4AcceptRedirects, 0)
-					ae.Uint32(ipv4SendRedirects, 0)
-					ae.Uint32(ipv4AcceptSourceRoute, 0)
+	return request{"making the link " + host, message(unix.RTM_NEWLINK, create, ifinfo(0, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			end(ae, host, hostMAC)
+			ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+				ae.String(unix.IFLA_INFO_KIND, "veth")
+				ae.Nested(unix.IFLA_INFO_DATA, func(ae *netlink.AttributeEncoder) error {
+					ae.Do(vethInfoPeer, peer)
 					return nil
 				})
 				return nil
 			})
-			return nil
-		})
-	})}
+		})}
+}
+
+// describe gives the host's end its alias and IPv4 settings. These need no write to /proc/sys.
+func describe(host, alias string) request {
+	return request{"setting up the link " + host, message(unix.RTM_SETLINK, change, ifinfo(0, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.IFLA_IFNAME, host)
+			ae.String(unix.IFLA_IFALIAS, alias)
+			ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
+				ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
+					ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {
+						ae.Uint32(ipv4Forwarding, 1)
+						ae.Uint32(ipv4RPFilter, 1) // a pod sends with its own address; the way back is its host route
+						ae.Uint32(ipv4AcceptRedirects, 0)
+						ae.Uint32(ipv4SendRedirects, 0)
+						ae.Uint32(ipv4AcceptSourceRoute, 0)
+						return nil
+					})
+					return nil
+				})
+				return nil
+			})
+		})}
 }
 
 // noGeneratedAddress keeps the kernel from giving the link an address of its own making, for which it would wait.
 func noGeneratedAddress(index int) request {
-	return request{"setting up IPv6 of the link", message(unix.RTM_SETLINK, change, ifinfo(index, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
-				ae.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
+	return request{"setting up IPv6 of the link", message(unix.RTM_SETLINK, change, ifinfo(index, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
+				ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
+					ae.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenModeNone)
+					return nil
+				})
 				return nil
 			})
-			return nil
-		})
-	})}
+		})}
 }
 
 func setUp(what string, index int) request {
-	return request{"setting " + what + " up", message(unix.RTM_SETLINK, change, ifinfo(index, unix.IFF_UP, unix.IFF_UP), nil)}
+	return request{"setting " + what + " up", message(unix.RTM_SETLINK, change,
+		ifinfo(index, unix.IFF_UP, unix.IFF_UP), nil)}
 }
 
 func deleteLink(name string, index int) request {
-	return request{"deleting link " + name, message(unix.RTM_DELLINK, change, ifinfo(index, 0, 0), func(ae *netlink.AttributeEncoder) {
-		if index == 0 {
-			ae.String(unix.IFLA_IFNAME, name)
-		}
-	})}
+	return request{"deleting link " + name, message(unix.RTM_DELLINK, change, ifinfo(index, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			if index == 0 {
+				ae.String(unix.IFLA_IFNAME, name)
+			}
+		})}
 }
 
 func getLink(name string) request {
-	return request{"reading link " + name, message(unix.RTM_GETLINK, 0, ifinfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.String(unix.IFLA_IFNAME, name)
-		ae.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
-	})}
+	return request{"reading link " + name, message(unix.RTM_GETLINK, 0, ifinfo(0, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.String(unix.IFLA_IFNAME, name)
+			ae.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
+		})}
 }
 
 func getLinkAt(index int) request {
@@ -151,9 +159,10 @@ func getLinkAt(index int) request {
 }
 
 func dumpLinks() request {
-	return request{"reading links", message(unix.RTM_GETLINK, netlink.Dump, ifinfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
-	})}
+	return request{"reading links", message(unix.RTM_GETLINK, netlink.Dump, ifinfo(0, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.Uint32(unix.IFLA_EXT_MASK, skipStatistics)
+		})}
 }
 
 func family(a netip.Addr) byte {
@@ -177,14 +186,16 @@ func newAddress(p netip.Prefix, scope byte, index int) request {
 	if p.Addr().Is6() {
 		flags = unix.IFA_F_NODAD
 	}
-	return request{"adding address " + p.String(), message(unix.RTM_NEWADDR, create, ifaddr(family(p.Addr()), p.Bits(), flags, scope, index), func(ae *netlink.AttributeEncoder) {
+	return request{"adding address " + p.String(), message(unix.RTM_NEWADDR, create, ifaddr(family(p.Addr()), p.Bits(),
+		flags, scope, index), func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.IFA_LOCAL, p.Addr().AsSlice())
 		ae.Bytes(unix.IFA_ADDRESS, p.Addr().AsSlice())
 	})}
 }
 
 func dumpAddresses(index int) request {
-	return request{"reading addresses", message(unix.RTM_GETADDR, netlink.Dump, ifaddr(unix.AF_UNSPEC, 0, 0, 0, index), nil)}
+	return request{"reading addresses", message(unix.RTM_GETADDR, netlink.Dump,
+		ifaddr(unix.AF_UNSPEC, 0, 0, 0, index), nil)}
 }
 
 // rtmsg is struct rtmsg of a route.
@@ -197,11 +208,13 @@ func rtmsg(family byte, bits int, table, protocol, scope, kind byte) []byte {
 // newHostRoute leads from the host to a pod. Its scope is global although the pod is on the link: the kernel would
 // choose the link's own 169.254.1.1 as the source of what the host sends.
 func newHostRoute(addr netip.Addr, index, table int) request {
-	head := rtmsg(family(addr), addr.BitLen(), byte(table), dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST)
-	return request{"adding the host's route to " + addr.String(), message(unix.RTM_NEWROUTE, create, head, func(ae *netlink.AttributeEncoder) {
-		ae.Bytes(unix.RTA_DST, addr.AsSlice())
-		ae.Uint32(unix.RTA_OIF, uint32(index))
-	})}
+	head := rtmsg(family(addr), addr.BitLen(), byte(table), dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE,
+		unix.RTN_UNICAST)
+	return request{"adding the host's route to " + addr.String(), message(unix.RTM_NEWROUTE, create, head,
+		func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_DST, addr.AsSlice())
+			ae.Uint32(unix.RTA_OIF, uint32(index))
+		})}
 }
 
 // newGatewayRoutes lead from the pod to everything.
@@ -210,34 +223,38 @@ func newGatewayRoutes(gateway netip.Addr, index int) []request {
 	var out []request
 	if gateway.Is4() {
 		head := rtmsg(f, 32, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, unix.RT_SCOPE_LINK, unix.RTN_UNICAST)
-		out = append(out, request{"adding the pod's route to " + gateway.String(), message(unix.RTM_NEWROUTE, create, head, func(ae *netlink.AttributeEncoder) {
-			ae.Bytes(unix.RTA_DST, gateway.AsSlice())
-			ae.Uint32(unix.RTA_OIF, uint32(index))
-		})})
+		out = append(out, request{"adding the pod's route to " + gateway.String(), message(unix.RTM_NEWROUTE, create, head,
+			func(ae *netlink.AttributeEncoder) {
+				ae.Bytes(unix.RTA_DST, gateway.AsSlice())
+				ae.Uint32(unix.RTA_OIF, uint32(index))
+			})})
 	}
 	head := rtmsg(f, 0, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, unix.RT_SCOPE_UNIVERSE, unix.RTN_UNICAST)
-	return append(out, request{"adding the pod's default route via " + gateway.String(), message(unix.RTM_NEWROUTE, create, head, func(ae *netlink.AttributeEncoder) {
-		ae.Bytes(unix.RTA_GATEWAY, gateway.AsSlice())
-		ae.Uint32(unix.RTA_OIF, uint32(index))
-	})})
+	return append(out, request{"adding the pod's default route via " + gateway.String(), message(unix.RTM_NEWROUTE, create,
+		head, func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_GATEWAY, gateway.AsSlice())
+			ae.Uint32(unix.RTA_OIF, uint32(index))
+		})})
 }
 
 // getRoute asks which way the kernel would send to an IPv6 address, out of a link where index is not 0.
 func getRoute(addr netip.Addr, index int) request {
-	return request{"asking for the route to " + addr.String(), message(unix.RTM_GETROUTE, 0, rtmsg(unix.AF_INET6, 128, 0, 0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.Bytes(unix.RTA_DST, addr.AsSlice())
-		if index != 0 {
-			ae.Uint32(unix.RTA_OIF, uint32(index))
-		}
-	})}
+	return request{"asking for the route to " + addr.String(),
+		message(unix.RTM_GETROUTE, 0, rtmsg(unix.AF_INET6, 128, 0, 0, 0, 0), func(ae *netlink.AttributeEncoder) {
+			ae.Bytes(unix.RTA_DST, addr.AsSlice())
+			if index != 0 {
+				ae.Uint32(unix.RTA_OIF, uint32(index))
+			}
+		})}
 }
 
 // dumpRoutes asks for one family and table, and for one link's where index is not 0.
 func dumpRoutes(family byte, table, index int) request {
-	return request{"reading routes", message(unix.RTM_GETROUTE, netlink.Dump, rtmsg(family, 0, byte(table), 0, 0, 0), func(ae *netlink.AttributeEncoder) {
-		ae.Uint32(unix.RTA_TABLE, uint32(table))
-		if index != 0 {
-			ae.Uint32(unix.RTA_OIF, uint32(index))
-		}
-	})}
+	return request{"reading routes", message(unix.RTM_GETROUTE, netlink.Dump, rtmsg(family, 0, byte(table), 0, 0, 0),
+		func(ae *netlink.AttributeEncoder) {
+			ae.Uint32(unix.RTA_TABLE, uint32(table))
+			if index != 0 {
+				ae.Uint32(unix.RTA_OIF, uint32(index))
+			}
+		})}
 }

@@ -40,7 +40,8 @@ type chain struct {
 
 func chains(t *nftables.Table, n dataplane.Numbers) []chain {
 	accept := nftables.ChainPolicyAccept
-	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio nftables.ChainPriority) *nftables.Chain {
+	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook,
+		prio nftables.ChainPriority) *nftables.Chain {
 		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: &prio, Policy: &accept}
 	}
 	return []chain{
@@ -93,7 +94,8 @@ func translated() []expr.Any {
 	const dnat = 1 << 5 // IPS_DST_NAT
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(dnat), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(dnat),
+			Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
 }

@@ -326,7 +326,8 @@ func (t *Table) Ready(ipv6 bool) error {
 		return fmt.Errorf("reading whether this host forwards packets: %w", err)
 	}
 	if strings.TrimSpace(string(b)) == "0" {
-		return fmt.Errorf("%s is 0, so this host's kernel forwards nothing: set it to 1 to relay in the kernel", strings.ReplaceAll(name, "/", "."))
+		return fmt.Errorf("%s is 0, so this host's kernel forwards nothing: set it to 1 to relay in the kernel",
+			strings.ReplaceAll(name, "/", "."))
 	}
 	return nil
 }

@@ -16,12 +16,14 @@ import (
 
 var (
 	full  = Host{IPv6: true, IPv6OnLink: true, HasRPFilter: true}
-	equal = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty(), cmpopts.SortSlices(func(a, b Rule) bool { return a.String() < b.String() }),
+	equal = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty(),
+		cmpopts.SortSlices(func(a, b Rule) bool { return a.String() < b.String() }),
 		cmpopts.SortSlices(func(a, b Route) bool { return a.String() < b.String() })}
 )
 
 func link() dataplane.Link {
-	return dataplane.Link{Name: "skein0", MTU: 1420, Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.1/16"), netip.MustParsePrefix("fd00::1/64")}}
+	return dataplane.Link{Name: "skein0", MTU: 1420, Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.1/16"),
+		netip.MustParsePrefix("fd00::1/64")}}
 }
 
 func want(h Host) State { s, _ := Want(link(), dataplane.Pods{}, h); return s }
@@ -49,14 +51,19 @@ func TestDiff(t *testing.T) {
 		{"unchanged", want(full), there(full, nil), true},
 		{"no-link-yet", want(full), State{RPFilter: -1}, true},
 		{"strict-rp-filter", want(strict), there(full, nil), true},
-		{"ipv6-disabled", want(Host{IPv6: true, HasRPFilter: true}), State{Link: Link{Name: "skein0", Index: 7, MTU: 1500}}, true},
+		{"ipv6-disabled", want(Host{IPv6: true, HasRPFilter: true}),
+			State{Link: Link{Name: "skein0", Index: 7, MTU: 1500}}, true},
 		{"kernel-without-ipv6", want(Host{HasRPFilter: true}), State{Link: Link{Name: "skein0", Index: 7, MTU: 1500}}, true},
 		{"link-down", want(full), there(full, func(s *State) {
 			s.Link.Up = false
 			s.Routes = slices.DeleteFunc(s.Routes, func(r Route) bool { return !r.Unreachable })
 		}), true},
-		{"renumbered", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), true},
-		{"renumbered-before-complete", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), false},
+		{"renumbered", want(full), there(full, func(s *State) {
+			s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16")
+		}), true},
+		{"renumbered-before-complete", want(full), there(full, func(s *State) {
+			s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16")
+		}), false},
 		{"strangers-before-complete", want(full), there(full, func(s *State) {
 			s.Rules = append(s.Rules, Rule{Family: IPv4, Mark: 7, Mask: 7})
 			s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: IPv6, Other: "default via 2001:db8::1"})
@@ -77,7 +84,8 @@ func TestDiff(t *testing.T) {
 	}
 	has := func(s State) State { s.Link.Index = 7; return s }
 	around := link() // a leader within the route to its site
-	for p, mtu := range map[string]int{"10.4.1.0/24": 1400, "10.4.1.0/32": 1420, "fd00:0:0:0:1::/80": 1400, "fd00:0:0:0:1::7/128": 1420} {
+	for p, mtu := range map[string]int{"10.4.1.0/24": 1400, "10.4.1.0/32": 1420, "fd00:0:0:0:1::/80": 1400,
+		"fd00:0:0:0:1::7/128": 1420} {
 		around.Narrow = append(around.Narrow, dataplane.Narrow{Prefix: netip.MustParsePrefix(p), MTU: mtu})
 	}
 	led, _ := Want(around, dataplane.Pods{}, full)

@@ -42,7 +42,8 @@ func toRule(r Rule, n dataplane.Numbers) *netlink.Rule {
 		return k
 	}
 	mask := r.Mask
-	k.Family, k.Priority, k.Mark, k.Mask, k.Table, k.Protocol = r.Family.af(), n.RulePriority, r.Mark, &mask, n.RouteTable, dataplane.RouteProtocol
+	k.Family, k.Priority, k.Mark, k.Mask, k.Table, k.Protocol = r.Family.af(), n.RulePriority, r.Mark, &mask, n.RouteTable,
+		dataplane.RouteProtocol
 	return k
 }
 
@@ -61,7 +62,8 @@ func fromRule(f Family, k netlink.Rule, n dataplane.Numbers) Rule {
 }
 
 func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
-	k := &netlink.Route{Family: r.Family.af(), Dst: r.Family.anywhere(), Table: r.Table.table(n), Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
+	k := &netlink.Route{Family: r.Family.af(), Dst: r.Family.anywhere(), Table: r.Table.table(n),
+		Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
 	if r.Dst.IsValid() {
 		k.Dst, k.MTU = &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}, r.MTU
 	}
@@ -106,14 +108,16 @@ func fromRoute(f Family, k netlink.Route, link int) Route {
 
 // toHost is the host route of a pod, as podnet makes it.
 func toHost(a netip.Addr, link int, n dataplane.Numbers) *netlink.Route {
-	return &netlink.Route{Family: familyOf(a).af(), Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, LinkIndex: link,
+	return &netlink.Route{Family: familyOf(a).af(), Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(),
+		a.BitLen())}, LinkIndex: link,
 		Table: n.PodTable(), Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_UNIVERSE, Type: unix.RTN_UNICAST}
 }
 
 // fromBlock recognises a block's or a pool's route in ToPods or Exported; all others there are not ours.
 func fromBlock(f Family, k netlink.Route, link int, in Way) (r Route, ok bool) {
 	dst, ok := destination(k)
-	if ok && in == ToPods && k.Type == unix.RTN_UNICAST && k.Protocol == dataplane.RouteProtocol && k.LinkIndex == link && link != 0 && len(k.Gw) == 0 {
+	if ok && in == ToPods && k.Type == unix.RTN_UNICAST && k.Protocol == dataplane.RouteProtocol && k.LinkIndex == link &&
+		link != 0 && len(k.Gw) == 0 {
 		return Route{Table: in, Family: f, Dst: dst, MTU: k.MTU}, true
 	}
 	if ok && in == ToPods && k.Type == unix.RTN_THROW && k.Protocol == dataplane.RouteProtocol &&

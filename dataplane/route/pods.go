@@ -21,7 +21,8 @@ import (
 func (s *State) wantPods(p dataplane.Pods, h Host) {
 	for _, a := range p.Exported {
 		if f := familyOf(a); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes, Route{Table: Exported, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()), Unreachable: true})
+			s.Routes = append(s.Routes, Route{Table: Exported, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()),
+				Unreachable: true})
 		}
 	}
 	s.wantForward(p, h)

@@ -87,19 +87,22 @@ func podCases() []diffCase {
 		{"pods-elsewhere-no-link-yet", withPods(elsewhere, h), State{RPFilter: -1}, true},
 		{"pods-elsewhere-too", withPods(both, h), read(withPods(two, h)), true},
 		{"pods-elsewhere-unchanged", withPods(both, h), read(withPods(both, h)), true},
-		{"pods-elsewhere-narrower", withPods(others(1328, "10.64.1.0/27", "10.65.1.9/32", "fd64::100/123"), h), read(withPods(elsewhere, h)), true},
+		{"pods-elsewhere-narrower", withPods(others(1328, "10.64.1.0/27", "10.65.1.9/32", "fd64::100/123"), h),
+			read(withPods(elsewhere, h)), true},
 		{"pods-elsewhere-no-more", withPods(two, h), read(withPods(both, h)), true},
 		{"pods-elsewhere-before-complete", want(h), read(withPods(elsewhere, h)), false},
 		{"pods-first", withPods(two, h), there(h, nil), true},
 		{"pods-first-older-kernel", withPods(two, older), there(older, nil), true},
 		{"pods-no-link-yet", withPods(two, h), State{RPFilter: -1}, true},
 		{"pods-unchanged", withPods(ways, h), read(withPods(ways, h)), true},
-		{"pods-one-block-more", withPods(pods("10.64.0.0/27", "10.64.0.32/27", "10.65.0.9/32", "fd64::/123"), h), read(withPods(two, h)), true},
+		{"pods-one-block-more", withPods(pods("10.64.0.0/27", "10.64.0.32/27", "10.65.0.9/32", "fd64::/123"), h),
+			read(withPods(two, h)), true},
 		{"pods-one-block-less", withPods(pods("10.64.0.0/27", "fd64::/123"), h), read(withPods(two, h)), true},
 		{"pods-one-block-less-before-complete", withPods(pods("10.64.0.0/27"), h), read(withPods(two, h)), false},
 		{"pods-none", want(h), read(withPods(two, h)), true},
 		{"pods-none-but-one-lives", want(h), read(withPods(ways, h)), true},
-		{"pods-without-ipv6", withPods(ways, Host{HasRPFilter: true, HasForward4: true}), State{Link: Link{Name: "skein0", Index: 7, MTU: 1420, Up: true}}, true},
+		{"pods-without-ipv6", withPods(ways, Host{HasRPFilter: true, HasForward4: true}),
+			State{Link: Link{Name: "skein0", Index: 7, MTU: 1420, Up: true}}, true},
 		{"pods-routes-lost", withPods(ways, h), robbed, true},
 		{"pods-none-and-known", want(h), func() State {
 			s := there(h, nil)
@@ -124,7 +127,8 @@ func TestPodsSettle(t *testing.T) {
 		var p dataplane.Pods
 		for i := range 6 {
 			if rapid.Bool().Draw(t, "block") {
-				p.Blocks = append(p.Blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64, 0, byte(32 * i)}), rapid.SampledFrom([]int{27, 32}).Draw(t, "bits")))
+				p.Blocks = append(p.Blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64, 0, byte(32 * i)}),
+					rapid.SampledFrom([]int{27, 32}).Draw(t, "bits")))
 			}
 			if rapid.Bool().Draw(t, "pod") {
 				p.Routes = append(p.Routes, wayTo(netip.AddrFrom4([4]byte{10, 64, 0, byte(32*i + 1)}).String(), "sk1"))

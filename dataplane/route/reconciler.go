@@ -96,7 +96,8 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
 		case op.Verb == SetForward:
-			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here, and nothing is passed on for other nodes", op.text(r.n), err))
+			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here, and nothing is passed on "+
+				"for other nodes", op.text(r.n), err))
 		case op.Verb == SetRPFilter: // a container's /proc/sys may be read-only; the tunnel works without, mostly
 			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op.text(r.n), err))
 		case first == nil:
@@ -219,7 +220,8 @@ func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
 }
 
 func (r *Reconciler) readRules(f Family) ([]Rule, error) {
-	list, err := nlcount.One(r.h).RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	list, err := nlcount.One(r.h).RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol},
+		netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s rules: %w", f, err)
 	}

@@ -127,7 +127,8 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 		families = append(families, IPv6)
 	}
 	if !h.IPv6OnLink {
-		notes = append(notes, "IPv6 is disabled on this host: the tunnel carries IPv4 only (sysctl net.ipv6.conf.*.disable_ipv6, or the kernel's ipv6.disable)")
+		notes = append(notes, "IPv6 is disabled on this host: the tunnel carries IPv4 only (sysctl "+
+			"net.ipv6.conf.*.disable_ipv6, or the kernel's ipv6.disable)")
 	}
 	for _, a := range l.Addresses {
 		if a.Addr().Is4() || h.IPv6OnLink {
@@ -189,7 +190,8 @@ func (r Rule) String() string { return r.text(dataplane.DefaultNumbers()) }
 func (r Rule) text(n dataplane.Numbers) string {
 	s := fmt.Sprintf("%s %d: lookup %d proto %d", r.Family, n.PodRule(), n.PodTable(), dataplane.RouteProtocol)
 	if !r.Pods {
-		s = fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, n.RulePriority, r.Mark, r.Mask, n.RouteTable, dataplane.RouteProtocol)
+		s = fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, n.RulePriority, r.Mark, r.Mask, n.RouteTable,
+			dataplane.RouteProtocol)
 	}
 	if r.Other != "" {
 		s += " " + r.Other
@@ -224,10 +226,12 @@ func (r Route) text(n dataplane.Numbers) string {
 		return s
 	}
 	if r.Unreachable {
-		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, table, fallbackMetric, dataplane.RouteProtocol)
+		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, table, fallbackMetric,
+			dataplane.RouteProtocol)
 	}
 	if r.Dst.IsValid() {
-		return fmt.Sprintf("%s %s through the link mtu %d table %d proto %d", r.Family, r.Dst, r.MTU, table, dataplane.RouteProtocol)
+		return fmt.Sprintf("%s %s through the link mtu %d table %d proto %d", r.Family, r.Dst, r.MTU, table,
+			dataplane.RouteProtocol)
 	}
 	return fmt.Sprintf("%s default through the link table %d proto %d", r.Family, table, dataplane.RouteProtocol)
 }

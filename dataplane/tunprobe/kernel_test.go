@@ -30,8 +30,9 @@ func scene(t *testing.T) (*testgw.Scene, *tunprobe.Prober) {
 	t.Helper()
 	s := testgw.New(t)
 	s.Return(s.A)
-	p, err := tunprobe.Open(tunprobe.Options{NetNS: testgw.Path(s.A.NS), Source: own, Slots: map[int]tunprobe.Source{3: slot},
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	p, err := tunprobe.Open(tunprobe.Options{NetNS: testgw.Path(s.A.NS), Source: own,
+		Slots: map[int]tunprobe.Source{3: slot},
+		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,8 @@ func TestTargetsAreReachedThroughTheGateway(t *testing.T) {
 	s, p := scene(t)
 	var all []string
 	for _, a := range []netip.Addr{testgw.Target4, testgw.Target6} {
-		all = append(all, "icmp:"+a.String(), "tcp:"+netip.AddrPortFrom(a, 80).String(), "tcp:"+netip.AddrPortFrom(a, 81).String())
+		all = append(all, "icmp:"+a.String(), "tcp:"+netip.AddrPortFrom(a, 80).String(),
+			"tcp:"+netip.AddrPortFrom(a, 81).String())
 	}
 	for _, target := range all {
 		for _, slot := range []int{tunprobe.NoSlot, 3} {
@@ -93,7 +95,8 @@ func TestTargetsAreReachedThroughTheGateway(t *testing.T) {
 
 func TestNoRoute(t *testing.T) {
 	_, p := scene(t)
-	for _, target := range []string{"icmp:198.51.100.1", "tcp:198.51.100.1:80", "icmp:2001:db8:ff::1", "tcp:[2001:db8:ff::1]:80"} {
+	for _, target := range []string{"icmp:198.51.100.1", "tcp:198.51.100.1:80", "icmp:2001:db8:ff::1",
+		"tcp:[2001:db8:ff::1]:80"} {
 		if _, err := ping(p, tunprobe.NoSlot, target, limit); !errors.Is(err, tunprobe.ErrUnreachable) {
 			t.Errorf("%s: %v", target, err)
 		}
@@ -124,7 +127,8 @@ func TestManyThatNobodyAnswers(t *testing.T) {
 
 func TestRoutesAndLifeOfTheDevice(t *testing.T) {
 	s, p := scene(t)
-	if other, err := tunprobe.Open(tunprobe.Options{NetNS: testgw.Path(s.A.NS), Source: own, Log: slog.Default()}); err == nil {
+	if other, err := tunprobe.Open(tunprobe.Options{NetNS: testgw.Path(s.A.NS), Source: own,
+		Log: slog.Default()}); err == nil {
 		other.Close()
 		t.Error("two have the device")
 	}
@@ -136,7 +140,8 @@ func TestRoutesAndLifeOfTheDevice(t *testing.T) {
 		for _, table := range []int{unix.RT_TABLE_MAIN, dataplane.GatewayTable} {
 			found := map[string]bool{}
 			for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-				routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table, LinkIndex: l.Attrs().Index, Protocol: 30},
+				routes, err := netlink.RouteListFiltered(family,
+					&netlink.Route{Table: table, LinkIndex: l.Attrs().Index, Protocol: 30},
 					netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
 				if err != nil {
 					return err

@@ -12,8 +12,10 @@ func TestParseTarget(t *testing.T) {
 			t.Errorf("%s: %s: %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "192.0.2.1", "udp:192.0.2.1:53", "icmp:", "icmp:192.0.2.1:80", "tcp:192.0.2.1", "tcp:192.0.2.1:0", "tcp:192.0.2.1:65536",
-		"icmp:0.0.0.0", "icmp:127.0.0.1", "icmp:224.0.0.1", "icmp:fe80::1", "icmp:fe80::1%eth0", "icmp:::ffff:192.0.2.1", "icmp:name", "tcp:2001:db8::1:80"} {
+	for _, s := range []string{"", "192.0.2.1", "udp:192.0.2.1:53", "icmp:", "icmp:192.0.2.1:80", "tcp:192.0.2.1",
+		"tcp:192.0.2.1:0", "tcp:192.0.2.1:65536",
+		"icmp:0.0.0.0", "icmp:127.0.0.1", "icmp:224.0.0.1", "icmp:fe80::1", "icmp:fe80::1%eth0", "icmp:::ffff:192.0.2.1",
+		"icmp:name", "tcp:2001:db8::1:80"} {
 		if got, err := ParseTarget(s); err == nil {
 			t.Errorf("%q: %+v", s, got)
 		}
@@ -38,7 +40,8 @@ func reply(k key, nonce uint64) []byte {
 // problem makes an ICMP error about a packet.
 func problem(k key, about []byte) []byte {
 	types := icmpOf(k.target)
-	return packet(key{source: k.target, target: k.source}, types.proto, append([]byte{types.unreachable, 3, 0, 0, 0, 0, 0, 0}, about...))
+	return packet(key{source: k.target, target: k.source}, types.proto,
+		append([]byte{types.unreachable, 3, 0, 0, 0, 0, 0, 0}, about...))
 }
 
 func TestAnswers(t *testing.T) {
@@ -69,9 +72,11 @@ func TestAnswers(t *testing.T) {
 			{"echo reply", reply(ping, 99), answer{key: ping, nonce: 99}, true},
 			{"own echo", echo(ping, 99), answer{}, false},
 			{"unreachable port", problem(k, syn), answer{key: k, problem: icmpOf(k.target).unreachable, code: 3}, true},
-			{"unreachable, cut short", problem(k, syn[:head+8]), answer{key: k, problem: icmpOf(k.target).unreachable, code: 3}, true},
+			{"unreachable, cut short", problem(k, syn[:head+8]), answer{key: k, problem: icmpOf(k.target).unreachable,
+				code: 3}, true},
 			{"unreachable, cut shorter", problem(k, syn[:head+7]), answer{}, false},
-			{"unreachable echo", problem(ping, echo(ping, 99)), answer{key: ping, problem: icmpOf(k.target).unreachable, code: 3}, true},
+			{"unreachable echo", problem(ping, echo(ping, 99)), answer{key: ping, problem: icmpOf(k.target).unreachable,
+				code: 3}, true},
 			{"of another's packet", problem(k, segment(turn(k), flagSYN, 1)), answer{}, false},
 		} {
 			got, ok := parse(c.packet)

@@ -33,7 +33,8 @@ func TestBindSendsToBothFamilies(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("fd00::5"), Mask: net.CIDRMask(128, 128)}, Flags: unix.IFA_F_NODAD}
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("fd00::5"), Mask: net.CIDRMask(128, 128)},
+			Flags: unix.IFA_F_NODAD}
 		if err := errors.Join(netlink.LinkSetUp(lo), netlink.AddrAdd(lo, addr)); err != nil {
 			return err
 		}
@@ -246,14 +247,16 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 	defer da.Close()
 	defer db.Close()
 	keyB, portB := wire(t, da, db)
-	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nremove=true\npublic_key=%x\nallowed_ip=10.0.0.2/32\n", keyB[:], keyB[:])); err != nil {
+	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nremove=true\npublic_key=%x\nallowed_ip=10.0.0.2/32\n", keyB[:],
+		keyB[:])); err != nil {
 		t.Fatal(err)
 	}
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	<-failed // no known endpoint for peer
 	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
 	defer d.first.close()
-	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
+	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB),
+		Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
 	if err := d.Write([]Op{op}); err != nil {
 		t.Fatal(err)
 	}
@@ -291,8 +294,9 @@ func TestPacketBeforeThePeerKnowsUs(t *testing.T) {
 	}
 	d := &userspaceDevice{dev: db, up: true, tun: link, first: newHurrier(db, bind, &link.handled)}
 	defer d.first.close()
-	op := Op{Peer: &PeerOp{Action: Add, Key: dataplane.Key(keyA), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)),
-		Gain: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}}}
+	op := Op{Peer: &PeerOp{Action: Add, Key: dataplane.Key(keyA),
+		Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)),
+		Gain:     []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}}}
 	if err := d.Write([]Op{op}); err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +345,8 @@ func wire(t *testing.T, da, db *device.Device) (publicB wgtypes.Key, portB int) 
 		port  int
 		allow string
 	}{{da, kb.PublicKey(), ports[db], "10.0.0.2/32"}, {db, ka.PublicKey(), ports[da], "10.0.0.1/32"}} {
-		if err := side.d.IpcSet(fmt.Sprintf("public_key=%x\nendpoint=127.0.0.1:%d\nallowed_ip=%s\n", side.key[:], side.port, side.allow)); err != nil {
+		if err := side.d.IpcSet(fmt.Sprintf("public_key=%x\nendpoint=127.0.0.1:%d\nallowed_ip=%s\n", side.key[:], side.port,
+			side.allow)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,7 +17,8 @@ func TestCountersAreThoseOfTheText(t *testing.T) {
 	defer b.Close()
 	a.meets(t, b, b.at(t))
 	b.meets(t, a, a.at(t))
-	for i, at := range []netip.AddrPort{{}, netip.MustParseAddrPort("[fe80::1%lo]:7"), netip.MustParseAddrPort("192.0.2.9:51820")} {
+	for i, at := range []netip.AddrPort{{}, netip.MustParseAddrPort("[fe80::1%lo]:7"),
+		netip.MustParseAddrPort("192.0.2.9:51820")} {
 		op := PeerOp{Action: Add, Key: dataplane.Key{byte(1 + i)}, Endpoint: at}
 		if err := a.Write([]Op{{Peer: &op}}); err != nil {
 			t.Fatal(err)
@@ -50,7 +51,9 @@ func TestCountersAreThoseOfTheText(t *testing.T) {
 	if len(want) != 4 || !slices.Equal(got, want) {
 		t.Errorf("counters:\n%v\ntext:\n%v", got, want)
 	}
-	i := slices.IndexFunc(got, func(s dataplane.PeerStatus) bool { return s.PublicKey == dataplane.Key(b.key.PublicKey()) })
+	i := slices.IndexFunc(got, func(s dataplane.PeerStatus) bool {
+		return s.PublicKey == dataplane.Key(b.key.PublicKey())
+	})
 	if i < 0 || got[i].RxBytes == 0 || got[i].TxBytes == 0 || got[i].LastHandshake.IsZero() || got[i].Endpoint != b.at(t) {
 		t.Errorf("of the peer with a session: %v", got)
 	}

@@ -395,7 +395,8 @@ func (c *crossing) forget() {
 }
 
 func (m *meeting) old() bool {
-	return !m.ours.within(insistFor) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) && !within(m.knocked, knockWindow)
+	return !m.ours.within(insistFor) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) &&
+		!within(m.knocked, knockWindow)
 }
 
 func (i *initiation) within(d time.Duration) bool { return within(i.at, d) }

@@ -105,5 +105,6 @@ func DeleteLink(name string) (bool, error) {
 }
 
 func foreignLink(name, kind string) error {
-	return fmt.Errorf("link %s exists and is a %s link, not skein's: remove it, or choose another name with dataplane.link", name, kind)
+	return fmt.Errorf(
+		"link %s exists and is a %s link, not skein's: remove it, or choose another name with dataplane.link", name, kind)
 }

@@ -135,7 +135,8 @@ func diffPeer(k dataplane.Key, w, a dataplane.Peer, exists bool, o Options) Peer
 }
 
 func (p PeerOp) empty() bool {
-	return p.Action == Update && p.PresharedKey == nil && !p.Endpoint.IsValid() && p.Keepalive == nil && len(p.Gain) == 0 && len(p.Lose) == 0
+	return p.Action == Update && p.PresharedKey == nil && !p.Endpoint.IsValid() && p.Keepalive == nil &&
+		len(p.Gain) == 0 && len(p.Lose) == 0
 }
 
 // lacks says whether some prefix of all is missing in set. Both are sorted.

@@ -48,20 +48,36 @@ func TestDiff(t *testing.T) {
 	}{
 		{"new-device", State{}, deviceOf(peers{key(2): withPSK, key(3): peer("", "10.4.0.3/32", "fd00::3/128")}), Options{}},
 		{"unchanged", deviceOf(peers{key(2): withPSK}), deviceOf(peers{key(2): withPSK}), Options{Prune: true}},
-		{"endpoint-switch", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("127.0.0.1:4000", "10.4.0.2/32")}), Options{Prune: true}},
-		{"keepalive-unknown-stays", deviceOf(peers{key(2): withPSK}), deviceOf(peers{key(2): {PresharedKey: key(7), Keepalive: dataplane.KeepaliveAsItIs, Endpoint: withPSK.Endpoint, AllowedIPs: withPSK.AllowedIPs}}), Options{Prune: true}},
-		{"endpoint-unknown-stays", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
-		{"roamed-peer-when-mending", deviceOf(peers{key(2): peer("203.0.113.2:9", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true, KeepEndpoints: true}},
-		{"allowed-ip-added", deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), Options{Prune: true}},
-		{"allowed-ip-lost", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
-		{"allowed-ip-moves", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27"), key(3): peer("", "10.4.0.3/32")}),
-			deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}), Options{Prune: true}},
-		{"allowed-ips-swap", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.2.0.0/24")}), deviceOf(peers{key(2): peer("", "10.2.0.0/24"), key(3): peer("", "10.1.0.0/24")}), Options{Prune: true}},
-		{"a-part-moves", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.4.0.3/32")}), deviceOf(peers{key(2): peer("", "10.1.0.0/25"), key(3): peer("", "10.1.0.128/25", "10.4.0.3/32")}), Options{Prune: true}},
-		{"key-rotated", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(4): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true}},
-		{"peer-gone", deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32")}), deviceOf(peers{key(3): peer("", "10.4.0.3/32")}), Options{Prune: true}},
-		{"peer-gone-before-complete", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), deviceOf(peers{key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}), Options{}},
-		{"preshared-key-off", deviceOf(peers{key(2): withPSK}), deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true}},
+		{"endpoint-switch", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}),
+			deviceOf(peers{key(2): peer("127.0.0.1:4000", "10.4.0.2/32")}), Options{Prune: true}},
+		{"keepalive-unknown-stays", deviceOf(peers{key(2): withPSK}),
+			deviceOf(peers{key(2): {PresharedKey: key(7), Keepalive: dataplane.KeepaliveAsItIs, Endpoint: withPSK.Endpoint,
+				AllowedIPs: withPSK.AllowedIPs}}), Options{Prune: true}},
+		{"endpoint-unknown-stays", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}),
+			deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
+		{"roamed-peer-when-mending", deviceOf(peers{key(2): peer("203.0.113.2:9", "10.4.0.2/32")}),
+			deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true, KeepEndpoints: true}},
+		{"allowed-ip-added", deviceOf(peers{key(2): peer("", "10.4.0.2/32")}),
+			deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), Options{Prune: true}},
+		{"allowed-ip-lost", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}),
+			deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
+		{"allowed-ip-moves", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27"),
+			key(3): peer("", "10.4.0.3/32")}),
+			deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}),
+			Options{Prune: true}},
+		{"allowed-ips-swap", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.2.0.0/24")}),
+			deviceOf(peers{key(2): peer("", "10.2.0.0/24"), key(3): peer("", "10.1.0.0/24")}), Options{Prune: true}},
+		{"a-part-moves", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.4.0.3/32")}),
+			deviceOf(peers{key(2): peer("", "10.1.0.0/25"), key(3): peer("", "10.1.0.128/25", "10.4.0.3/32")}),
+			Options{Prune: true}},
+		{"key-rotated", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}),
+			deviceOf(peers{key(4): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true}},
+		{"peer-gone", deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32")}),
+			deviceOf(peers{key(3): peer("", "10.4.0.3/32")}), Options{Prune: true}},
+		{"peer-gone-before-complete", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}),
+			deviceOf(peers{key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}), Options{}},
+		{"preshared-key-off", deviceOf(peers{key(2): withPSK}),
+			deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true}},
 		{"device-changed", State{PrivateKey: key(1), Port: 1, Mark: 1}, deviceOf(nil), Options{Prune: true}},
 	}
 	for _, c := range cases {
@@ -84,13 +100,15 @@ func genState(t *rapid.T, name string) State {
 	ips := rapid.Permutation(prefixes()).Draw(t, name+" order")
 	n := rapid.IntRange(0, 6).Draw(t, name+" peers")
 	for range n {
-		p := dataplane.Peer{PresharedKey: key(rapid.ByteRange(0, 2).Draw(t, "psk")), Keepalive: time.Duration(rapid.IntRange(0, 2).Draw(t, "keepalive")) * time.Second,
-			Endpoint: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(rapid.IntRange(1, 3).Draw(t, "port")))}
+		p := dataplane.Peer{PresharedKey: key(rapid.ByteRange(0, 2).Draw(t, "psk")),
+			Keepalive: time.Duration(rapid.IntRange(0, 2).Draw(t, "keepalive")) * time.Second,
+			Endpoint:  netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(rapid.IntRange(1, 3).Draw(t, "port")))}
 		take := min(rapid.IntRange(0, 4).Draw(t, "ips"), len(ips))
 		p.AllowedIPs, ips = slices.Clone(ips[:take]), ips[take:]
 		peers[key(rapid.ByteRange(1, 8).Draw(t, "key"))] = p
 	}
-	s, _ := Want(dataplane.WireGuard{PrivateKey: key(rapid.ByteRange(0, 2).Draw(t, "private")), Port: rapid.IntRange(1, 2).Draw(t, "port"), Mark: 0x20, Peers: peers})
+	s, _ := Want(dataplane.WireGuard{PrivateKey: key(rapid.ByteRange(0, 2).Draw(t, "private")),
+		Port: rapid.IntRange(1, 2).Draw(t, "port"), Mark: 0x20, Peers: peers})
 	return s
 }
 
@@ -186,7 +204,8 @@ func owned(s State) map[netip.Prefix]bool {
 func TestContestedPrefixStaysWithTheLowerKey(t *testing.T) {
 	s, notes := Want(dataplane.WireGuard{Peers: map[dataplane.Key]dataplane.Peer{
 		key(3): peer("", "10.4.0.2/32", "10.4.0.3/32"), key(2): peer("", "10.4.0.2/32"), key(4): peer("", "10.4.0.2/32")}})
-	if len(s.Peers[key(2)].AllowedIPs) != 1 || len(s.Peers[key(3)].AllowedIPs) != 1 || len(s.Peers[key(4)].AllowedIPs) != 0 {
+	if len(s.Peers[key(2)].AllowedIPs) != 1 || len(s.Peers[key(3)].AllowedIPs) != 1 ||
+		len(s.Peers[key(4)].AllowedIPs) != 0 {
 		t.Errorf("peers: %v", s.Peers)
 	}
 	if len(notes) != 2 {
@@ -199,7 +218,8 @@ func TestBatchesAreSmallAndInOrder(t *testing.T) {
 	k := key(200)
 	big := dataplane.Peer{}
 	for i := range 600 {
-		big.AllowedIPs = append(big.AllowedIPs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(i / 256), byte(i)}), 32))
+		big.AllowedIPs = append(big.AllowedIPs,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 200, byte(i / 256), byte(i)}), 32))
 	}
 	s.Peers[k] = big
 	got := State{}
@@ -230,7 +250,9 @@ func fleet(n int) State {
 		for j := range k {
 			k[j] = byte(r.Uint32())
 		}
-		w.Peers[k] = dataplane.Peer{PresharedKey: k, Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i / 256), byte(i)}), 51820), Keepalive: 25 * time.Second,
+		w.Peers[k] = dataplane.Peer{PresharedKey: k,
+			Endpoint:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i / 256), byte(i)}), 51820),
+			Keepalive: 25 * time.Second,
 			AllowedIPs: []netip.Prefix{
 				netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, byte(i / 256), byte(i)}), 32),
 				netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 100, byte(i / 8), byte(i * 32)}), 27),
@@ -243,7 +265,8 @@ func fleet(n int) State {
 
 func BenchmarkDiff1000Peers(b *testing.B) {
 	actual := fleet(1000)
-	w := dataplane.WireGuard{PrivateKey: actual.PrivateKey, Port: actual.Port, Mark: actual.Mark, Peers: maps.Clone(actual.Peers)}
+	w := dataplane.WireGuard{PrivateKey: actual.PrivateKey, Port: actual.Port, Mark: actual.Mark,
+		Peers: maps.Clone(actual.Peers)}
 	k := sortedKeys(actual.Peers)[500]
 	p := w.Peers[k]
 	p.Endpoint = netip.MustParseAddrPort("203.0.113.1:1")

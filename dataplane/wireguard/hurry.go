@@ -41,7 +41,8 @@ type firstTries struct {
 }
 
 func newHurrier(dev *device.Device, bind *meshBind, packets sync.Locker) *hurrier {
-	return &hurrier{dev: dev, cross: bind.cross, packets: packets, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+	return &hurrier{dev: dev, cross: bind.cross, packets: packets, met: map[dataplane.Key]bool{},
+		where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have

@@ -147,7 +147,8 @@ func TestTryBesideAFirstPacket(t *testing.T) {
 	keyB, portB := wire(t, da, db)
 	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
 	defer d.first.close()
-	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
+	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB),
+		Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
 	write = func() error { return d.Write([]Op{op}) }
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	select {
@@ -218,7 +219,8 @@ func (j *jam) lead(t *testing.T, da, db *device.Device) dataplane.Key {
 	if len(peers) != 1 {
 		t.Fatalf("peers of a: %v", peers)
 	}
-	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nupdate_only=true\nendpoint=%s\n", peers[0].PublicKey[:], j.sideA.LocalAddr())); err != nil {
+	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nupdate_only=true\nendpoint=%s\n", peers[0].PublicKey[:],
+		j.sideA.LocalAddr())); err != nil {
 		t.Fatal(err)
 	}
 	go j.pass(j.sideA, j.sideB, j.toB, 0)

@@ -45,7 +45,8 @@ func openKernel(c OpenConfig) (Device, int, error) {
 		}
 		created++
 	case "tuntap":
-		return nil, 0, fmt.Errorf("link %s exists and is a TUN link, held by a running userspace agent: stop it first", c.Link)
+		return nil, 0, fmt.Errorf("link %s exists and is a TUN link, held by a running userspace agent: stop it first",
+			c.Link)
 	default:
 		return nil, 0, foreignLink(c.Link, kind)
 	}
@@ -75,14 +76,16 @@ func (d *kernelDevice) Read() (State, []dataplane.PeerStatus, error) {
 	status := make([]dataplane.PeerStatus, 0, len(dev.Peers))
 	for _, p := range dev.Peers {
 		k := dataplane.Key(p.PublicKey)
-		peer := dataplane.Peer{PresharedKey: dataplane.Key(p.PresharedKey), Endpoint: fromUDPAddr(p.Endpoint), Keepalive: p.PersistentKeepaliveInterval}
+		peer := dataplane.Peer{PresharedKey: dataplane.Key(p.PresharedKey), Endpoint: fromUDPAddr(p.Endpoint),
+			Keepalive: p.PersistentKeepaliveInterval}
 		for _, n := range p.AllowedIPs {
 			peer.AllowedIPs = append(peer.AllowedIPs, fromIPNet(n))
 		}
 		peer.AllowedIPs = normal(peer.AllowedIPs)
 		s.Peers[k] = peer
-		status = append(status, dataplane.PeerStatus{PublicKey: k, Endpoint: peer.Endpoint, LastHandshake: p.LastHandshakeTime,
-			RxBytes: uint64(p.ReceiveBytes), TxBytes: uint64(p.TransmitBytes)})
+		status = append(status, dataplane.PeerStatus{PublicKey: k, Endpoint: peer.Endpoint,
+			LastHandshake: p.LastHandshakeTime,
+			RxBytes:       uint64(p.ReceiveBytes), TxBytes: uint64(p.TransmitBytes)})
 	}
 	sortStatus(status)
 	return s, status, nil
@@ -148,7 +151,8 @@ func peerConfig(p PeerOp) wgtypes.PeerConfig {
 		ips = p.Final
 	}
 	for _, ip := range ips {
-		c.AllowedIPs = append(c.AllowedIPs, net.IPNet{IP: ip.Addr().AsSlice(), Mask: net.CIDRMask(ip.Bits(), ip.Addr().BitLen())})
+		c.AllowedIPs = append(c.AllowedIPs, net.IPNet{IP: ip.Addr().AsSlice(),
+			Mask: net.CIDRMask(ip.Bits(), ip.Addr().BitLen())})
 	}
 	return c
 }

@@ -21,7 +21,8 @@ type State struct {
 // unmapped, keepalive in whole seconds, every prefix with one owner. A prefix that two peers claim
 // stays with the lower key, and a note tells of it.
 func Want(w dataplane.WireGuard) (State, []string) {
-	s := State{PrivateKey: clamped(w.PrivateKey), Port: w.Port, Mark: w.Mark, Peers: make(map[dataplane.Key]dataplane.Peer, len(w.Peers))}
+	s := State{PrivateKey: clamped(w.PrivateKey), Port: w.Port, Mark: w.Mark,
+		Peers: make(map[dataplane.Key]dataplane.Peer, len(w.Peers))}
 	var notes []string
 	owners := make(map[netip.Prefix]dataplane.Key, 2*len(w.Peers))
 	var contested []netip.Prefix
@@ -48,7 +49,8 @@ func Want(w dataplane.WireGuard) (State, []string) {
 			}
 			p.AllowedIPs = slices.DeleteFunc(slices.Clone(p.AllowedIPs), func(x netip.Prefix) bool { return x == ip })
 			s.Peers[k] = p
-			notes = append(notes, "two peers claim "+ip.String()+": "+owners[ip].Short()+" keeps it, "+k.Short()+" does not get it")
+			notes = append(notes, "two peers claim "+ip.String()+": "+owners[ip].Short()+" keeps it, "+k.Short()+
+				" does not get it")
 		}
 	}
 	slices.Sort(notes)

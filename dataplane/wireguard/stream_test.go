@@ -24,7 +24,8 @@ import (
 // another one, and as the wireguard-go program makes them. cpu-ns/KiB is the processor time of all that, which other
 // work on this machine moves least.
 func BenchmarkStream(b *testing.B) {
-	for name, open := range map[string]func(b *testing.B, link string, n int) *device.Device{"ours": openOurs, "hops": openHops, "plain": openPlain} {
+	for name, open := range map[string]func(b *testing.B, link string, n int) *device.Device{"ours": openOurs,
+		"hops": openHops, "plain": openPlain} {
 		b.Run(name, func(b *testing.B) { stream(b, open, name == "hops") })
 	}
 }
@@ -65,7 +66,8 @@ func openPlain(b *testing.B, link string, _ int) *device.Device {
 func stream(b *testing.B, open func(b *testing.B, link string, n int) *device.Device, hops bool) {
 	ends := [2]*testns.NS{testns.New(b, "stream"), testns.New(b, "stream")}
 	ends[0].Do(func() {
-		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ends[1].Handle)}
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0",
+			PeerNamespace: netlink.NsFd(ends[1].Handle)}
 		if err := netlink.LinkAdd(veth); err != nil {
 			b.Error(err)
 		}
@@ -80,7 +82,8 @@ func stream(b *testing.B, open func(b *testing.B, link string, n int) *device.De
 	inner := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(1 + i)}) }
 	mtu, to := dataplane.MTU, inner
 	if hops {
-		mtu, to = dataplane.MTU-dataplane.HopOverhead, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}) }
+		mtu, to = dataplane.MTU-dataplane.HopOverhead,
+			func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}) }
 	}
 	for i, ns := range ends {
 		var d *device.Device
@@ -88,7 +91,9 @@ func stream(b *testing.B, open func(b *testing.B, link string, n int) *device.De
 			if d = open(b, "wg0", i); d == nil {
 				return
 			}
-			err := d.IpcSet(fmt.Sprintf("private_key=%x\nlisten_port=51820\npublic_key=%x\nendpoint=%s:51820\nallowed_ip=%s/32\n", keys[i][:], public[1-i][:], outer(1-i), inner(1-i)))
+			err := d.IpcSet(
+				fmt.Sprintf("private_key=%x\nlisten_port=51820\npublic_key=%x\nendpoint=%s:51820\nallowed_ip=%s/32\n", keys[i][:],
+					public[1-i][:], outer(1-i), inner(1-i)))
 			if err == nil {
 				err = d.Up()
 			}
@@ -101,7 +106,8 @@ func stream(b *testing.B, open func(b *testing.B, link string, n int) *device.De
 				if link == "wg0" {
 					err = netlink.LinkSetMTU(l, mtu)
 				}
-				if aerr := netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}); aerr != nil {
+				if aerr := netlink.AddrAdd(l,
+					&netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}); aerr != nil {
 					b.Error(aerr)
 				}
 				if uerr := netlink.LinkSetUp(l); uerr != nil {

@@ -298,7 +298,8 @@ func (d *Discoverer) look(ctx context.Context, i int, s Step, o order, orders <-
 	done := make(chan Found, 1)
 	go func() {
 		done <- s.Look(inner, Request{
-			Host: o.host, Full: o.full, Fresh: o.fresh, Early: func(f Found) { send(f, true) }, Wake: func() { d.wake(wish{i, true}) }, Soon: func() { d.wake(wish{i, false}) },
+			Host: o.host, Full: o.full, Fresh: o.fresh, Early: func(f Found) { send(f, true) },
+			Wake: func() { d.wake(wish{i, true}) }, Soon: func() { d.wake(wish{i, false}) },
 		})
 	}()
 	var next *order

@@ -127,10 +127,12 @@ func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 			pause(ctx, time.Second)
 			r.Early(Found{NAT: &NATReport{At: time.Now()}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}})
 			pause(ctx, time.Second)
-			return Found{NAT: &NATReport{At: time.Now(), Hairpin: true}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}}
+			return Found{NAT: &NATReport{At: time.Now(), Hairpin: true},
+				Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}}
 		}}
 		links := &script{source: "interface", look: func(_ context.Context, r Request) Found {
-			return Found{Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "interface"), host("10.0.0.1:1", "interface")}, Problem: "broken", Help: "mend it"}
+			return Found{Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "interface"), host("10.0.0.1:1", "interface")},
+				Problem: "broken", Help: "mend it"}
 		}}
 		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
 		d, told := chain(t, w, nat, links)
@@ -202,7 +204,8 @@ func TestNewNetworkCutsALookShort(t *testing.T) {
 		w.move("10.0.0.2")
 		time.Sleep(time.Second)
 		rs := told()
-		if len(rs) == 0 || sources(rs[len(rs)-1]) != "10.0.0.2:1 upnp" || slices.ContainsFunc(rs, func(r Result) bool { return strings.Contains(sources(r), "192.0.2.1") }) {
+		if len(rs) == 0 || sources(rs[len(rs)-1]) != "10.0.0.2:1 upnp" ||
+			slices.ContainsFunc(rs, func(r Result) bool { return strings.Contains(sources(r), "192.0.2.1") }) {
 			t.Errorf("told %+v", rs)
 		}
 		if rs := slow.requests(); len(rs) != 2 || !rs[1].Fresh {
@@ -214,7 +217,9 @@ func TestNewNetworkCutsALookShort(t *testing.T) {
 func TestCheckWaitsForEveryStep(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		n := 0
-		nat := &script{source: "stun", look: func(context.Context, Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
+		nat := &script{source: "stun", look: func(context.Context, Request) Found {
+			return Found{NAT: &NATReport{At: time.Now()}}
+		}}
 		slow := &script{source: "pcp", look: func(ctx context.Context, _ Request) Found {
 			pause(ctx, 3*time.Second)
 			n++
@@ -236,7 +241,9 @@ func TestCheckWaitsForEveryStep(t *testing.T) {
 
 func TestUnreadableHostKeepsTheLast(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
-		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
+		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found {
+			return Found{NAT: &NATReport{At: time.Now()}}
+		}}
 		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
 		d, _ := chain(t, w, nat)
 		time.Sleep(time.Second)
@@ -252,9 +259,11 @@ func TestUnreadableHostKeepsTheLast(t *testing.T) {
 }
 
 func TestResultsAreComparedByWhatMatters(t *testing.T) {
-	seen := Observation{Server: netip.MustParseAddrPort("203.0.113.1:3478"), Mapped: netip.MustParseAddrPort("198.51.100.9:7")}
+	seen := Observation{Server: netip.MustParseAddrPort("203.0.113.1:3478"),
+		Mapped: netip.MustParseAddrPort("198.51.100.9:7")}
 	make := func(change func(*Result)) Result {
-		r := Result{NATReport: NATReport{Mapped: []Observation{seen}}, Candidates: []*skeinv1.Candidate{host("10.0.0.1:1", "interface")}, Notes: []Note{{Source: "pcp"}}}
+		r := Result{NATReport: NATReport{Mapped: []Observation{seen}},
+			Candidates: []*skeinv1.Candidate{host("10.0.0.1:1", "interface")}, Notes: []Note{{Source: "pcp"}}}
 		change(&r)
 		return r
 	}

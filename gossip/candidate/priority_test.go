@@ -34,9 +34,11 @@ func TestPriorities(t *testing.T) {
 func TestSortedByPriority(t *testing.T) {
 	for name, host := range map[string]uint32{"this version": PriorityHost, "an older agent": 100} {
 		cs := Sorted([]*skeinv1.Candidate{
-			{Type: typeRelay, Address: "relay", Priority: PriorityRelay}, {Type: typeSrflx, Address: "symmetric", Priority: PrioritySymmetric},
+			{Type: typeRelay, Address: "relay", Priority: PriorityRelay}, {Type: typeSrflx, Address: "symmetric",
+				Priority: PrioritySymmetric},
 			{Type: typeSrflx, Address: "mapped", Priority: PriorityReflexive}, {Type: typeHost, Address: "lan", Priority: host},
-			{Type: typeForced, Address: "forced", Priority: PriorityForced}, {Type: typeSrflx, Address: "cloud", Priority: PriorityReflexive},
+			{Type: typeForced, Address: "forced", Priority: PriorityForced}, {Type: typeSrflx, Address: "cloud",
+				Priority: PriorityReflexive},
 		})
 		have := ""
 		for _, c := range cs {

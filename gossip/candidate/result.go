@@ -106,7 +106,9 @@ func (n NATReport) equal(o NATReport) bool {
 	return n.NAT == o.NAT && n.Mapping == o.Mapping && n.Filtering == o.Filtering &&
 		n.UDP == o.UDP && n.IPv4 == o.IPv4 && n.IPv6 == o.IPv6 && n.Hairpin == o.Hairpin &&
 		n.Preserving == o.Preserving && n.PortStep == o.PortStep && slices.Equal(n.Advice, o.Advice) &&
-		slices.EqualFunc(n.Mapped, o.Mapped, func(a, b Observation) bool { return a.Server == b.Server && a.Mapped == b.Mapped })
+		slices.EqualFunc(n.Mapped, o.Mapped, func(a, b Observation) bool {
+			return a.Server == b.Server && a.Mapped == b.Mapped
+		})
 }
 
 // Result is what all steps found together. It is never changed after it was made.
@@ -124,7 +126,8 @@ type Problem struct{ Source, Text, Help string }
 
 // Equal compares what others would care for.
 func (r Result) Equal(o Result) bool {
-	return r.equal(o.NATReport) && r.SameCandidates(o) && slices.Equal(r.Notes, o.Notes) && slices.Equal(r.Problems, o.Problems) && r.Host.Equal(o.Host) && slices.Equal(r.Elastic, o.Elastic)
+	return r.equal(o.NATReport) && r.SameCandidates(o) && slices.Equal(r.Notes, o.Notes) && slices.Equal(r.Problems,
+		o.Problems) && r.Host.Equal(o.Host) && slices.Equal(r.Elastic, o.Elastic)
 }
 
 // SameCandidates compares the candidates alone.

@@ -19,7 +19,8 @@ func TestARecordSurvivesItsAnnotation(t *testing.T) {
 	if err != nil || !proto.Equal(have, want) {
 		t.Errorf("%v, %v", have, err)
 	}
-	for _, bad := range []string{"", "1", "2." + text[2:], "1.!", text[:len(text)-3] + "\x00\x00\x00", "1." + strings.Repeat("A", maxValue)} {
+	for _, bad := range []string{"", "1", "2." + text[2:], "1.!", text[:len(text)-3] + "\x00\x00\x00",
+		"1." + strings.Repeat("A", maxValue)} {
 		if s, err := Decode(bad); err == nil {
 			t.Errorf("%.20q is read as %v", bad, s)
 		} else if !strings.Contains(err.Error(), Annotation) {

@@ -13,8 +13,10 @@ import (
 
 // checkPoolName wants a name that the leader takes, too: Kubernetes allows dots and 253 characters.
 func checkPoolName(o *object, field, name string) error {
-	if name == "" || len(name) > 63 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-' {
-		return o.errorf(field, "%.70q cannot be a pool's name here: lower-case letters, digits and hyphens, at most 63: rename the pool and its label %s in the file", name, labelPool)
+	if name == "" || len(name) > 63 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" ||
+		name[0] == '-' || name[len(name)-1] == '-' {
+		return o.errorf(field, "%.70q cannot be a pool's name here: lower-case letters, digits and hyphens, at most 63: "+
+			"rename the pool and its label %s in the file", name, labelPool)
 	}
 	return nil
 }
@@ -46,7 +48,8 @@ func (r *reading) checkBlocks() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(unknown)) {
-		r.notes = append(r.notes, fmt.Sprintf("The pool %s of %d blocks is not in the file, so it has to be there already.", name, unknown[name]))
+		r.notes = append(r.notes, fmt.Sprintf("The pool %s of %d blocks is not in the file, so it has to be there already.",
+			name, unknown[name]))
 	}
 	return nil
 }
@@ -70,7 +73,8 @@ func (b *block) check(pool *skeinv1.Pool) error {
 			subnet, have netip.Prefix
 		}{{"ipv4", v4, b.ipv4}, {"ipv6", v6, b.ipv6}} {
 			if want := carve(c.subnet, at, pool.GetBlockSizeBits()); want != c.have {
-				return b.errorf(c.field, "it is %s, but block %d of pool %s is %s", text(c.have), b.index, pool.GetName(), text(want))
+				return b.errorf(c.field, "it is %s, but block %d of pool %s is %s", text(c.have), b.index,
+					pool.GetName(), text(want))
 			}
 		}
 		return nil
@@ -110,7 +114,8 @@ func (r *reading) assignNamespaces() {
 		i := slices.IndexFunc(r.pools, func(p *skeinv1.Pool) bool { return p.GetName() == name })
 		switch {
 		case i < 0:
-			r.notes = append(r.notes, fmt.Sprintf("The namespace %s uses the pool %s, which is not in the file; give it to the pool with `skein pool set %s --namespace %s`.", ns, name, name, ns))
+			r.notes = append(r.notes, fmt.Sprintf("The namespace %s uses the pool %s, which is not in the file; give it to "+
+				"the pool with `skein pool set %s --namespace %s`.", ns, name, name, ns))
 		case name != "default": // which serves it anyway
 			r.pools[i].Namespaces = append(r.pools[i].Namespaces, ns)
 		}

@@ -90,24 +90,28 @@ type reading struct {
 // object and the field.
 func Parse(data []byte) (*Import, error) {
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("the file has more than %d MiB: import it in parts, each pool with all of its blocks", MaxBytes>>20)
+		return nil, fmt.Errorf("the file has more than %d MiB: import it in parts, each pool with all of its blocks",
+			MaxBytes>>20)
 	}
 	r := &reading{poolOf: map[string]*object{}, namespaces: map[string]string{}, left: map[string][]string{}}
 	if err := walk(data, r.take); err != nil {
 		return nil, err
 	}
 	if len(r.pools) == 0 && len(r.blocks) == 0 && len(r.egresses) == 0 {
-		return nil, fmt.Errorf("there is no AddressPool and no AddressBlock of %s in it: write it with `kubectl get addresspools,addressblocks -o yaml`", version)
+		return nil, fmt.Errorf("there is no AddressPool and no AddressBlock of %s in it: write it with `kubectl get "+
+			"addresspools,addressblocks -o yaml`", version)
 	}
 	if err := r.checkBlocks(); err != nil {
 		return nil, err
 	}
 	r.assignNamespaces()
 	if len(r.deleted) > 0 {
-		r.notes = append(r.notes, fmt.Sprintf("Being deleted in Coil, and imported all the same, since pods may still use them: %s.", some(r.deleted)))
+		r.notes = append(r.notes, fmt.Sprintf("Being deleted in Coil, and imported all the same, since pods may still use "+
+			"them: %s.", some(r.deleted)))
 	}
 	slices.SortFunc(r.egresses, func(a, b egress) int {
-		return cmp.Or(strings.Compare(a.out.GetNamespace(), b.out.GetNamespace()), strings.Compare(a.out.GetName(), b.out.GetName()))
+		return cmp.Or(strings.Compare(a.out.GetNamespace(), b.out.GetNamespace()), strings.Compare(a.out.GetName(),
+			b.out.GetName()))
 	})
 	out := &Import{Pools: r.result(), Notes: slices.Concat(r.notes, r.egressNotes(), leftOut(r.left))}
 	for _, e := range r.egresses {
@@ -189,7 +193,8 @@ func (r *reading) takePool(o *object) error {
 		return o.errorf("spec.subnets", "there is no subnet")
 	}
 	if o.meta.deleted {
-		r.notes = append(r.notes, fmt.Sprintf("AddressPool %s is being deleted in Coil: after the import, `skein pool drain %s` goes on with that.", o.name, o.name))
+		r.notes = append(r.notes, fmt.Sprintf("AddressPool %s is being deleted in Coil: after the import, `skein pool "+
+			"drain %s` goes on with that.", o.name, o.name))
 	}
 	r.pools, r.poolOf[o.name] = append(r.pools, pool), o
 	return nil
@@ -216,7 +221,8 @@ func (r *reading) subnet(o *object, field string, n ast.Node, bits uint64) (*ske
 			continue
 		}
 		if p != p.Masked() {
-			r.notes = append(r.notes, fmt.Sprintf("AddressPool %s: %s.%s %s has host bits set; Coil takes it for %s, and so does this import.", o.name, field, family, p, p.Masked()))
+			r.notes = append(r.notes, fmt.Sprintf("AddressPool %s: %s.%s %s has host bits set; Coil takes it for %s, and so "+
+				"does this import.", o.name, field, family, p, p.Masked()))
 			p = p.Masked()
 		}
 		if host = append(host, p.Addr().BitLen()-p.Bits()); uint64(host[0]) < bits {
@@ -232,7 +238,8 @@ func (r *reading) subnet(o *object, field string, n ast.Node, bits uint64) (*ske
 	case len(host) == 0:
 		return nil, o.errorf(field, "it has neither ipv4 nor ipv6")
 	case len(host) == 2 && host[0] != host[1]:
-		return nil, o.errorf(field, "%s and %s have different sizes: 2^%d and 2^%d addresses", out.Ipv4, out.Ipv6, host[0], host[1])
+		return nil, o.errorf(field, "%s and %s have different sizes: 2^%d and 2^%d addresses", out.Ipv4, out.Ipv6,
+			host[0], host[1])
 	}
 	return out, nil
 }
@@ -242,7 +249,8 @@ func (r *reading) takeBlock(o *object) error {
 		return err
 	}
 	if len(r.blocks) == MaxBlocks {
-		return o.errorf("", "there are more than %d blocks: import them in parts, each pool with all of its blocks", MaxBlocks)
+		return o.errorf("", "there are more than %d blocks: import them in parts, each pool with all of its blocks",
+			MaxBlocks)
 	}
 	b := block{object: o, out: &skeinv1.ImportBlock{Pool: o.meta.labels[labelPool]}}
 	if b.out.Pool == "" {
@@ -274,7 +282,8 @@ func (r *reading) takeBlock(o *object) error {
 			b.out.Reason += reservedFor + node
 		}
 	case node == "":
-		return o.errorf("metadata.labels", "it has neither %s nor %s: delete the block in Coil if nothing uses it, or mark it as reserved", labelNode, labelReserved)
+		return o.errorf("metadata.labels", "it has neither %s nor %s: delete the block in Coil if nothing uses it, or mark "+
+			"it as reserved", labelNode, labelReserved)
 	default:
 		b.out.Node = node
 	}
@@ -290,7 +299,8 @@ func (r *reading) result() *skeinv1.ImportPools {
 	out := &skeinv1.ImportPools{Pools: r.pools}
 	slices.SortFunc(out.Pools, func(a, b *skeinv1.Pool) int { return strings.Compare(a.GetName(), b.GetName()) })
 	slices.SortFunc(r.blocks, func(a, b block) int {
-		return cmp.Or(strings.Compare(a.out.GetPool(), b.out.GetPool()), cmp.Compare(a.index, b.index), strings.Compare(a.name, b.name))
+		return cmp.Or(strings.Compare(a.out.GetPool(), b.out.GetPool()), cmp.Compare(a.index, b.index),
+			strings.Compare(a.name, b.name))
 	})
 	for _, b := range r.blocks {
 		out.Blocks = append(out.Blocks, b.out)

@@ -64,7 +64,8 @@ func (r *reading) takeEgress(o *object) error {
 			return err
 		}
 		if e.out.Replicas = uint32(v); v == 0 {
-			r.notes = append(r.notes, fmt.Sprintf("Egress %s/%s has no replica in Coil; it gets one slot.", o.meta.namespace, o.name))
+			r.notes = append(r.notes, fmt.Sprintf("Egress %s/%s has no replica in Coil; it gets one slot.",
+				o.meta.namespace, o.name))
 			e.out.Replicas = 1
 		}
 	}
@@ -78,7 +79,8 @@ func (r *reading) takeEgress(o *object) error {
 		}
 	}
 	if o.meta.deleted {
-		r.notes = append(r.notes, fmt.Sprintf("Egress %s/%s is being deleted in Coil and is left out.", o.meta.namespace, o.name))
+		r.notes = append(r.notes, fmt.Sprintf("Egress %s/%s is being deleted in Coil and is left out.",
+			o.meta.namespace, o.name))
 		return nil
 	}
 	r.egresses = append(r.egresses, e)
@@ -153,7 +155,8 @@ func (i *Import) SetGateways(labels map[string]string) {
 		return
 	}
 	if len(labels) == 0 {
-		i.Notes = append(i.Notes, fmt.Sprintf("Egresses left out: %s. Here gateways are hosts, and not pods: say which with --gateways KEY=VALUE, the labels of members.", some(i.egressNames())))
+		i.Notes = append(i.Notes, fmt.Sprintf("Egresses left out: %s. Here gateways are hosts, and not pods: say which "+
+			"with --gateways KEY=VALUE, the labels of members.", some(i.egressNames())))
 		i.Egresses = nil
 		return
 	}
@@ -174,7 +177,8 @@ func (r *reading) egressNotes() (out []string) {
 	for _, e := range r.egresses {
 		name := e.out.GetNamespace() + "/" + e.out.GetName()
 		if e.selector != "" {
-			out = append(out, fmt.Sprintf("Egress %s: its pods run on Nodes with %s; give the members on them labels that --gateways names.", name, e.selector))
+			out = append(out, fmt.Sprintf("Egress %s: its pods run on Nodes with %s; give the members on them labels that "+
+				"--gateways names.", name, e.selector))
 		}
 		var why []string
 		for _, f := range e.without {
@@ -193,7 +197,8 @@ func (r *reading) egressNotes() (out []string) {
 		if pool := r.namespaces[e.out.GetNamespace()]; pool != "" {
 			source += ", of pool " + pool
 		}
-		out = append(out, fmt.Sprintf("Egress %s: packets left with %s; here they leave with the gateway's own unless `skein egress update %s --address ADDRESS` gives each slot one.", name, source, name))
+		out = append(out, fmt.Sprintf("Egress %s: packets left with %s; here they leave with the gateway's own unless "+
+			"`skein egress update %s --address ADDRESS` gives each slot one.", name, source, name))
 	}
 	return out
 }

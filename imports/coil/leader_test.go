@@ -40,19 +40,22 @@ func newLeader(t *testing.T) *leader {
 }
 
 func newNode(name string) *skeinv1.NewNode {
-	return &skeinv1.NewNode{Name: name, IdentityKey: bytesOf("identity", name), WireguardKey: bytesOf("wireguard", name), MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+	return &skeinv1.NewNode{Name: name, IdentityKey: bytesOf("identity", name), WireguardKey: bytesOf("wireguard", name),
+		MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
 }
 
 func (l *leader) admit(name string) {
 	l.t.Helper()
 	l.must(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-		Node: newNode(name), TokenId: "0011223344556677", TokenSecretHash: bytesOf("secret", ""), ClusterId: "00112233445566778899aabbccddeeff"}}})
+		Node: newNode(name), TokenId: "0011223344556677", TokenSecretHash: bytesOf("secret", ""),
+		ClusterId: "00112233445566778899aabbccddeeff"}}})
 }
 
 func (l *leader) propose(c *skeinv1.Command) (int, *skeinv1.Answer, error) {
 	l.t.Helper()
 	l.n++
-	c.RequestId, c.Time, c.Entropy = fmt.Sprint("request ", l.n), time.Date(2026, 11, 21, 14, 0, l.n, 0, time.UTC).UnixNano(), append(bytesOf("a", fmt.Sprint(l.n)), bytesOf("b", fmt.Sprint(l.n))...)
+	c.RequestId, c.Time, c.Entropy = fmt.Sprint("request ", l.n), time.Date(2026, 11, 21, 14, 0, l.n, 0,
+		time.UTC).UnixNano(), append(bytesOf("a", fmt.Sprint(l.n)), bytesOf("b", fmt.Sprint(l.n))...)
 	all, a, err := events.Decide(l.s, c)
 	for _, e := range all {
 		if err := l.s.Fold(e); err != nil {
@@ -125,7 +128,8 @@ func TestLeaderTakesItOver(t *testing.T) {
 			}
 			n, done := l.must(command(in.Pools, false))
 			if want := len(in.Pools.GetPools()) + len(in.Pools.GetBlocks()); n != want || len(dry.GetPlan()) != want+1 {
-				t.Errorf("%d changes and a plan of %d lines, want %d and one more:\n%s", n, len(dry.GetPlan()), want, strings.Join(dry.GetPlan(), "\n"))
+				t.Errorf("%d changes and a plan of %d lines, want %d and one more:\n%s", n, len(dry.GetPlan()), want,
+					strings.Join(dry.GetPlan(), "\n"))
 			}
 			if strings.Join(done.GetPlan(), "\n") != strings.Join(dry.GetPlan(), "\n") {
 				t.Errorf("the plan was\n%s\nand then\n%s", strings.Join(dry.GetPlan(), "\n"), strings.Join(done.GetPlan(), "\n"))
@@ -135,7 +139,8 @@ func TestLeaderTakesItOver(t *testing.T) {
 				if err != nil {
 					p = netip.MustParsePrefix(b.GetIpv6())
 				}
-				if have, want := l.owner(p.Addr().String()), b.GetNode()+strings.TrimSuffix("reserved: "+b.GetReason(), "reserved: "); have != want {
+				if have, want := l.owner(p.Addr().String()), b.GetNode()+strings.TrimSuffix("reserved: "+b.GetReason(),
+					"reserved: "); have != want {
 					t.Errorf("%s: %s, want %s", p, have, want)
 				}
 			}
@@ -169,7 +174,8 @@ func TestConflictsAreListed(t *testing.T) {
 	l.admit("node1")
 	l.admit("node2")
 	l.must(command(&skeinv1.ImportPools{Pools: []*skeinv1.Pool{
-		{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd01:203:405:607::/112"}}},
+		{Name: "default", BlockSizeBits: 5,
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd01:203:405:607::/112"}}},
 		{Name: "other", BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "192.0.2.64/30"}}},
 	}, Blocks: []*skeinv1.ImportBlock{{Pool: "default", Ipv4: "10.64.0.0/27", Node: "node2"}}}, false))
 	before := l.s.Hash()
@@ -178,7 +184,8 @@ func TestConflictsAreListed(t *testing.T) {
 		if err == nil {
 			t.Fatal("no conflict")
 		}
-		for _, want := range []string{"nothing was imported", "pool global: subnet 192.0.2.64/28 overlaps 192.0.2.64/30 of pool other", "block 10.64.0.0/27,fd01:203:405:607::/123 of pool default: it belongs to node node2 here"} {
+		for _, want := range []string{"nothing was imported", "pool global: subnet 192.0.2.64/28 overlaps 192.0.2.64/30 of " +
+			"pool other", "block 10.64.0.0/27,fd01:203:405:607::/123 of pool default: it belongs to node node2 here"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%q is missing from\n%v", want, err)
 			}
@@ -206,7 +213,8 @@ func TestLargestImport(t *testing.T) {
 		t.Fatalf("%d blocks, notes %v", n, in.Notes)
 	}
 	last := in.Pools.GetBlocks()[coil.MaxBlocks-1]
-	if want := (&skeinv1.ImportBlock{Pool: "default", Ipv4: "10.71.255.224/27", Ipv6: "fd01:203:405:607::7:ffe0/123", Node: "node383"}); !proto.Equal(last, want) {
+	if want := (&skeinv1.ImportBlock{Pool: "default", Ipv4: "10.71.255.224/27", Ipv6: "fd01:203:405:607::7:ffe0/123",
+		Node: "node383"}); !proto.Equal(last, want) {
 		t.Errorf("the last block is %v, want %v", last, want)
 	}
 	if n, _ := l.must(command(in.Pools, false)); n != coil.MaxBlocks+1 {

@@ -42,8 +42,9 @@ var written = []string{
 
 // without are annotations that have no counterpart, and why.
 var without = map[string]string{
-	"allowed-location-ips": "networks behind a location are not led by Nodes' annotations: list them in nodeAddresses of one host's configuration, and set route_node_addresses",
-	"force-endpoint-port":  "write the port in force-endpoint",
+	"allowed-location-ips": "networks behind a location are not led by Nodes' annotations: list them in nodeAddresses " +
+		"of one host's configuration, and set route_node_addresses",
+	"force-endpoint-port": "write the port in force-endpoint",
 }
 
 // Node is what a Node asks for.
@@ -126,7 +127,8 @@ func Parse(data []byte) (*Report, error) {
 		}
 	}
 	if len(r.Nodes) == 0 && len(r.Peers) == 0 {
-		return nil, errors.New("there is no Node and no Peer of Kilo in it: write it with `kubectl get nodes,peers.kilo.squat.ai -o yaml`")
+		return nil, errors.New("there is no Node and no Peer of Kilo in it: write it with `kubectl get " +
+			"nodes,peers.kilo.squat.ai -o yaml`")
 	}
 	r.finish(others)
 	return r, nil
@@ -195,25 +197,36 @@ func (r *Report) finish(others map[string]int) {
 		left += len(n.Left)
 	}
 	if len(sites) > 1 {
-		r.Notes = append(r.Notes, fmt.Sprintf("The Nodes are in %d locations. Kilo joins locations by their leaders; here every "+
-			"node has a tunnel to every other, until `skein settings --topology site` has leaders join them (docs/sites.md).", len(sites)))
+		r.Notes = append(r.Notes, fmt.Sprintf("The Nodes are in %d locations. Kilo joins locations by their leaders; here "+
+			"every "+
+			"node has a tunnel to every other, until `skein settings --topology site` has leaders join them (docs/sites.md).",
+			len(sites)))
 	}
 	if left > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d annotations are what Kilo's agents told each other; they can be removed when Kilo is gone.", left))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d annotations are what Kilo's agents told each other; they can be removed "+
+			"when Kilo is gone.", left))
 	}
 	if len(r.Peers) > 0 {
-		r.Notes = append(r.Notes, "Peers are plain WireGuard devices: they are listed, and not taken over. `skein peer add` gives "+
+		r.Notes = append(r.Notes, "Peers are plain WireGuard devices: they are listed, and not taken over. `skein peer "+
+			"add` gives "+
 			"each a new configuration (docs/peers.md); keep Kilo's device for them until they have it.")
 	}
 	for _, kind := range slices.Sorted(maps.Keys(others)) {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d objects of kind %s were left out.", others[kind], kind))
 	}
 	r.Steps = []string{
-		"Give the agents another port and link than Kilo's while both run: ports.wireguard and dataplane.link, for instance 51821 and skein0 beside kilo0. A force-endpoint with Kilo's port then needs skein.dev/force-endpoint with the new one.",
-		"Run an agent on every Node, with the apiserver's address in its configuration: it goes by the annotations as they are.",
-		"Lead the pods: `skein settings --pod-ranges` with the controller manager's --cluster-cidr. `skein nodes` shows each Node's pod CIDR, and `skein peers` each way. From then on pods' packets between hosts go through the mesh, and back: both ends have to be members.",
-		"Stop Kilo on one Node after the other (its agent, then its link and rules), once `ip -s link show kilo0` counts no more packets of pods.",
-		"Remove Kilo's DaemonSet and definitions, and `kubectl annotate nodes --all` those of its annotations that its agents wrote.",
+		"Give the agents another port and link than Kilo's while both run: ports.wireguard and dataplane.link, for " +
+			"instance 51821 and skein0 beside kilo0. A force-endpoint with Kilo's port then needs skein.dev/force-endpoint " +
+			"with the new one.",
+		"Run an agent on every Node, with the apiserver's address in its configuration: it goes by the annotations as they " +
+			"are.",
+		"Lead the pods: `skein settings --pod-ranges` with the controller manager's --cluster-cidr. `skein nodes` shows " +
+			"each Node's pod CIDR, and `skein peers` each way. From then on pods' packets between hosts go through the mesh, " +
+			"and back: both ends have to be members.",
+		"Stop Kilo on one Node after the other (its agent, then its link and rules), once `ip -s link show kilo0` counts " +
+			"no more packets of pods.",
+		"Remove Kilo's DaemonSet and definitions, and `kubectl annotate nodes --all` those of its annotations that its " +
+			"agents wrote.",
 	}
 }
 

@@ -27,10 +27,12 @@ func TestParse(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	edge, cloud := r.Nodes[1], r.Nodes[0]
-	if edge.Site != "lab" || !edge.Leader || edge.Endpoint != "edge1.example.com:51820" || edge.Keepalive != 10 || len(edge.Problems) != 0 || len(edge.Left) != 3 {
+	if edge.Site != "lab" || !edge.Leader || edge.Endpoint != "edge1.example.com:51820" || edge.Keepalive != 10 ||
+		len(edge.Problems) != 0 || len(edge.Left) != 3 {
 		t.Errorf("edge1 is %+v", edge)
 	}
-	if cloud.Site != "eu" || cloud.Leader || cloud.Internal != "10.0.0.7" || cloud.Keepalive != 0 || len(cloud.Problems) != 2 {
+	if cloud.Site != "eu" || cloud.Leader || cloud.Internal != "10.0.0.7" || cloud.Keepalive != 0 ||
+		len(cloud.Problems) != 2 {
 		t.Errorf("cloud1 is %+v", cloud)
 	}
 	if p := r.Peers[0]; p.Endpoint != "laptop.example.com:51820" || p.AllowedIPs[0] != "10.5.0.1/32" {
@@ -60,7 +62,8 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	// JSON, as kubectl -o json prints it.
-	if r, err := kilo.Parse([]byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"}}`)); err != nil || len(r.Nodes) != 1 {
+	if r, err := kilo.Parse([]byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"a"}}`)); err != nil ||
+		len(r.Nodes) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -33,7 +33,8 @@ type Payload struct {
 }
 
 // applets are busybox's in the guest. None is named ip or tc: those would shadow iproute2's.
-var applets = []string{"sh", "cat", "echo", "env", "grep", "head", "kill", "ls", "ping", "ping6", "ps", "sed", "sleep", "sort", "tail", "test", "timeout", "wc", "awk", "nc"}
+var applets = []string{"sh", "cat", "echo", "env", "grep", "head", "kill", "ls", "ping", "ping6", "ps", "sed", "sleep",
+	"sort", "tail", "test", "timeout", "wc", "awk", "nc"}
 
 // pack writes the initramfs: the cached modules, then the payload.
 func pack(im Image, p Payload, to string) error {
@@ -105,7 +106,8 @@ func RunGuest(ctx context.Context, im Image, p Payload, cache string, out io.Wri
 }
 
 // boot runs QEMU once. patience limits the time to the guest's first word.
-func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cpu string, patience time.Duration) error {
+func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cpu string,
+	patience time.Duration) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	monitor := filepath.Join(filepath.Dir(initrd), "monitor-"+accel)

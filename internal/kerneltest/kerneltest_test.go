@@ -12,7 +12,8 @@ import (
 
 func TestListenNeedsTheVerdict(t *testing.T) {
 	for name, c := range map[string]struct{ serial, want string }{
-		"passed":             {"SeaBIOS\r\n" + Up + "\r\n--- PASS: TestX\r\n" + Passed + "\r\n[ 39.6] reboot: Restarting\r\n", Passed},
+		"passed": {"SeaBIOS\r\n" + Up + "\r\n--- PASS: TestX\r\n" + Passed +
+			"\r\n[ 39.6] reboot: Restarting\r\n", Passed},
 		"failed":             {Up + "\n" + Failed + "\n", Failed},
 		"panic in the midst": {Up + "\n--- PASS: TestX\nKernel panic - not syncing\n", Up},
 		"never up":           {"qemu: no\n", ""},
@@ -49,11 +50,13 @@ func TestRunStepShowsResultsAndFailures(t *testing.T) {
 		return Step{Name: "pkg", Args: []string{"/bin/sh", "-c", script, code}, Test: true}
 	}
 	var out strings.Builder
-	if err := RunStep(&out, step("0"), nil); err != nil || strings.Contains(out.String(), "noise") || !strings.Contains(out.String(), "--- PASS: TestX") {
+	if err := RunStep(&out, step("0"), nil); err != nil || strings.Contains(out.String(), "noise") ||
+		!strings.Contains(out.String(), "--- PASS: TestX") {
 		t.Errorf("passing: %v\n%s", err, out.String())
 	}
 	out.Reset()
-	if err := RunStep(&out, step("3"), nil); err == nil || !strings.Contains(out.String(), "noise") || !strings.Contains(out.String(), "pkg FAILED") {
+	if err := RunStep(&out, step("3"), nil); err == nil || !strings.Contains(out.String(), "noise") ||
+		!strings.Contains(out.String(), "pkg FAILED") {
 		t.Errorf("failing: %v\n%s", err, out.String())
 	}
 	if err := RunStep(&out, Step{Name: "none", Args: []string{"/no/such/program"}}, nil); err == nil {
@@ -85,7 +88,8 @@ func TestArchiveIsAlignedAndEnds(t *testing.T) {
 		at := (110 + nameLen + 3) &^ 3
 		rest = rest[(at+size+3)&^3:]
 	}
-	if want := []string{"a", "a/b", "a/b/c", "sbin", "sbin/modprobe", "t", "t/f", "TRAILER!!!"}; !slices.Equal(names, want) {
+	if want := []string{"a", "a/b", "a/b/c", "sbin", "sbin/modprobe", "t", "t/f",
+		"TRAILER!!!"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 }

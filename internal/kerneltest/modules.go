@@ -25,7 +25,8 @@ type Module struct {
 // wanted are the modules the guest shall have, with what they depend on. All of net/netfilter comes along.
 var wanted = []string{
 	"wireguard", "tun", "veth", "dummy", "bridge", "macvlan", "ifb",
-	"nf_tables", "nf_conntrack", "nf_nat", "nf_conntrack_netlink", "xfrm_user", "af_packet_diag", "inet_diag", "udp_diag", "tcp_diag",
+	"nf_tables", "nf_conntrack", "nf_nat", "nf_conntrack_netlink", "xfrm_user", "af_packet_diag", "inet_diag",
+	"udp_diag", "tcp_diag",
 	"ipip", "sit", "ip6_tunnel", "fou", "fou6", "ip_gre",
 	"sch_netem", "sch_tbf", "sch_htb", "sch_ingress", "cls_u32", "cls_matchall", "act_mirred",
 }

@@ -18,7 +18,8 @@ func TestMeter(t *testing.T) {
 		{time.Second, 30 * time.Millisecond, 30 * time.Millisecond, 50 * time.Millisecond},
 		{100 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond},
 		{200 * time.Millisecond, 60 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, // the worst counts
-		{time.Second, 0, 60 * time.Millisecond, 100 * time.Millisecond},                                 // seen once, and once is over
+		// seen once, and once is over
+		{time.Second, 0, 60 * time.Millisecond, 100 * time.Millisecond},
 		{time.Second, 500 * time.Millisecond, 500 * time.Millisecond, 800 * time.Millisecond},
 		{onceCounts, 0, 400 * time.Millisecond, 800 * time.Millisecond}, // seen twice
 		{halfLife, 0, 200 * time.Millisecond, 800 * time.Millisecond},

@@ -92,7 +92,8 @@ func TestEveryDatagramArrivesAsItWas(t *testing.T) {
 					}
 					for i, d := range b.take(t, len(part)) {
 						if !bytes.Equal(d.Data, part[i]) || d.From != a.at || d.To.Addr != b.at.Addr() {
-							t.Fatalf("datagram %d: %d bytes from %s to %s, want %d from %s to %s", start+i, len(d.Data), d.From, d.To.Addr, len(part[i]), a.at, b.at.Addr())
+							t.Fatalf("datagram %d: %d bytes from %s to %s, want %d from %s to %s", start+i, len(d.Data), d.From, d.To.Addr,
+								len(part[i]), a.at, b.at.Addr())
 						}
 					}
 				}
@@ -177,13 +178,16 @@ func TestLargerThanTheMTU(t *testing.T) {
 // What is sent from a given address comes from there, and one that this host does not have is an error.
 func TestSource(t *testing.T) {
 	ns := testns.New(t, "mmsg")
-	for _, family := range []struct{ network, any, other string }{{"udp4", "0.0.0.0:0", "127.0.0.9"}, {"udp6", "[::]:0", "fd00::9"}} {
+	for _, family := range []struct{ network, any, other string }{{"udp4", "0.0.0.0:0", "127.0.0.9"},
+		{"udp6", "[::]:0", "fd00::9"}} {
 		other := netip.MustParseAddr(family.other)
 		var a, b *end
 		ns.Do(func() {
 			lo, err := netlink.LinkByName("lo")
 			if err == nil {
-				err = netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: other.AsSlice(), Mask: net.CIDRMask(other.BitLen(), other.BitLen())}, Flags: unix.IFA_F_NODAD})
+				err = netlink.AddrAdd(lo,
+					&netlink.Addr{IPNet: &net.IPNet{IP: other.AsSlice(), Mask: net.CIDRMask(other.BitLen(), other.BitLen())},
+						Flags: unix.IFA_F_NODAD})
 			}
 			if err != nil {
 				t.Error(err)
@@ -210,7 +214,8 @@ func TestSource(t *testing.T) {
 		if d.From.Addr() != other || d.To.Addr != other || d.To.Link == 0 {
 			t.Errorf("from %s to %v, want both %s", d.From, d.To, other)
 		}
-		strange := mmsg.Source{Addr: netip.MustParseAddr(map[string]string{"udp4": "203.0.113.9", "udp6": "2001:db8::9"}[family.network])}
+		strange := mmsg.Source{Addr: netip.MustParseAddr(map[string]string{"udp4": "203.0.113.9",
+			"udp6": "2001:db8::9"}[family.network])}
 		if n, err := a.Writer.Write([][]byte{{1}}, to, strange); err == nil || n != 0 {
 			t.Errorf("%s: sent %d from an address of another host, %v", family.network, n, err)
 		}
@@ -223,7 +228,8 @@ func TestClassAndLentMemory(t *testing.T) {
 	for _, family := range []struct {
 		network, address string
 		level, option    int
-	}{{"udp4", "127.0.0.1:0", unix.IPPROTO_IP, unix.IP_RECVTOS}, {"udp6", "[::1]:0", unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS}} {
+	}{{"udp4", "127.0.0.1:0", unix.IPPROTO_IP, unix.IP_RECVTOS}, {"udp6", "[::1]:0", unix.IPPROTO_IPV6,
+		unix.IPV6_RECVTCLASS}} {
 		a, b := listen(t, family.network, family.address), listen(t, family.network, family.address)
 		raw, _ := b.UDPConn.SyscallConn()
 		raw.Control(func(fd uintptr) {
@@ -236,7 +242,8 @@ func TestClassAndLentMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, class := range []uint8{0, 2, 0xb9} {
-			if _, err := a.Writer.Write([][]byte{make([]byte, 900), make([]byte, 900)}, b.at, mmsg.Source{Addr: a.at.Addr(), Class: class}); err != nil {
+			if _, err := a.Writer.Write([][]byte{make([]byte, 900), make([]byte, 900)}, b.at, mmsg.Source{Addr: a.at.Addr(),
+				Class: class}); err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range b.take(t, 2) {

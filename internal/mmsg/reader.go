@@ -47,7 +47,8 @@ type space struct {
 }
 
 func newSpace(messages int) *space {
-	s := &space{headers: make([]unix.Mmsghdr, messages), iovecs: make([]unix.Iovec, messages), names: make([]unix.RawSockaddrInet6, messages),
+	s := &space{headers: make([]unix.Mmsghdr, messages), iovecs: make([]unix.Iovec, messages),
+		names:   make([]unix.RawSockaddrInet6, messages),
 		control: make([]byte, messages*controlBytes), data: make([]byte, messages*messageBytes)}
 	for i := range s.headers {
 		s.iovecs[i].Base = &s.data[i*messageBytes]
@@ -126,7 +127,8 @@ func (r *Reader) receive(fd uintptr) bool {
 	// Only what is empty is waited for: the poller tells of what comes, not of what was there when a signal came between.
 	n, errno := uintptr(0), unix.EINTR
 	for errno == unix.EINTR {
-		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&r.headers[0])), uintptr(len(r.headers)), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&r.headers[0])), uintptr(len(r.headers)),
+			unix.MSG_DONTWAIT, 0, 0)
 	}
 	if errno == unix.EAGAIN {
 		r.giveBack()

@@ -52,10 +52,12 @@ func isIPv6(c *net.UDPConn) bool {
 func setName(name *unix.RawSockaddrInet6, to netip.AddrPort, six bool) uint32 {
 	port := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, to.Port()))
 	if six {
-		*name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: port, Addr: to.Addr().As16(), Scope_id: scope(to.Addr().Zone())}
+		*name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: port, Addr: to.Addr().As16(),
+			Scope_id: scope(to.Addr().Zone())}
 		return unix.SizeofSockaddrInet6
 	}
-	*(*unix.RawSockaddrInet4)(unsafe.Pointer(name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port, Addr: to.Addr().As4()}
+	*(*unix.RawSockaddrInet4)(unsafe.Pointer(name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port,
+		Addr: to.Addr().As4()}
 	return unix.SizeofSockaddrInet4
 }
 
@@ -114,9 +116,11 @@ func addSource(b []byte, s Source, six bool) []byte {
 	case !s.Addr.IsValid():
 		return b
 	case s.Addr.Is4():
-		return addControl(b, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.Inet4Pktinfo{Ifindex: int32(s.Link), Spec_dst: s.Addr.As4()})
+		return addControl(b, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.Inet4Pktinfo{Ifindex: int32(s.Link),
+			Spec_dst: s.Addr.As4()})
 	}
-	return addControl(b, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.Inet6Pktinfo{Ifindex: uint32(s.Link), Addr: s.Addr.As16()})
+	return addControl(b, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.Inet6Pktinfo{Ifindex: uint32(s.Link),
+		Addr: s.Addr.As16()})
 }
 
 // parseControl reads what came with a message: the size of the datagrams in a train, 0 if it is none, and

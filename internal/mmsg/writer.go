@@ -149,7 +149,8 @@ func (b *batch) close(segment int, from Source) {
 func (b *batch) send(fd uintptr) bool {
 	b.errno = 0
 	for b.done < b.messages {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[b.done])), uintptr(b.messages-b.done), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[b.done])),
+			uintptr(b.messages-b.done), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			for range n {

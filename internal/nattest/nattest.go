@@ -98,7 +98,8 @@ func (n *Net) Host(kind Kind) *Host {
 	router := n.segment(n.next, outside)
 	inside := namespace(n.t)
 	a, b := n.handle(router.ns), n.handle(inside)
-	must(n.t, a.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(inside)}))
+	must(n.t, a.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan"}, PeerName: "eth0",
+		PeerNamespace: netlink.NsFd(inside)}))
 	h := &Host{t: n.t, ns: inside, Addr: netip.MustParseAddr("192.168.1.2"), Outside: outside, Router: router}
 	address(n.t, a, "lan", "192.168.1.1/24")
 	address(n.t, b, "eth0", "192.168.1.2/24")
@@ -120,7 +121,8 @@ func (n *Net) segment(i byte, v4 netip.Addr) *Host {
 	ns := namespace(n.t)
 	core, h := n.handle(n.core), n.handle(ns)
 	port := fmt.Sprintf("p%d", i)
-	must(n.t, core.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: port}, PeerName: "wan", PeerNamespace: netlink.NsFd(ns)}))
+	must(n.t, core.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: port}, PeerName: "wan",
+		PeerNamespace: netlink.NsFd(ns)}))
 	bridge, err := core.LinkByName("core")
 	must(n.t, err)
 	link, err := core.LinkByName(port)

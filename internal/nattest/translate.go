@@ -32,7 +32,8 @@ func translate(t testing.TB, ns netns.NsHandle, kind Kind, inside, outside netip
 	c, err := nftables.New(nftables.WithNetNSFd(int(ns)))
 	must(t, err)
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "nat"})
-	chain := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) func(...[]expr.Any) {
+	chain := func(name string, kind nftables.ChainType, hook *nftables.ChainHook,
+		priority *nftables.ChainPriority) func(...[]expr.Any) {
 		ch := c.AddChain(&nftables.Chain{Name: name, Table: table, Type: kind, Hooknum: hook, Priority: priority})
 		return func(parts ...[]expr.Any) {
 			var all []expr.Any
@@ -64,11 +65,13 @@ func translate(t testing.TB, ns netns.NsHandle, kind Kind, inside, outside netip
 		must(t, c.AddSet(set, nil))
 		// Masquerade keeps the port, so the inner source port is the outer one.
 		forward(oif("wan"), udp(), load(ipHeader, ipDestination, 4, reg), load(udpHeader, udpSource, 2, reg2),
-			[]expr.Any{&expr.Dynset{SrcRegKey: reg, SetName: set.Name, SetID: set.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: contactKept}})
+			[]expr.Any{&expr.Dynset{SrcRegKey: reg, SetName: set.Name, SetID: set.ID, Operation: unix.NFT_DYNSET_OP_UPDATE,
+				Timeout: contactKept}})
 		pre(iif("wan"), udp(), load(ipHeader, ipSource, 4, reg), load(udpHeader, udpDestination, 2, reg2),
 			[]expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set.Name, SetID: set.ID}}, dnat(inside))
 	case Forwarded:
-		pre(iif("wan"), udp(), load(udpHeader, udpDestination, 2, reg), equal(binaryutil.BigEndian.PutUint16(WireGuardPort)), dnat(inside))
+		pre(iif("wan"), udp(), load(udpHeader, udpDestination, 2, reg),
+			equal(binaryutil.BigEndian.PutUint16(WireGuardPort)), dnat(inside))
 	case Blocked:
 		forward(udp(), drop())
 	}
@@ -93,10 +96,12 @@ func firewall(t testing.TB, ns netns.NsHandle) {
 	c, err := nftables.New(nftables.WithNetNSFd(int(ns)))
 	must(t, err)
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
-	chain := c.AddChain(&nftables.Chain{Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
+	chain := c.AddChain(&nftables.Chain{Name: "input", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
 	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append([]expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},
 	}, &expr.Verdict{Kind: expr.VerdictAccept})})
 	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(udp(), drop()...)})

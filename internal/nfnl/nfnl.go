@@ -116,7 +116,8 @@ func Messages(b []byte) iter.Seq[Message] {
 			if n < unix.NLMSG_HDRLEN || uint64(n) > uint64(len(b)) {
 				return
 			}
-			m := Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:n]}
+			m := Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]),
+				b[unix.NLMSG_HDRLEN:n]}
 			if !yield(m) {
 				return
 			}

@@ -10,7 +10,9 @@ import (
 
 func TestDraw(t *testing.T) {
 	got := Draw([]Stop{
-		{Name: "pod", Steps: []Step{{"rule 1900", "from all lookup 117"}, {"", "nothing there"}, {"rule 2100, the one with a long name", strings.Repeat("words and ", 20)}}, Leaves: "10.64.1.5 → 192.0.2.1, " + strings.Repeat("and so on ", 20)},
+		{Name: "pod", Steps: []Step{{"rule 1900", "from all lookup 117"}, {"", "nothing there"}, {"rule 2100, the one with " +
+			"a long name", strings.Repeat("words and ", 20)}}, Leaves: "10.64.1.5 → 192.0.2.1, " +
+			strings.Repeat("and so on ", 20)},
 		{Name: "nothing here", Leaves: "x"},
 		{Name: strings.Repeat("ä", 120), Steps: []Step{{"", strings.Repeat("y", 130)}}},
 	})

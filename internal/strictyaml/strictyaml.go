@@ -157,7 +157,8 @@ func lineIn(n ast.Node, path, key string) int {
 
 func decodesItself(t reflect.Type) bool {
 	p := reflect.PointerTo(t)
-	return p.Implements(reflect.TypeFor[yaml.BytesUnmarshaler]()) || p.Implements(reflect.TypeFor[yaml.InterfaceUnmarshaler]())
+	return p.Implements(reflect.TypeFor[yaml.BytesUnmarshaler]()) ||
+		p.Implements(reflect.TypeFor[yaml.InterfaceUnmarshaler]())
 }
 
 func checkStruct(file, path string, n ast.Node, t reflect.Type) error {
@@ -176,7 +177,8 @@ func checkStruct(file, path string, n ast.Node, t reflect.Type) error {
 		key := v.Key.GetToken().Value
 		ft, ok := fields[key]
 		if !ok {
-			return fmt.Errorf("%s:%d: unknown key %q; allowed here: %s", file, v.Key.GetToken().Position.Line, join(path, key), names(fields))
+			return fmt.Errorf("%s:%d: unknown key %q; allowed here: %s", file, v.Key.GetToken().Position.Line,
+				join(path, key), names(fields))
 		}
 		if err := check(file, join(path, key), v.Value, ft); err != nil {
 			return err

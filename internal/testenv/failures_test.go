@@ -173,9 +173,11 @@ FAIL	x/f	0.026s
 `},
 		{"a package without a failed test", "cannot begin: no such thing\nFAIL\tx/e\t0.028s\nFAIL\n",
 			"  FAIL	x/e	0.028s\n    cannot begin: no such thing\n"},
-		{"a guest's console", "=== RUN   TestIn\r\n    a_test.go:1: said\r\n--- FAIL: TestIn (0.01s)\r\nFAIL\r\nthe guest ends\r\n",
+		{"a guest's console", "=== RUN   TestIn\r\n    a_test.go:1: said\r\n--- FAIL: TestIn (0.01s)\r\nFAIL\r\nthe guest " +
+			"ends\r\n",
 			"  TestIn\n        a_test.go:1: said\n"},
-		{"no go test", strings.Repeat("before\n", 30) + "main.go:1:2: this value is never used (SA4006)\nmake: *** [lint] Error 1\n",
+		{"no go test", strings.Repeat("before\n", 30) + "main.go:1:2: this value is never used (SA4006)\nmake: *** [lint] " +
+			"Error 1\n",
 			"  the last lines\n" + strings.Repeat("    before\n", 18) +
 				"    main.go:1:2: this value is never used (SA4006)\n    make: *** [lint] Error 1\n"},
 		{"a failure after tests that passed", "=== RUN   TestA\n--- PASS: TestA (0.00s)\nPASS\nok  \tx/a\t0.1s\nlab: no\n",
@@ -209,8 +211,10 @@ func TestFailuresAreBounded(t *testing.T) {
 	output.WriteString("FAIL\nFAIL\tx/a\t1s\nFAIL\n")
 	got := failures(t, output.String())
 	for _, want := range []string{
-		"  TestLong (x/a)\n        a_test.go:1: step 0\n", "step 7\n    ... 1981 more lines ...\n        a_test.go:1: step 998\n",
-		"    a_test.go:2: not within 30s: refused\n    ...\n            report 988 ää", "report 999", "ää...\n  Test0 (x/a)\n",
+		"  TestLong (x/a)\n        a_test.go:1: step 0\n", "step 7\n    ... 1981 more lines ...\n        a_test.go:1: step " +
+			"998\n",
+		"    a_test.go:2: not within 30s: refused\n    ...\n            report 988 ää", "report 999",
+		"ää...\n  Test0 (x/a)\n",
 		"  Test8 (x/a)\n        a_test.go:3: no\n  and: Test9 (x/a), Test10 (x/a), ",
 	} {
 		if !strings.Contains(got, want) {
@@ -294,7 +298,8 @@ func TestEndOfTheTiers(t *testing.T) {
 	output := filepath.Join(dir, "output")
 	run := exec.Command("sh", "-c", "exec .ci/test >output 2>&1")
 	run.Dir = dir
-	run.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // a make that runs this test would be told of in messages
+	// a make that runs this test would be told of in messages
+	run.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=")
 	})
 	err = run.Run()
@@ -306,7 +311,8 @@ func TestEndOfTheTiers(t *testing.T) {
 		t.Errorf("it ended with %v; want exit status 1", err)
 	}
 	said, summary, _ := strings.Cut(string(b), "=== tiers\n")
-	for _, want := range []string{"test-lab passes\n", "not gofmt-ed:\nx.go\n", "cannot begin\n", "the end of the kernel tier\n"} {
+	for _, want := range []string{"test-lab passes\n", "not gofmt-ed:\nx.go\n", "cannot begin\n", "the end of the " +
+		"kernel tier\n"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("it does not show %q, which a tier said:\n%s", want, said)
 		}

@@ -195,21 +195,25 @@ func (g *Gateway) rules() {
 	g.must("opening nftables", err)
 	g.table = g.nft.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "gw"})
 	accept := nftables.ChainPolicyAccept
-	chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority) *nftables.Chain {
-		return g.nft.AddChain(&nftables.Chain{Name: name, Table: g.table, Type: typ, Hooknum: hook, Priority: prio, Policy: &accept})
+	chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook,
+		prio *nftables.ChainPriority) *nftables.Chain {
+		return g.nft.AddChain(&nftables.Chain{Name: name, Table: g.table, Type: typ, Hooknum: hook, Priority: prio,
+			Policy: &accept})
 	}
 	g.raw = chain("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	g.fwd = chain("fwd", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	post := chain("post", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.fwd, Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(invalid), Xor: make([]byte, 4)},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(invalid),
+			Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},
 		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop},
 	}})
 	for _, a := range []netip.Addr{Source4, Source6} {
 		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: post, Exprs: append(family(a),
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte("lan\x00")},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
+				Data: []byte("lan\x00")},
 			&expr.Immediate{Register: reg, Data: a.AsSlice()},
 			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(proto(a)), RegAddrMin: reg},
 		)})
@@ -232,13 +236,15 @@ func mark(a netip.Addr) uint32 {
 }
 
 func family(a netip.Addr) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto(a)}}}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
+		Data: []byte{proto(a)}}}
 }
 
 // Stop ends the gateway's forwarding.
 func (g *Gateway) Stop() {
 	g.t.Helper()
-	g.nft.InsertRule(&nftables.Rule{Table: g.table, Chain: g.fwd, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
+	g.nft.InsertRule(&nftables.Rule{Table: g.table, Chain: g.fwd,
+		Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
 	g.flush("stopping")
 }
 
@@ -258,7 +264,8 @@ func (g *Gateway) Hold(queue uint16, on bool) {
 			offset uint32
 		}{{Client4, 12}, {Source4, 16}, {Client6, 8}, {Source6, 24}} {
 			g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(family(c.a),
-				&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset, Len: uint32(c.a.BitLen() / 8)},
+				&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset,
+					Len: uint32(c.a.BitLen() / 8)},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: c.a.AsSlice()},
 				&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark(c.a))},
 				&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},

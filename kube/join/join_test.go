@@ -33,12 +33,14 @@ func TestNext(t *testing.T) {
 		{"a mesh that was meant and overtaken", meant, World{Claim: &Claim{"two", b}}, Wait, "was made by Node two"},
 		{"another said so under this Node's name", meant, World{Claim: &Claim{"one", b}}, Wait, "was made by Node one"},
 		{"the same Node with an empty disk", server, World{Claim: &Claim{"one", a}}, Wait, "gone for good"},
-		{"it joins where others have the mesh", server, World{Claim: &Claim{"one", a}, Token: "t", TokenCluster: a}, Join, ""},
+		{"it joins where others have the mesh", server, World{Claim: &Claim{"one", a}, Token: "t",
+			TokenCluster: a}, Join, ""},
 		{"also the one that meant to make it", meant, World{Claim: &Claim{"one", a}, Token: "t", TokenCluster: a}, Join, ""},
 		{"another server waits", server, World{Claim: &Claim{Node: "two"}, Stood: Abandoned - 1}, Wait, "Node two is making"},
 		{"and takes over what nobody goes on with", server, World{Claim: &Claim{Node: "two"}, Stood: Abandoned}, Take, ""},
 		{"never what was settled", server, World{Claim: &Claim{"two", a}, Stood: 1000 * Abandoned}, Wait, "gone for good"},
-		{"a token of another mesh", server, World{Claim: &Claim{"two", a}, Token: "t", TokenCluster: b}, Wait, "of mesh bbbb"},
+		{"a token of another mesh", server, World{Claim: &Claim{"two", a}, Token: "t", TokenCluster: b}, Wait,
+			"of mesh bbbb"},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			got := Next(one.h, one.w)

@@ -40,7 +40,8 @@ func ParseAnnotations(annotations map[string]string) ([]Ref, error) {
 			continue
 		}
 		if i >= cni.MaxEgressAnnotations {
-			errs = append(errs, fmt.Errorf("there are more than %d annotations about egresses: %.100s and those after it are not used", cni.MaxEgressAnnotations, e.key))
+			errs = append(errs, fmt.Errorf("there are more than %d annotations about egresses: %.100s and those after it are "+
+				"not used", cni.MaxEgressAnnotations, e.key))
 			break
 		}
 		for _, name := range strings.Split(value, ",") {
@@ -48,10 +49,12 @@ func ParseAnnotations(annotations map[string]string) ([]Ref, error) {
 			switch {
 			case r.Name == "":
 			case !r.Valid():
-				errs = append(errs, fmt.Errorf("annotation %.100s: %.100q is no name of an egress: write names with commas between", e.key, r.Name))
+				errs = append(errs, fmt.Errorf("annotation %.100s: %.100q is no name of an egress: write names with commas between",
+					e.key, r.Name))
 			case slices.Contains(out, r):
 			case len(out) == MaxEgresses:
-				return out, errors.Join(append(errs, fmt.Errorf("a pod may use %d egresses: %s and those after it are not used", MaxEgresses, r))...)
+				return out, errors.Join(append(errs, fmt.Errorf("a pod may use %d egresses: %s and those after it are not used",
+					MaxEgresses, r))...)
 			default:
 				out = append(out, r)
 			}

@@ -22,14 +22,17 @@ func TestParseAnnotations(t *testing.T) {
 		{"others", map[string]string{"a": "b", "skein.dev/pool": "p"}, "[]", ""},
 		{"one", map[string]string{ours + "internet": "nat"}, "[internet/nat]", ""},
 		{"order", map[string]string{ours + "internet": " z , a,", coils + "dc": "nat"}, "[dc/nat internet/z internet/a]", ""},
-		{"the names as users write them", map[string]string{"skein.dev/egress.internet": "nat", "egress.coil.cybozu.com/other-net": "egress"}, "[internet/nat other-net/egress]", ""},
+		{"the names as users write them", map[string]string{"skein.dev/egress.internet": "nat",
+			"egress.coil.cybozu.com/other-net": "egress"}, "[internet/nat other-net/egress]", ""},
 		{"both prefixes", map[string]string{coils + "dc": "b,a", ours + "dc": "c,b"}, "[dc/c dc/b dc/a]", ""},
 		{"twice", map[string]string{ours + "a": "x,x"}, "[a/x]", ""},
 		{"empty value", map[string]string{ours + "a": " , "}, "[]", ""},
-		{"bad name", map[string]string{ours + "a": "x,Y!,z"}, "[a/x a/z]", `annotation skein.dev/egress.a: "Y!" is no name of an egress`},
+		{"bad name", map[string]string{ours + "a": "x,Y!,z"}, "[a/x a/z]",
+			`annotation skein.dev/egress.a: "Y!" is no name of an egress`},
 		{"bad namespace", map[string]string{ours + "A/b": "x", ours + "b": "y"}, "[b/y]", `skein.dev/egress.A/b`},
 		{"no namespace", map[string]string{ours: "x"}, "[]", "is no name"},
-		{"long", map[string]string{ours + "a": strings.Repeat("x,", 3000), ours + "b": "y"}, "[b/y]", "longer than 4096 bytes"},
+		{"long", map[string]string{ours + "a": strings.Repeat("x,", 3000), ours + "b": "y"}, "[b/y]",
+			"longer than 4096 bytes"},
 	} {
 		got, err := ParseAnnotations(c.in)
 		if fmt.Sprint(got) != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {

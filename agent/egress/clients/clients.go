@@ -26,7 +26,8 @@ type Ref = egress.Ref
 
 // Sender brings SyncEgressClients to a gateway node, which may be this one.
 type Sender interface {
-	Sync(ctx context.Context, node identity.ID, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error)
+	Sync(ctx context.Context, node identity.ID,
+		r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error)
 }
 
 // Namespace is the kernel's side of one client (*egressclient.Client).
@@ -61,7 +62,8 @@ type Config struct {
 // once, when the first one is opened: no pod shall wait for a kernel to say again what it cannot do. host is the path
 // of the namespace that this host's own traffic leaves; empty: the process's. There numbers count, in all others the
 // default ones do.
-func OpenNamespace(driver, host string, numbers dataplane.Numbers, log *slog.Logger) func(netns string) (Namespace, error) {
+func OpenNamespace(driver, host string, numbers dataplane.Numbers,
+	log *slog.Logger) func(netns string) (Namespace, error) {
 	chosen := sync.OnceValue(func() string {
 		switch {
 		case driver != "" && driver != fou.Auto:
@@ -165,8 +167,9 @@ type Clients struct {
 	lists   map[Ref][]*skeinv1.EgressClient // that gateways shall know
 	pairs   map[pairKey]*pair
 	gen     uint64
-	saved   []byte                     // what the file has
-	before  map[podID]map[Ref][]uint32 // by which slots clients had flows when the agent started, until Configure knows whose
+	saved   []byte // what the file has
+	// by which slots clients had flows when the agent started, until Configure knows whose
+	before map[podID]map[Ref][]uint32
 }
 
 // Open reads the file, and forgets pods whose network namespace is gone.
@@ -218,7 +221,8 @@ func (c *Clients) look() {
 		c.mu.Lock()
 		for id, m := range c.members {
 			if id.ContainerID != "" && gone(m.pod.NetNS, m.inode) {
-				c.cfg.Log.Info("a client of egresses is gone with its network namespace", "client", m.client.Key, "netns", m.pod.NetNS)
+				c.cfg.Log.Info("a client of egresses is gone with its network namespace", "client", m.client.Key,
+					"netns", m.pod.NetNS)
 				c.drop(id, false)
 			}
 		}
@@ -288,7 +292,8 @@ func (c *Clients) visit() {
 			ipv4, ipv6, err := c.cfg.Addresses(path, uplinks[id])
 			at, _ := inodeOf(path)
 			c.mu.Lock()
-			if m := c.members[id]; m != nil && (m.client.IPv4 != ipv4 || m.client.IPv6 != ipv6 || m.inode != at || fmt.Sprint(m.absent) != fmt.Sprint(err)) {
+			if m := c.members[id]; m != nil && (m.client.IPv4 != ipv4 || m.client.IPv6 != ipv6 || m.inode != at ||
+				fmt.Sprint(m.absent) != fmt.Sprint(err)) {
 				if m.worker != nil && m.inode != at { // it is another one
 					m.worker.stop(false)
 					m.worker = nil
@@ -332,7 +337,8 @@ func (c *Clients) AddPod(ctx context.Context, p Pod, annotations map[string]stri
 	}
 	c.mu.Lock()
 	c.drop(p.id(), false) // of a container that came before
-	c.enter(&member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}, noted: refs, wrong: wrong})
+	c.enter(&member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
+		noted: refs, wrong: wrong})
 	c.replan()
 	c.mu.Unlock()
 	return c.await(ctx, p.id())
@@ -388,7 +394,9 @@ func (c *Clients) await(ctx context.Context, id podID) []*skeinv1.EgressOfClient
 		}
 		applied := m.worker == nil || m.worker.settled()
 		out := c.report(m).GetEgresses()
-		waits := slices.ContainsFunc(out, func(e *skeinv1.EgressOfClient) bool { return e.GetState() == Waiting && e.GetOwner() != "" })
+		waits := slices.ContainsFunc(out, func(e *skeinv1.EgressOfClient) bool {
+			return e.GetState() == Waiting && e.GetOwner() != ""
+		})
 		c.mu.Unlock()
 		if applied && (!waits || patience.Err() != nil) || ctx.Err() != nil {
 			return out
@@ -555,7 +563,8 @@ func (c *Clients) Configure(all []Configured) {
 		if one.NetNS != "" { // visit reads them
 			one.IPv4, one.IPv6 = m.client.IPv4, m.client.IPv6
 		}
-		m.client = Client{Key: addressKey(one.IPv4, one.IPv6), NetNS: one.NetNS, IPv4: one.IPv4, IPv6: one.IPv6, Uplink: one.Uplink, MTU: one.MTU, Host: one.NetNS == "", Owner: c.cfg.Owner}
+		m.client = Client{Key: addressKey(one.IPv4, one.IPv6), NetNS: one.NetNS, IPv4: one.IPv4, IPv6: one.IPv6,
+			Uplink: one.Uplink, MTU: one.MTU, Host: one.NetNS == "", Owner: c.cfg.Owner}
 		m.noted = slices.Clone(one.Egresses)
 	}
 	for id := range c.members {
@@ -625,7 +634,8 @@ func (c *Clients) ordered() []*member {
 func (c *Clients) refusal(m *member, spaces map[string]*member) (state, why string) {
 	switch other := spaces[m.client.NetNS]; {
 	case other != nil:
-		return Refused, fmt.Sprintf("%s of %s in the same network namespace uses egresses already", other.pod.Interface, other.client.Key)
+		return Refused, fmt.Sprintf("%s of %s in the same network namespace uses egresses already", other.pod.Interface,
+			other.client.Key)
 	case c.cfg.GatewayDir != "" && isUnder(c.cfg.GatewayDir, m.client.NetNS):
 		return Refused, "its network namespace is a gateway's own: tunnels are not nested"
 	case m.absent != nil:
@@ -694,7 +704,8 @@ func (c *Clients) report(m *member) *skeinv1.EgressClientReport {
 		if m.wrong != nil {
 			reason = join(reason, m.wrong.Error())
 		}
-		out.Egresses = append(out.Egresses, &skeinv1.EgressOfClient{Namespace: ch.Namespace, Name: ch.Name, Slot: ch.Slot, Owner: ch.OwnerName, State: state, Reason: reason})
+		out.Egresses = append(out.Egresses, &skeinv1.EgressOfClient{Namespace: ch.Namespace, Name: ch.Name, Slot: ch.Slot,
+			Owner: ch.OwnerName, State: state, Reason: reason})
 	}
 	if m.wrong != nil && len(out.Egresses) == 0 { // there is no egress that could carry the reason
 		out.Egresses = append(out.Egresses, &skeinv1.EgressOfClient{State: Refused, Reason: m.wrong.Error()})
@@ -708,7 +719,9 @@ func (c *Clients) Ready(key string) bool {
 	defer c.mu.Unlock()
 	for _, m := range c.members {
 		if m.client.Key == key {
-			return !slices.ContainsFunc(c.report(m).GetEgresses(), func(e *skeinv1.EgressOfClient) bool { return e.GetState() != Ready })
+			return !slices.ContainsFunc(c.report(m).GetEgresses(), func(e *skeinv1.EgressOfClient) bool {
+				return e.GetState() != Ready
+			})
 		}
 	}
 	return false

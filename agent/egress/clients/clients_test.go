@@ -83,10 +83,12 @@ type fleet struct {
 }
 
 func newFleet(t testing.TB) *fleet {
-	return &fleet{t: t, err: map[identity.ID]error{}, not: map[string]string{}, got: map[pairKey]*skeinv1.SyncEgressClientsRequest{}, spaces: map[string]*space{}, dir: t.TempDir()}
+	return &fleet{t: t, err: map[identity.ID]error{}, not: map[string]string{},
+		got: map[pairKey]*skeinv1.SyncEgressClientsRequest{}, spaces: map[string]*space{}, dir: t.TempDir()}
 }
 
-func (f *fleet) Sync(_ context.Context, node identity.ID, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+func (f *fleet) Sync(_ context.Context, node identity.ID,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.n++
@@ -94,7 +96,8 @@ func (f *fleet) Sync(_ context.Context, node identity.ID, r *skeinv1.SyncEgressC
 		return nil, err
 	}
 	key := pairKey{Ref{Namespace: r.GetNamespace(), Name: r.GetName()}, node}
-	if old := f.got[key]; old != nil && (r.GetEpoch() < old.GetEpoch() || r.GetEpoch() == old.GetEpoch() && r.GetGeneration() <= old.GetGeneration()) {
+	if old := f.got[key]; old != nil && (r.GetEpoch() < old.GetEpoch() || r.GetEpoch() == old.GetEpoch() &&
+		r.GetGeneration() <= old.GetGeneration()) {
 		f.t.Errorf("%v after %v", r, old)
 	}
 	f.got[key] = r
@@ -141,8 +144,9 @@ func (f *fleet) space(netns string) *space {
 
 func (f *fleet) open(a *Agreed) *Clients {
 	f.t.Helper()
-	c, err := Open(Config{File: filepath.Join(f.dir, ClientsFile), Sender: f, Epoch: uint64(time.Now().UnixNano()), GatewayDir: "/run/skein/netns",
-		Open: func(netns string) (Namespace, error) { return f.space(netns), nil },
+	c, err := Open(Config{File: filepath.Join(f.dir, ClientsFile), Sender: f, Epoch: uint64(time.Now().UnixNano()),
+		GatewayDir: "/run/skein/netns",
+		Open:       func(netns string) (Namespace, error) { return f.space(netns), nil },
 		Addresses: func(netns, link string) (netip.Addr, netip.Addr, error) {
 			if _, err := os.Stat(netns); err != nil {
 				return netip.Addr{}, netip.Addr{}, err
@@ -169,7 +173,8 @@ func (f *fleet) pod(name, ipv4 string) Pod {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		f.t.Fatal(err)
 	}
-	return Pod{ContainerID: "c-" + name, Interface: "eth0", NetNS: path, Namespace: "default", Name: name, IPv4: addr(ipv4)}
+	return Pod{ContainerID: "c-" + name, Interface: "eth0", NetNS: path, Namespace: "default", Name: name,
+		IPv4: addr(ipv4)}
 }
 
 func asks(names ...string) map[string]string {
@@ -226,7 +231,8 @@ func TestPodsLife(t *testing.T) {
 		f := newFleet(t)
 		c := f.open(world())
 		defer c.Close()
-		if got := c.AddPod(t.Context(), f.pod("plain", "10.20.30.1"), map[string]string{"a": "b"}); got != nil || f.calls() != 0 {
+		if got := c.AddPod(t.Context(), f.pod("plain", "10.20.30.1"), map[string]string{"a": "b"}); got != nil ||
+			f.calls() != 0 {
 			t.Errorf("a pod that uses none: %v", got)
 		}
 		began := time.Now()
@@ -235,7 +241,8 @@ func TestPodsLife(t *testing.T) {
 		if got := states(added); got != "internet/nat ready, nowhere/nat unknown" || time.Since(began) > 0 {
 			t.Errorf("%s after %s", got, time.Since(began))
 		}
-		if owner := map[string]identity.ID{"gate1": gate1, "gate2": gate2}[added[0].GetOwner()]; f.knows(owner) != "default/web-0" {
+		if owner := map[string]identity.ID{"gate1": gate1,
+			"gate2": gate2}[added[0].GetOwner()]; f.knows(owner) != "default/web-0" {
 			t.Error("its gateway was not told before the pod runs")
 		}
 		synctest.Wait()
@@ -253,11 +260,13 @@ func TestPodsLife(t *testing.T) {
 		}
 		// What was unknown is defined, and the slots move to another owner.
 		next := world()
-		next.Egresses[Ref{Namespace: "nowhere", Name: "nat"}] = AgreedEgress{Destinations: []netip.Prefix{pfx("203.0.113.0/24")}, Gateways: []identity.ID{gate2},
-			Slots: []AgreedSlot{{IPv4: addr("10.68.0.9"), Owner: gate2, OwnerName: "gate2"}}}
+		next.Egresses[Ref{Namespace: "nowhere", Name: "nat"}] =
+			AgreedEgress{Destinations: []netip.Prefix{pfx("203.0.113.0/24")}, Gateways: []identity.ID{gate2},
+				Slots: []AgreedSlot{{IPv4: addr("10.68.0.9"), Owner: gate2, OwnerName: "gate2"}}}
 		c.agree(next)
 		synctest.Wait()
-		if got := c.states("default/web-0"); got != "internet/nat ready, nowhere/nat ready" || len(f.space(web0.NetNS).last().Routes) != 2 {
+		if got := c.states("default/web-0"); got != "internet/nat ready, nowhere/nat ready" ||
+			len(f.space(web0.NetNS).last().Routes) != 2 {
 			t.Error(got)
 		}
 		// A gateway that is none any more is told once.
@@ -268,7 +277,8 @@ func TestPodsLife(t *testing.T) {
 		gone.Egresses[Ref{Namespace: "internet", Name: "nat"}] = e
 		c.agree(gone)
 		synctest.Wait()
-		if f.knows(gate1) != "" || f.knows(gate2) != "default/web-0" || c.states("default/web-0") != "internet/nat ready, nowhere/nat unknown" {
+		if f.knows(gate1) != "" || f.knows(gate2) != "default/web-0" || c.states("default/web-0") != "internet/nat ready, "+
+			"nowhere/nat unknown" {
 			t.Errorf("gate1 knows %q, gate2 %q, %s", f.knows(gate1), f.knows(gate2), c.states("default/web-0"))
 		}
 		n := f.calls()
@@ -297,7 +307,8 @@ func TestGatewaysThatDoNotAnswer(t *testing.T) {
 		defer c.Close()
 		began := time.Now()
 		got := c.AddPod(t.Context(), f.pod("web-0", "10.20.30.40"), asks("internet/nat"))
-		if states(got) != "internet/nat waiting" || time.Since(began) != AddWait || !strings.Contains(got[0].GetReason(), "no route to it") {
+		if states(got) != "internet/nat waiting" || time.Since(began) != AddWait || !strings.Contains(got[0].GetReason(),
+			"no route to it") {
 			t.Errorf("%v after %s", got, time.Since(began))
 		}
 		time.Sleep(time.Minute)
@@ -306,12 +317,14 @@ func TestGatewaysThatDoNotAnswer(t *testing.T) {
 		}
 		f.set(func() { clear(f.err); f.say = "its table is being made" })
 		time.Sleep(egress.SyncEvery)
-		if r := c.Report()[0].GetEgresses()[0]; r.GetState() != Waiting || !strings.Contains(r.GetReason(), "its table is being made") {
+		if r := c.Report()[0].GetEgresses()[0]; r.GetState() != Waiting || !strings.Contains(r.GetReason(),
+			"its table is being made") {
 			t.Errorf("%v", r)
 		}
 		f.set(func() { f.say = ""; f.not["default/web-0"] = "10.20.30.40 is not of your blocks" })
 		time.Sleep(egress.SyncEvery)
-		if r := c.Report()[0].GetEgresses()[0]; r.GetState() != Refused || !strings.Contains(r.GetReason(), "not of your blocks") || c.Ready("default/web-0") {
+		if r := c.Report()[0].GetEgresses()[0]; r.GetState() != Refused || !strings.Contains(r.GetReason(),
+			"not of your blocks") || c.Ready("default/web-0") {
 			t.Errorf("%v", r)
 		}
 		f.set(func() { clear(f.not) })
@@ -321,7 +334,8 @@ func TestGatewaysThatDoNotAnswer(t *testing.T) {
 		}
 		// A pod whose slot has no owner does not wait for one.
 		began = time.Now()
-		if got := states(c.AddPod(t.Context(), f.pod("web-9", "10.20.30.49"), asks("dc/nat"))); got != "dc/nat waiting" || time.Since(began) != 0 {
+		if got := states(c.AddPod(t.Context(), f.pod("web-9", "10.20.30.49"), asks("dc/nat"))); got != "dc/nat waiting" ||
+			time.Since(began) != 0 {
 			t.Errorf("%s after %s", got, time.Since(began))
 		}
 		// The kernel says no: told, and the pod runs.
@@ -351,7 +365,8 @@ func TestOneSlowNamespace(t *testing.T) {
 		})
 		synctest.Wait()
 		began := time.Now()
-		if got := states(c.AddPod(t.Context(), quick, asks("internet/nat"))); got != "internet/nat ready" || time.Since(began) != 0 {
+		if got := states(c.AddPod(t.Context(), quick, asks("internet/nat"))); got != "internet/nat ready" ||
+			time.Since(began) != 0 {
 			t.Errorf("%s after %s", got, time.Since(began))
 		}
 		time.Sleep(10 * time.Second) // ADD waits for the kernel: nothing may leave beside the tunnel
@@ -367,7 +382,8 @@ func TestRestart(t *testing.T) {
 		web0, web1 := f.pod("web-0", "10.20.30.40"), f.pod("web-1", "10.20.30.41")
 		c.AddPod(t.Context(), web0, asks("internet/nat"))
 		c.AddPod(t.Context(), web1, asks("internet/nat"))
-		if got, err := c.Attach(t.Context(), web0, []Ref{{Namespace: "dc", Name: "nat"}}, false); err != nil || states(got) != "internet/nat ready, dc/nat waiting" {
+		if got, err := c.Attach(t.Context(), web0, []Ref{{Namespace: "dc", Name: "nat"}}, false); err != nil ||
+			states(got) != "internet/nat ready, dc/nat waiting" {
 			t.Errorf("attach: %s, %v", states(got), err)
 		}
 		file := filepath.Join(f.dir, ClientsFile)
@@ -388,7 +404,8 @@ func TestRestart(t *testing.T) {
 		}
 		c.agree(world())
 		synctest.Wait()
-		if got := c.states("default/web-0"); got != "internet/nat ready, dc/nat waiting" || len(f.space(web0.NetNS).specs) != n+1 || c.states("default/web-1") != "gone" {
+		if got := c.states("default/web-0"); got != "internet/nat ready, dc/nat waiting" ||
+			len(f.space(web0.NetNS).specs) != n+1 || c.states("default/web-1") != "gone" {
 			t.Errorf("after the start: %s, %d specs, web-1 %s", got, len(f.space(web0.NetNS).specs), c.states("default/web-1"))
 		}
 		if f.knows(gate2) != "default/web-0" {
@@ -440,7 +457,8 @@ func TestAttachAndDetach(t *testing.T) {
 			t.Errorf("%v, %v", got, err)
 		}
 		c.AddPod(t.Context(), p, asks("internet/nat"))
-		if _, err := c.Attach(t.Context(), p, []Ref{nat}, true); !errors.Is(err, ErrNotAttached) || !strings.Contains(err.Error(), "annotations") {
+		if _, err := c.Attach(t.Context(), p, []Ref{nat}, true); !errors.Is(err, ErrNotAttached) ||
+			!strings.Contains(err.Error(), "annotations") {
 			t.Errorf("detaching what its annotations name: %v", err)
 		}
 		var many []Ref
@@ -450,10 +468,14 @@ func TestAttachAndDetach(t *testing.T) {
 		if _, err := c.Attach(t.Context(), p, many, false); err == nil {
 			t.Error("more than allowed")
 		}
-		if got := c.AddPod(t.Context(), Pod{ContainerID: "c-web-0", Interface: "net1", NetNS: p.NetNS, IPv4: addr("10.20.30.77")}, asks("dc/nat")); states(got) != "dc/nat refused" || !strings.Contains(got[0].GetReason(), "same network namespace") {
+		if got := c.AddPod(t.Context(), Pod{ContainerID: "c-web-0", Interface: "net1", NetNS: p.NetNS,
+			IPv4: addr("10.20.30.77")}, asks("dc/nat")); states(got) != "dc/nat refused" || !strings.Contains(got[0].GetReason(),
+			"same network namespace") {
 			t.Errorf("a second interface: %v", got)
 		}
-		if got := c.AddPod(t.Context(), f.pod("web-7", "10.20.30.47"), map[string]string{cni.EgressAnnotation + "a": "!"}); len(got) != 1 || got[0].GetState() != Refused || !strings.Contains(got[0].GetReason(), "no name") {
+		if got := c.AddPod(t.Context(), f.pod("web-7", "10.20.30.47"),
+			map[string]string{cni.EgressAnnotation + "a": "!"}); len(got) != 1 || got[0].GetState() != Refused ||
+			!strings.Contains(got[0].GetReason(), "no name") {
 			t.Errorf("an annotation that cannot be read: %v", got)
 		}
 	})
@@ -473,7 +495,8 @@ func TestConfigured(t *testing.T) {
 		}
 		c.Configure(all)
 		synctest.Wait()
-		if got := c.states("10.4.0.1"); got != "internet/nat ready" || !f.space("").last().Host || f.space("").last().MTU != 1420 {
+		if got := c.states("10.4.0.1"); got != "internet/nat ready" || !f.space("").last().Host ||
+			f.space("").last().MTU != 1420 {
 			t.Errorf("the host: %s, %+v", got, f.space("").last())
 		}
 		var rest []string
@@ -490,7 +513,8 @@ func TestConfigured(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(egress.SyncEvery + time.Second)
-		if got := c.states("10.20.30.99"); got != "internet/nat ready" || f.space(blue).last().Uplink != "eth0" || f.space(blue).last().Host {
+		if got := c.states("10.20.30.99"); got != "internet/nat ready" || f.space(blue).last().Uplink != "eth0" ||
+			f.space(blue).last().Host {
 			t.Errorf("the namespace: %s", got)
 		}
 		c.Configure(all[:1])

@@ -102,7 +102,8 @@ func (c *Clients) load() error {
 	file, err := decodeClients(b)
 	if err != nil {
 		aside := c.cfg.File + ".broken"
-		return errors.Join(fmt.Errorf("%s cannot be read: %w: it is kept as %s; start the pods that use egresses again, or attach them anew", c.cfg.File, err, aside), os.Rename(c.cfg.File, aside))
+		return errors.Join(fmt.Errorf("%s cannot be read: %w: it is kept as %s; start the pods that use egresses again, or "+
+			"attach them anew", c.cfg.File, err, aside), os.Rename(c.cfg.File, aside))
 	}
 	c.saved = b
 	for _, r := range file.Told {
@@ -120,7 +121,8 @@ func (c *Clients) load() error {
 			continue
 		}
 		p := Pod{row.ContainerID, row.Interface, row.NetNS, row.Namespace, row.Name, row.IPv4, row.IPv6}
-		m := &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}, noted: row.Annotated, attached: row.Attached}
+		m := &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
+			noted: row.Annotated, attached: row.Attached}
 		if row.Wrong != "" {
 			m.wrong = errors.New(row.Wrong)
 		}
@@ -144,7 +146,8 @@ func decodeClients(b []byte) (clientsFile, error) {
 	}
 	for _, row := range f.Pods {
 		bad := func(r Ref) bool { return !r.Valid() }
-		if row.ContainerID == "" || !filepath.IsAbs(row.NetNS) || len(row.Annotated)+len(row.Attached) > 2*MaxEgresses || slices.ContainsFunc(row.Annotated, bad) || slices.ContainsFunc(row.Attached, bad) {
+		if row.ContainerID == "" || !filepath.IsAbs(row.NetNS) || len(row.Annotated)+len(row.Attached) > 2*MaxEgresses ||
+			slices.ContainsFunc(row.Annotated, bad) || slices.ContainsFunc(row.Attached, bad) {
 			return clientsFile{}, fmt.Errorf("the entry of container %.100q is wrong", row.ContainerID)
 		}
 	}
@@ -175,7 +178,8 @@ func (c *Clients) flowsRows() (out []flowsRow) {
 		}
 	}
 	slices.SortFunc(out, func(a, b flowsRow) int {
-		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface), a.Egress.Compare(b.Egress))
+		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.Interface, b.Interface),
+			a.Egress.Compare(b.Egress))
 	})
 	return out
 }
@@ -191,7 +195,8 @@ func (c *Clients) save() {
 		if m.pod.ContainerID == "" {
 			continue
 		}
-		row := clientRow{m.pod.ContainerID, m.pod.Interface, m.pod.NetNS, m.inode, m.pod.Namespace, m.pod.Name, m.pod.IPv4, m.pod.IPv6, m.noted, m.attached, ""}
+		row := clientRow{m.pod.ContainerID, m.pod.Interface, m.pod.NetNS, m.inode, m.pod.Namespace, m.pod.Name, m.pod.IPv4,
+			m.pod.IPv6, m.noted, m.attached, ""}
 		if m.wrong != nil {
 			row.Wrong = m.wrong.Error()
 		}

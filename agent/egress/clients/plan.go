@@ -54,7 +54,8 @@ type AgreedSlot struct {
 
 // AgreedOf reads the state.
 func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
-	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Ports: ports, Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
+	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Ports: ports, Inside: slices.Concat(projection.Overlays(s.Cluster()),
+		projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
 	slices.SortFunc(a.Inside, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
@@ -65,7 +66,8 @@ func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 	}
 	nodes := s.Nodes()
 	for _, e := range all {
-		one := AgreedEgress{SourcePortAuto: e.GetFouSourcePortAuto(), Draining: e.GetDraining(), SpreadFlows: e.GetSpread() == events.SpreadFlow}
+		one := AgreedEgress{SourcePortAuto: e.GetFouSourcePortAuto(), Draining: e.GetDraining(),
+			SpreadFlows: e.GetSpread() == events.SpreadFlow}
 		for _, text := range e.GetDestinations() {
 			if p, err := netip.ParsePrefix(text); err == nil {
 				one.Destinations = append(one.Destinations, p.Masked())
@@ -82,7 +84,9 @@ func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 		}
 		for _, n := range nodes {
 			id, err := identity.ParseID(n.GetId())
-			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s AgreedSlot) bool { return s.Owner == id })) {
+			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s AgreedSlot) bool {
+				return s.Owner == id
+			})) {
 				one.Gateways = append(one.Gateways, id) // one that drains goes on until its slots have moved
 			}
 		}
@@ -191,14 +195,17 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 	}
 	switch {
 	case !out.Led:
-		out.State, out.Reason = Refused, fmt.Sprintf("egress %s has no destination of a family that this client (%s) and the egress's tunnels both have", ref, addresses(c))
+		out.State, out.Reason = Refused, fmt.Sprintf("egress %s has no destination of a family that this client (%s) and "+
+			"the egress's tunnels both have", ref, addresses(c))
 	case out.Owner.IsZero():
-		out.State, out.Reason = Waiting, fmt.Sprintf("slot %d of egress %s has no owner now: see `skein egress show %s`", out.Slot, ref, ref)
+		out.State, out.Reason = Waiting, fmt.Sprintf("slot %d of egress %s has no owner now: see `skein egress show %s`",
+			out.Slot, ref, ref)
 	default:
 		out.State, out.Reason = Ready, ""
 	}
 	if out.Led && without != "" {
-		out.Reason = join(out.Reason, fmt.Sprintf("egress %s has no tunnels for %s: its %s destinations are refused", ref, without, without))
+		out.Reason = join(out.Reason, fmt.Sprintf("egress %s has no tunnels for %s: its %s destinations are refused", ref,
+			without, without))
 	}
 	return out
 }

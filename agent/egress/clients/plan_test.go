@@ -25,7 +25,8 @@ func world() *Agreed {
 		Egresses: map[Ref]AgreedEgress{
 			{Namespace: "internet", Name: "nat"}: {
 				Destinations: []netip.Prefix{pfx("0.0.0.0/0"), pfx("::/0")}, Gateways: []identity.ID{gate1, gate2},
-				Slots: []AgreedSlot{{addr("10.68.0.1"), addr("fd10::1"), gate1, "gate1"}, {addr("10.68.0.2"), addr("fd10::2"), gate2, "gate2"}},
+				Slots: []AgreedSlot{{addr("10.68.0.1"), addr("fd10::1"), gate1, "gate1"}, {addr("10.68.0.2"), addr("fd10::2"),
+					gate2, "gate2"}},
 			},
 			{Namespace: "dc", Name: "nat"}: {
 				Destinations: []netip.Prefix{pfx("192.168.10.0/24")}, SourcePortAuto: true, Gateways: []identity.ID{gate1},
@@ -64,17 +65,22 @@ func TestPlan(t *testing.T) {
 	}
 	var lines []string
 	for _, c := range []Client{
-		{Key: "default/web-0", NetNS: "/n/1", IPv4: addr("10.20.30.40"), IPv6: addr("fd20::40"), Uplink: "eth0", Wanted: refs("dc/nat", "internet/nat")},
-		{Key: "default/web-1", NetNS: "/n/2", IPv4: addr("10.20.30.41"), Uplink: "eth0", Wanted: refs("internet/nat", "nowhere/nat")},
+		{Key: "default/web-0", NetNS: "/n/1", IPv4: addr("10.20.30.40"), IPv6: addr("fd20::40"), Uplink: "eth0",
+			Wanted: refs("dc/nat", "internet/nat")},
+		{Key: "default/web-1", NetNS: "/n/2", IPv4: addr("10.20.30.41"), Uplink: "eth0",
+			Wanted: refs("internet/nat", "nowhere/nat")},
 		{Key: "fd20::42", NetNS: "/n/3", IPv6: addr("fd20::42"), Uplink: "eth0", Wanted: refs("internet/nat", "dc/nat")},
-		{Key: "default/web-3", NetNS: "/n/4", IPv4: addr("10.20.30.43"), IPv6: addr("fd20::43"), Uplink: "eth0", Wanted: refs("six/nat", "internet/nat")},
-		{Key: "default/web-4", NetNS: "/n/5", IPv4: addr("10.20.30.44"), Uplink: "eth0", Wanted: refs("six/nat", "empty/nat")},
+		{Key: "default/web-3", NetNS: "/n/4", IPv4: addr("10.20.30.43"), IPv6: addr("fd20::43"), Uplink: "eth0",
+			Wanted: refs("six/nat", "internet/nat")},
+		{Key: "default/web-4", NetNS: "/n/5", IPv4: addr("10.20.30.44"), Uplink: "eth0",
+			Wanted: refs("six/nat", "empty/nat")},
 		{Key: "10.4.0.1", IPv4: addr("10.4.0.1"), Uplink: "skein0", MTU: 1420, Host: true, Wanted: refs("internet/nat")},
 	} {
 		spec, choices := Plan(c, world())
 		lines = append(lines, specLines(spec)...)
 		for _, ch := range choices {
-			lines = append(lines, fmt.Sprintf("  = %s slot %d owner %q %s: %s", ch.Ref, ch.Slot, ch.OwnerName, ch.State, ch.Reason))
+			lines = append(lines, fmt.Sprintf("  = %s slot %d owner %q %s: %s", ch.Ref, ch.Slot, ch.OwnerName,
+				ch.State, ch.Reason))
 		}
 	}
 	golden.Lines(t, "plan", lines)
@@ -90,7 +96,8 @@ func TestLists(t *testing.T) {
 		return Client{Key: key, NetNS: "/n/" + ipv4, IPv4: addr(ipv4), Wanted: wanted}
 	}
 	got := Lists([]Client{
-		client("b/b", "10.0.0.2", nat), client("a/a", "10.0.0.1", nat, Ref{Namespace: "nowhere", Name: "nat"}), client("b/b", "10.0.0.3", nat, Ref{Namespace: "six", Name: "nat"}),
+		client("b/b", "10.0.0.2", nat), client("a/a", "10.0.0.1", nat, Ref{Namespace: "nowhere", Name: "nat"}),
+		client("b/b", "10.0.0.3", nat, Ref{Namespace: "six", Name: "nat"}),
 	}, world())
 	if len(got) != 1 || len(got[nat]) != 2 || got[nat][0].GetKey() != "a/a" || got[nat][1].GetIpv4() != "10.0.0.3" {
 		t.Errorf("%v", got)
@@ -134,10 +141,12 @@ func TestKeepFlows(t *testing.T) {
 	three := world(3)
 	for range 2 { // it does not matter how often the state is looked at
 		s := step(three)
-		if fmt.Sprint(choices[0].Slot, choices[0].Also) != "2 [0]" || len(s.Tunnels) != 2 || len(s.Flows) != 1 || s.Flows[0].Slot != 0 {
+		if fmt.Sprint(choices[0].Slot, choices[0].Also) != "2 [0]" || len(s.Tunnels) != 2 || len(s.Flows) != 1 ||
+			s.Flows[0].Slot != 0 {
 			t.Fatalf("three slots: slot %d, also %v, %+v", choices[0].Slot, choices[0].Also, s)
 		}
-		if s.Routes[0].Remote != three.Egresses[nat].Slots[2].IPv4 || s.Flows[0].Routes[0].Remote != three.Egresses[nat].Slots[0].IPv4 {
+		if s.Routes[0].Remote != three.Egresses[nat].Slots[2].IPv4 ||
+			s.Flows[0].Routes[0].Remote != three.Egresses[nat].Slots[0].IPv4 {
 			t.Errorf("new flows are led to %s, those of slot 0 to %s", s.Routes[0].Remote, s.Flows[0].Routes[0].Remote)
 		}
 		if e := entry(c, choices[0]); fmt.Sprint(e.GetSlot(), e.GetAlso()) != "2 [0]" {
@@ -197,7 +206,8 @@ func TestSpreadFlows(t *testing.T) {
 	spec, choices := Plan(c, &Agreed{Egresses: map[Ref]AgreedEgress{nat: e}})
 	want := fmt.Sprint([]uint32{min(own, third), max(own, third)})
 	if fmt.Sprint(choices[0].Also) != fmt.Sprint([]uint32{third, 3}) || fmt.Sprint(spec.Tunnels[0].Spread) != want {
-		t.Errorf("own slot %d, none at %d: also %v, new flows take %v, want %s", own, without, choices[0].Also, spec.Tunnels[0].Spread, want)
+		t.Errorf("own slot %d, none at %d: also %v, new flows take %v, want %s", own, without, choices[0].Also,
+			spec.Tunnels[0].Spread, want)
 	}
 	if len(spec.Tunnels) != 3 || len(spec.Flows) != 2 || spec.Tunnels[1].Spread != nil {
 		t.Errorf("%+v", spec)

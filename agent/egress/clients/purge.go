@@ -26,7 +26,8 @@ func Purge(file string, configured []string, driver string, numbers dataplane.Nu
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("%s cannot be read: %w: what clients of egresses have in their network namespaces stays there", file, err))
+		errs = append(errs, fmt.Errorf("%s cannot be read: %w: what clients of egresses have in their network namespaces "+
+			"stays there", file, err))
 	}
 	for _, path := range configured {
 		if path == "" || !gone(path, inode{}) {

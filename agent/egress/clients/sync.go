@@ -158,7 +158,8 @@ func (c *Clients) tell(p *pair) {
 }
 
 // heard keeps an answer; good: nothing is left to be said.
-func (c *Clients) heard(p *pair, r *skeinv1.SyncEgressClientsRequest, resp *skeinv1.SyncEgressClientsResponse, err error) (good bool) {
+func (c *Clients) heard(p *pair, r *skeinv1.SyncEgressClientsRequest, resp *skeinv1.SyncEgressClientsResponse,
+	err error) (good bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := fmt.Sprint(p.problem, p.refused, p.answered, len(p.installed))
@@ -192,7 +193,8 @@ func (c *Clients) part(p *pair, good bool) bool {
 		return false
 	}
 	if !good {
-		c.cfg.Log.Warn("a gateway was not told that it has no clients here any more", "egress", p.Ref, "node", p.node, "error", p.problem)
+		c.cfg.Log.Warn("a gateway was not told that it has no clients here any more", "egress", p.Ref, "node", p.node,
+			"error", p.problem)
 	}
 	delete(c.pairs, p.pairKey)
 	left := len(c.lists[p.Ref]) > 0

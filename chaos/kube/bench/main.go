@@ -65,7 +65,8 @@ func do(ctx context.Context, binary, write, only string) (err error) {
 		}
 	}
 	var table bytes.Buffer
-	fmt.Fprintf(&table, "\nOn %s, in %s on %d processors, which did other work too where the load says so.\n\n", began.UTC().Format("2006-01-02"),
+	fmt.Fprintf(&table, "\nOn %s, in %s on %d processors, which did other work too where the load says so.\n\n",
+		began.UTC().Format("2006-01-02"),
 		time.Since(began).Round(time.Second), runtime.NumCPU())
 	bench.Table(&table, r.figures)
 	fmt.Println(table.String())
@@ -93,14 +94,17 @@ func (r *run) say(format string, a ...any) {
 // onFleet measures what a whole cluster is needed for.
 func (r *run) onFleet(ctx context.Context, wanted func(string) bool) (err error) {
 	began := time.Now()
-	f, err := kube.RaiseFleet(ctx, kube.FleetConfig{Root: ".", Dir: filepath.Join(r.dir, "f"), Binary: r.binary, Artifacts: "lab-failures",
-		Name: fmt.Sprintf("b%d", os.Getpid()), Progress: func(s string) { r.say("%s", s) }})
+	f, err := kube.RaiseFleet(ctx, kube.FleetConfig{Root: ".", Dir: filepath.Join(r.dir, "f"), Binary: r.binary,
+		Artifacts: "lab-failures",
+		Name:      fmt.Sprintf("b%d", os.Getpid()), Progress: func(s string) { r.say("%s", s) }})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close(context.WithoutCancel(ctx))) }()
-	r.add(bench.NewFigure("from nothing to a cluster that is ready", "", time.Since(began).Round(100*time.Millisecond).String(), true,
-		"a mesh of five hosts behind three NATs, then etcd, control plane, three nodes with kubelet, containerd and kube-proxy, and CoreDNS; programs and images are there"))
+	r.add(bench.NewFigure("from nothing to a cluster that is ready", "",
+		time.Since(began).Round(100*time.Millisecond).String(), true,
+		"a mesh of five hosts behind three NATs, then etcd, control plane, three nodes with kubelet, containerd and "+
+			"kube-proxy, and CoreDNS; programs and images are there"))
 	client, err := f.Cluster.Client()
 	if err != nil {
 		return err

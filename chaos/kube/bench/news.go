@@ -28,13 +28,16 @@ func (c *cluster) news(ctx context.Context) error {
 		change    func(ctx context.Context, i int) (time.Duration, error)
 	}{
 		{"a Node's annotation in all agents' records",
-			"skein.dev/persistent-keepalive of home1's Node; from before the request to the apiserver until the last of the five agents has the new record, by its own clock",
+			"skein.dev/persistent-keepalive of home1's Node; from before the request to the apiserver until the last of the " +
+				"five agents has the new record, by its own clock",
 			c.nodeAnnotation},
 		{"an AddressPool in all agents' state",
-			"its cooldown; from before the request until the last of the five agents answers with it: through the controller, the log, and back",
+			"its cooldown; from before the request until the last of the five agents answers with it: through the controller, " +
+				"the log, and back",
 			c.addressPool},
 		{"a pod's annotation in its kernel",
-			"an egress, on and off in turns, of a pod that runs behind a NAT; from before the request until table 118 in its network namespace has the route, or has it no more",
+			"an egress, on and off in turns, of a pod that runs behind a NAT; from before the request until table 118 in its " +
+				"network namespace has the route, or has it no more",
 			c.podAnnotation},
 	} {
 		c.say("%d changes: %s", changes, one.name)
@@ -52,7 +55,8 @@ func (c *cluster) news(ctx context.Context) error {
 }
 
 // onAll waits until f holds on every agent, and returns the latest time that f tells.
-func (c *cluster) onAll(ctx context.Context, f func(ctx context.Context, agent string) (time.Time, error)) (last time.Time, err error) {
+func (c *cluster) onAll(ctx context.Context,
+	f func(ctx context.Context, agent string) (time.Time, error)) (last time.Time, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, n := range c.Lab.Spec.NodeNames() {
@@ -79,7 +83,9 @@ func (c *cluster) onAll(ctx context.Context, f func(ctx context.Context, agent s
 func (c *cluster) nodeAnnotation(ctx context.Context, i int) (time.Duration, error) {
 	want := uint32(100 + i)
 	began := time.Now()
-	err := c.api.Patch(ctx, "/api/v1/nodes/"+subject, map[string]any{"metadata": map[string]any{"annotations": map[string]string{"skein.dev/persistent-keepalive": fmt.Sprint(want)}}})
+	err := c.api.Patch(ctx, "/api/v1/nodes/"+subject,
+		map[string]any{"metadata": map[string]any{"annotations": map[string]string{
+			"skein.dev/persistent-keepalive": fmt.Sprint(want)}}})
 	if err != nil {
 		return 0, err
 	}
@@ -106,15 +112,17 @@ const poolPath = "/apis/skein.dev/v1alpha1/addresspools"
 
 func (c *cluster) addressPool(ctx context.Context, i int) (time.Duration, error) {
 	if i == 0 {
-		err := c.api.Create(ctx, poolPath, map[string]any{"apiVersion": "skein.dev/v1alpha1", "kind": "AddressPool", "metadata": map[string]any{"name": "bench"},
-			"spec": map[string]any{"subnets": []any{map[string]any{"ipv4": "10.101.0.0/24"}}, "cooldownSeconds": 1}})
+		err := c.api.Create(ctx, poolPath, map[string]any{"apiVersion": "skein.dev/v1alpha1", "kind": "AddressPool",
+			"metadata": map[string]any{"name": "bench"},
+			"spec":     map[string]any{"subnets": []any{map[string]any{"ipv4": "10.101.0.0/24"}}, "cooldownSeconds": 1}})
 		if err != nil {
 			return 0, err
 		}
 	}
 	want := uint32(1000 + i)
 	began := time.Now()
-	if err := c.api.Patch(ctx, poolPath+"/bench", map[string]any{"spec": map[string]any{"cooldownSeconds": want}}); err != nil {
+	if err := c.api.Patch(ctx, poolPath+"/bench",
+		map[string]any{"spec": map[string]any{"cooldownSeconds": want}}); err != nil {
 		return 0, err
 	}
 	last, err := c.onAll(ctx, func(ctx context.Context, agent string) (time.Time, error) {
@@ -170,7 +178,8 @@ func (c *cluster) podAnnotation(ctx context.Context, i int) (time.Duration, erro
 		value = nil
 	}
 	began := time.Now()
-	err = c.api.Patch(ctx, "/api/v1/namespaces/default/pods/"+name, map[string]any{"metadata": map[string]any{"annotations": map[string]any{"skein.dev/egress.out": value}}})
+	err = c.api.Patch(ctx, "/api/v1/namespaces/default/pods/"+name,
+		map[string]any{"metadata": map[string]any{"annotations": map[string]any{"skein.dev/egress.out": value}}})
 	if err != nil {
 		return 0, err
 	}
@@ -188,6 +197,8 @@ func (c *cluster) podAnnotation(ctx context.Context, i int) (time.Duration, erro
 func (c *cluster) startPod(ctx context.Context, name, node string) error {
 	return c.api.Create(ctx, "/api/v1/namespaces/default/pods", map[string]any{"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "labels": map[string]string{"bench": "pod"}},
-		"spec": map[string]any{"nodeSelector": map[string]string{"kubernetes.io/hostname": node}, "automountServiceAccountToken": false,
-			"terminationGracePeriodSeconds": 0, "containers": []any{map[string]any{"name": "c", "image": "skein.test/tools:1"}}}})
+		"spec": map[string]any{"nodeSelector": map[string]string{"kubernetes.io/hostname": node},
+			"automountServiceAccountToken":  false,
+			"terminationGracePeriodSeconds": 0,
+			"containers":                    []any{map[string]any{"name": "c", "image": "skein.test/tools:1"}}}})
 }

@@ -96,7 +96,8 @@ func (f *field) raise(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if f.cluster, err = kube.Raise(ctx, kube.Config{On: on, Dir: filepath.Join(dir, "control-plane"), Programs: programs}); err != nil {
+	if f.cluster, err = kube.Raise(ctx, kube.Config{On: on, Dir: filepath.Join(dir, "control-plane"),
+		Programs: programs}); err != nil {
 		return err
 	}
 	return errors.Join(f.fill(ctx, dir), countBytes(f.watcher.Namespace))
@@ -178,8 +179,10 @@ func (f *field) count(ctx context.Context, n int) error {
 		return err
 	}
 	for i := first; i < n; i++ { // one heartbeat of each that is new; the others' are as long
-		err := f.api.Patch(ctx, fmt.Sprintf("/api/v1/nodes/data-%d/status", i), map[string]any{"status": map[string]any{"conditions": []any{map[string]any{
-			"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": time.Now().UTC().Format(time.RFC3339)}}}})
+		err := f.api.Patch(ctx, fmt.Sprintf("/api/v1/nodes/data-%d/status", i),
+			map[string]any{"status": map[string]any{"conditions": []any{map[string]any{
+				"type": "Ready", "status": "True", "reason": "KubeletReady",
+				"lastHeartbeatTime": time.Now().UTC().Format(time.RFC3339)}}}})
 		if err != nil {
 			return err
 		}
@@ -201,10 +204,12 @@ func (f *field) count(ctx context.Context, n int) error {
 	each := float64(received-bytesBefore) / float64(n-first)
 	f.add(bench.NewFigure(fmt.Sprintf("%d Nodes: writes to the apiserver, of a Node and hour", n), "",
 		fmt.Sprintf("%.1f", written*float64(time.Hour/rest)/float64(n)), true,
-		fmt.Sprintf("all requests that write, Leases left out, by the apiserver's own metrics, while %d Nodes send a heartbeat each and for %s after it: %.0f", n-first, rest, written)))
+		fmt.Sprintf("all requests that write, Leases left out, by the apiserver's own metrics, while %d Nodes send a "+
+			"heartbeat each and for %s after it: %.0f", n-first, rest, written)))
 	f.add(bench.NewFigure(fmt.Sprintf("%d Nodes: what an agent's watches receive in an hour", n), "",
 		fmt.Sprintf("%.2f MiB", each*float64(n*heartbeats)/(1<<20)), true,
-		fmt.Sprintf("%.0f bytes of TCP and TLS from the apiserver's port for a heartbeat, counted by nft where the agent is, times %d an hour of each Node", each, heartbeats)))
+		fmt.Sprintf("%.0f bytes of TCP and TLS from the apiserver's port for a heartbeat, counted by nft where the agent "+
+			"is, times %d an hour of each Node", each, heartbeats)))
 	m, err := metrics(ctx, f.watcher.Namespace)
 	if err != nil {
 		return err
@@ -287,10 +292,12 @@ func inNamespace(name string, f func(*nftables.Conn) error) error {
 func countBytes(namespace string) error {
 	return inNamespace(namespace, func(c *nftables.Conn) error {
 		c.AddTable(counted)
-		chain := c.AddChain(&nftables.Chain{Name: "in", Table: counted, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput,
+		chain := c.AddChain(&nftables.Chain{Name: "in", Table: counted, Type: nftables.ChainTypeFilter,
+			Hooknum:  nftables.ChainHookInput,
 			Priority: nftables.ChainPriorityFilter})
 		c.AddRule(&nftables.Rule{Table: counted, Chain: chain, Exprs: []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1,
+				Data: []byte{unix.IPPROTO_TCP}},
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{6443 >> 8, 6443 & 0xff}}, &expr.Counter{}}})
 		return c.Flush()

@@ -101,7 +101,8 @@ func isGone(t times) bool    { return !t.gone.IsZero() }
 // starts compares skein with CNI's reference plugins, on two nodes that are alike otherwise.
 func (c *cluster) starts(ctx context.Context) error {
 	for _, plugin := range []string{"bridge", "host-local"} {
-		out, err := exec.CommandContext(ctx, "cp", "-L", filepath.Join("bin/tools", plugin), filepath.Join(c.Machines[reference].Dir, "opt/cni/bin")).CombinedOutput()
+		out, err := exec.CommandContext(ctx, "cp", "-L", filepath.Join("bin/tools", plugin),
+			filepath.Join(c.Machines[reference].Dir, "opt/cni/bin")).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("reference plugins: %w: %s", err, out)
 		}
@@ -184,7 +185,8 @@ func (c *cluster) onePod(ctx context.Context, p *pods) error {
 	ratio := float64(took[subject].Median()) / float64(took[reference].Median())
 	c.add(bench.NewFigure("pod start, scheduled to Running", fmt.Sprintf("≤ %.1f × the reference plugins", startSlower),
 		fmt.Sprintf("%.2f ×: %s beside %s", ratio, took[subject].Text(95), took[reference].Text(95)), ratio <= startSlower,
-		"kubelet and containerd on two nodes alike, image present, dual stack, chained with portmap and bandwidth; the other node has bridge with host-local; pods in turns, medians"))
+		"kubelet and containerd on two nodes alike, image present, dual stack, chained with portmap and bandwidth; the "+
+			"other node has bridge with host-local; pods in turns, medians"))
 	return nil
 }
 
@@ -222,9 +224,12 @@ func (c *cluster) manyPods(ctx context.Context, p *pods) error {
 		return err
 	}
 	ratio := float64(took[subject]) / float64(took[reference])
-	c.add(bench.NewFigure(fmt.Sprintf("%d pods at once on one node", atOnce), fmt.Sprintf("≤ %.1f × the reference plugins", startSlower),
-		fmt.Sprintf("%.2f ×: %.1f s beside %.1f s", ratio, took[subject].Seconds(), took[reference].Seconds()), ratio <= startSlower,
-		"from the first request to the apiserver until the last of a node's pods is told to run; both nodes at the same time, on the same processors"))
+	c.add(bench.NewFigure(fmt.Sprintf("%d pods at once on one node", atOnce),
+		fmt.Sprintf("≤ %.1f × the reference plugins", startSlower),
+		fmt.Sprintf("%.2f ×: %.1f s beside %.1f s", ratio, took[subject].Seconds(), took[reference].Seconds()),
+		ratio <= startSlower,
+		"from the first request to the apiserver until the last of a node's pods is told to run; both nodes at the same "+
+			"time, on the same processors"))
 	if err := c.removePods(ctx, p, append(names[subject], names[reference]...)...); err != nil {
 		return err
 	}
@@ -247,9 +252,11 @@ func (c *cluster) withoutKubernetes(ctx context.Context, with float64) error {
 	if err != nil {
 		return err
 	}
-	c.add(bench.NewFigure("the same without Kubernetes", "", fmt.Sprintf("%.1f s; an ADD at the agent takes %.0f ms, with Kubernetes %.0f ms",
+	c.add(bench.NewFigure("the same without Kubernetes", "", fmt.Sprintf("%.1f s; an ADD at the agent takes %.0f ms, "+
+		"with Kubernetes %.0f ms",
 		took.Seconds(), sum/count*1000, with*1000), true,
-		"as many processes of the plugin at once on a virtual machine of the same mesh; no kubelet, no containerd, no container. Means by the agents' own histogram"))
+		"as many processes of the plugin at once on a virtual machine of the same mesh; no kubelet, no containerd, no "+
+			"container. Means by the agents' own histogram"))
 	return c.Lab.StopPods(ctx, lab.StopPods{Nodes: []string{outside}, Pods: names})
 }
 

@@ -33,7 +33,8 @@ func TestDocumentHasTheList(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := listed(string(b)); !slices.Equal(got, want) {
-		t.Errorf("docs/conformance.md lists %d tests, Kubernetes has %d: `make conformance WRITE=docs/conformance.md` writes it",
+		t.Errorf("docs/conformance.md lists %d tests, Kubernetes has %d: `make conformance WRITE=docs/conformance.md` "+
+			"writes it",
 			len(got), len(want))
 	}
 	if e2e := "../../../.cache/kubernetes/e2e.test"; exists(e2e) {

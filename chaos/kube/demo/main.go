@@ -54,8 +54,10 @@ func run(ctx context.Context, binary string) (err error) {
 		return err
 	}
 	d := &demo{Show: show.NewShow(os.Stdout)}
-	d.Chapter("A control plane behind an office's NAT, nodes behind a home's and a cloud's, and a virtual machine: first the mesh, then Kubernetes on it")
-	d.Fleet, err = kube.RaiseFleet(ctx, kube.FleetConfig{Root: ".", Dir: dir, Binary: binary, Name: fmt.Sprintf("d%d", os.Getpid()),
+	d.Chapter("A control plane behind an office's NAT, nodes behind a home's and a cloud's, and a virtual machine: " +
+		"first the mesh, then Kubernetes on it")
+	d.Fleet, err = kube.RaiseFleet(ctx, kube.FleetConfig{Root: ".", Dir: dir, Binary: binary,
+		Name:     fmt.Sprintf("d%d", os.Getpid()),
 		Progress: func(s string) { d.Say("  %s", s) }, Artifacts: "lab-failures"})
 	if err != nil {
 		return err
@@ -116,13 +118,15 @@ func (d *demo) pods(ctx context.Context) error {
 		return err
 	}
 	d.Verify("both pods run", func() (string, error) {
-		return fmt.Sprintf("web has %s and client %s, %.1fs after kubectl apply", d.web.Status.PodIP, d.client.Status.PodIP, took.Seconds()), nil
+		return fmt.Sprintf("web has %s and client %s, %.1fs after kubectl apply", d.web.Status.PodIP, d.client.Status.PodIP,
+			took.Seconds()), nil
 	})
 	for _, a := range d.web.Status.PodIPs {
 		d.Verify("pod to pod, "+family(a.IP), func() (string, error) { return d.ping(ctx, a.IP, 20) })
 	}
 	d.Verify("pod to Service, by name", func() (string, error) {
-		return "web.default.svc.cluster.local, by CoreDNS and kube-proxy", d.connect(ctx, 30*time.Second, "web.default.svc.cluster.local:80")
+		return "web.default.svc.cluster.local, by CoreDNS and kube-proxy", d.connect(ctx, 30*time.Second,
+			"web.default.svc.cluster.local:80")
 	})
 	return nil
 }
@@ -152,7 +156,8 @@ func (d *demo) ping(ctx context.Context, to netip.Addr, count int) (string, erro
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.CommandContext(ctx, "nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", sandbox), shell, "ping", "-q", "-i", "0.1",
+	out, err := exec.CommandContext(ctx, "nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", sandbox), shell, "ping",
+		"-q", "-i", "0.1",
 		"-W", "2", "-c", fmt.Sprint(count), to.String()).CombinedOutput()
 	said := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil {
@@ -202,7 +207,8 @@ func (d *demo) vm(ctx context.Context) error {
 }
 
 func (d *demo) fromVM(ctx context.Context, pod string) error {
-	out, exit, err := d.Lab.Exec(ctx, "vm1", filepath.Join(d.Cluster.Programs, "agnhost"), "connect", pod+":8080", "--timeout=5s")
+	out, exit, err := d.Lab.Exec(ctx, "vm1", filepath.Join(d.Cluster.Programs, "agnhost"), "connect",
+		pod+":8080", "--timeout=5s")
 	if err == nil && exit != 0 {
 		err = fmt.Errorf("exit status %d: %s", exit, out)
 	}
@@ -287,7 +293,8 @@ func (d *demo) sandboxKilled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.web.Status.PodIP, d.web.Status.PodIPs[0].IP = after.String(), after
-	return fmt.Sprintf("%.1fs after, with %s instead of %s, from a block that its node holds", time.Since(began).Seconds(), after, before), nil
+	return fmt.Sprintf("%.1fs after, with %s instead of %s, from a block that its node holds", time.Since(began).Seconds(),
+		after, before), nil
 }
 
 func (d *demo) back(ctx context.Context) error {
@@ -327,7 +334,8 @@ func (d *demo) back(ctx context.Context) error {
 
 // members are the names of the MeshNodes, all of which have to be alive.
 func (d *demo) members(ctx context.Context) (string, error) {
-	out, err := d.kubectl(ctx, "get", "meshnodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.alive} {end}`)
+	out, err := d.kubectl(ctx, "get", "meshnodes", "-o",
+		`jsonpath={range .items[*]}{.metadata.name}={.status.alive} {end}`)
 	if err != nil {
 		return "", err
 	}

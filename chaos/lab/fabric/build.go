@@ -302,7 +302,8 @@ func veth(ns, link, peerNS, peerLink string) error {
 	}
 	defer peer.Close()
 	return on(ns, func(h *netlink.Handle) error {
-		v := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: peerLink, PeerNamespace: netlink.NsFd(int(peer))}
+		v := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: peerLink,
+			PeerNamespace: netlink.NsFd(int(peer))}
 		if err := h.LinkAdd(v); err != nil {
 			return fmt.Errorf("add veth %s to %s in %s: %w", link, peerLink, peerNS, err)
 		}
@@ -373,7 +374,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 // ErrNoNetem says that this kernel cannot delay packets.
-var ErrNoNetem = errors.New("this kernel has no netem (sch_netem), which `delay` needs: leave delay out, or use a kernel that has it")
+var ErrNoNetem = errors.New("this kernel has no netem (sch_netem), which `delay` needs: leave delay out, or use a " +
+	"kernel that has it")
 
 // delay holds packets back between the site and the core, in each direction.
 func delay(p Plan, s Site, router string) error {
@@ -390,7 +392,8 @@ func delay(p Plan, s Site, router string) error {
 			if err != nil {
 				return err
 			}
-			q := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			q := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+				Parent: netlink.HANDLE_ROOT},
 				netlink.NetemQdiscAttrs{Latency: uint32(s.Delay.Microseconds()), Limit: 100_000})
 			if err := h.QdiscAdd(q); err != nil {
 				return fmt.Errorf("delay on %s: %w: %w", link, ErrNoNetem, err)

@@ -38,7 +38,8 @@ func (p Plan) WithNAT(site string, kind NAT) (Plan, error) {
 	case kind == s.NAT:
 		return p, nil
 	case !s.NAT.CanChange() || !kind.CanChange():
-		return p, fmt.Errorf("site %s: %s cannot become %s while the lab is up: only kinds that give all hosts one address can, and not double", site, s.NAT, kind)
+		return p, fmt.Errorf("site %s: %s cannot become %s while the lab is up: only kinds that give all hosts one address "+
+			"can, and not double", site, s.NAT, kind)
 	}
 	s.NAT = kind
 	s.Hairpin = s.Hairpin && kind.CanHairpin()
@@ -90,12 +91,13 @@ func Move(from, to Plan, host string) error {
 	if !ok || !ok2 || !ok3 {
 		return fmt.Errorf("move %s: there is no such host or site", host)
 	}
-	if err := errors.Join(unplug(to.Lab, before), plug(to.Lab, before, site), on(HostNS(to.Lab, host), func(h *netlink.Handle) error {
-		if err := linkUp(h, HostLink); err != nil {
-			return err
-		}
-		return number(h, site, after)
-	})); err != nil {
+	if err := errors.Join(unplug(to.Lab, before), plug(to.Lab, before, site),
+		on(HostNS(to.Lab, host), func(h *netlink.Handle) error {
+			if err := linkUp(h, HostLink); err != nil {
+				return err
+			}
+			return number(h, site, after)
+		})); err != nil {
 		return fmt.Errorf("move %s: %w", host, err)
 	}
 	if before.Site != after.Site {

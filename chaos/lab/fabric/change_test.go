@@ -50,7 +50,8 @@ func TestRouterForgets(t *testing.T) {
 
 // A router that becomes of another kind behaves like that kind, and back.
 func TestRouterChangesItsKind(t *testing.T) {
-	p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "y", NAT: None, IPv6: true}, {Name: "site", NAT: FullCone, IPv6: true}},
+	p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "y", NAT: None, IPv6: true},
+		{Name: "site", NAT: FullCone, IPv6: true}},
 		HostSpec{"x1", "x"}, HostSpec{"y1", "y"}, HostSpec{"h1", "site"}, HostSpec{"h2", "site"})
 	s, h := p.servers(t), p.socket(t, "h1", false, 51820)
 	x6, h6 := p.socket(t, "x1", true, 1000), p.socket(t, "h1", true, 1000)
@@ -98,7 +99,8 @@ func (p Plan) lanMAC(t *testing.T, site string) string {
 }
 
 func TestHostMoves(t *testing.T) {
-	p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone, IPv6: true}, {Name: "cafe", NAT: RestrictedCone}},
+	p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone, IPv6: true},
+		{Name: "cafe", NAT: RestrictedCone}},
 		HostSpec{"x1", "x"}, HostSpec{"h1", "home"}, HostSpec{"h2", "home"}, HostSpec{"c1", "cafe"})
 	x, x6 := p.socket(t, "x1", false, 3478), p.socket(t, "x1", true, 3478)
 	home := p.host(t, "h1")
@@ -156,7 +158,8 @@ func TestHostMoves(t *testing.T) {
 }
 
 func TestDropsByLengthAndByChance(t *testing.T) {
-	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "b", NAT: None, IPv6: true}}, HostSpec{"a1", "a"}, HostSpec{"b1", "b"}, HostSpec{"a2", "a"})
+	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "b", NAT: None, IPv6: true}}, HostSpec{"a1", "a"},
+		HostSpec{"b1", "b"}, HostSpec{"a2", "a"})
 	number := p.host(t, "a1").Number
 	set := func(drops ...Drop) {
 		t.Helper()
@@ -233,7 +236,9 @@ func (l line) segment(t *testing.T, size int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cerr := rc.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size) }); cerr != nil || err != nil {
+	if cerr := rc.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size)
+	}); cerr != nil || err != nil {
 		t.Fatal(cerr, err)
 	}
 }

@@ -44,7 +44,8 @@ func dumpLinks(h *netlink.Handle, w io.Writer) {
 		names[a.Index] = a.Name
 		line := fmt.Sprintf("%d: %s %s mtu %d %s", a.Index, a.Name, l.Type(), a.MTU, a.OperState)
 		if s := a.Statistics; s != nil {
-			line += fmt.Sprintf(" rx %d packets %d dropped, tx %d packets %d dropped", s.RxPackets, s.RxDropped, s.TxPackets, s.TxDropped)
+			line += fmt.Sprintf(" rx %d packets %d dropped, tx %d packets %d dropped", s.RxPackets, s.RxDropped,
+				s.TxPackets, s.TxDropped)
 		}
 		return line
 	})
@@ -67,7 +68,8 @@ func dumpRoutes(h *netlink.Handle, w io.Writer) {
 }
 
 func dumpFlows(h *netlink.Handle, w io.Writer) {
-	for title, family := range map[string]netlink.InetFamily{"connections": netlink.FAMILY_V4, "connections, IPv6": netlink.FAMILY_V6} {
+	for title, family := range map[string]netlink.InetFamily{"connections": netlink.FAMILY_V4,
+		"connections, IPv6": netlink.FAMILY_V6} {
 		flows, err := h.ConntrackTableList(netlink.ConntrackTable, family)
 		section(w, title, flows, err, func(f *netlink.ConntrackFlow) string { return f.String() })
 	}

@@ -153,7 +153,8 @@ func getsIn(t *testing.T, a *net.UDPConn, to netip.AddrPort, b, fence *net.UDPCo
 }
 
 func TestPlanNumbersEverything(t *testing.T) {
-	p, err := NewPlan("x", []SiteSpec{{Name: "dc", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone}, {Name: "cloud", NAT: OneToOne}},
+	p, err := NewPlan("x", []SiteSpec{{Name: "dc", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone},
+		{Name: "cloud", NAT: OneToOne}},
 		[]HostSpec{{"dc1", "dc"}, {"home1", "home"}, {"cloud1", "cloud"}})
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +200,8 @@ func TestNamespacesOfLabsWithLikeNames(t *testing.T) {
 }
 
 func TestPodsOfAHostWithALikeName(t *testing.T) {
-	all := []string{"skdemo-inet", "skdemo-dc1", "skdemo-dc1.b", "skdemo-dc1.a", "skdemo-dc11.c", "skdemo-r-dc.carrier", "skdemo-2-dc1.d"}
+	all := []string{"skdemo-inet", "skdemo-dc1", "skdemo-dc1.b", "skdemo-dc1.a", "skdemo-dc11.c", "skdemo-r-dc.carrier",
+		"skdemo-2-dc1.d"}
 	if d := cmp.Diff([]string{"a", "b"}, podsIn("demo", "dc1", all)); d != "" {
 		t.Error(d)
 	}
@@ -282,7 +284,8 @@ func (p Plan) tcpReaches(t *testing.T, from, to string) bool {
 
 func TestDelayWorksOrSaysWhyNot(t *testing.T) {
 	testenv.NeedRoot(t)
-	p, err := NewPlan(fmt.Sprintf("t%dd", os.Getpid()), []SiteSpec{{Name: "a", NAT: None, Delay: 30 * time.Millisecond}, {Name: "b", NAT: None}},
+	p, err := NewPlan(fmt.Sprintf("t%dd", os.Getpid()), []SiteSpec{{Name: "a", NAT: None, Delay: 30 * time.Millisecond},
+		{Name: "b", NAT: None}},
 		[]HostSpec{{"a1", "a"}, {"b1", "b"}})
 	if err != nil {
 		t.Fatal(err)
@@ -303,7 +306,8 @@ func TestDelayWorksOrSaysWhyNot(t *testing.T) {
 
 // A lab that is built carries its first packet: the kernel brings links up some time after it was told to.
 func TestBuiltMeansUp(t *testing.T) {
-	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "empty", NAT: FullCone}}, HostSpec{"a1", "a"}, HostSpec{"a2", "a"})
+	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "empty", NAT: FullCone}}, HostSpec{"a1", "a"},
+		HostSpec{"a2", "a"})
 	for ns, want := range map[string]int{HostNS(p.Lab, "a1"): 1, Router(p.Lab, "a"): 4, Core(p.Lab): 2} {
 		up := 0
 		if err := on(ns, func(h *netlink.Handle) error {

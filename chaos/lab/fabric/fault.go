@@ -36,7 +36,8 @@ func (d Drop) matches() rule {
 		r = append(r, &expr.Meta{Key: expr.MetaKeyLEN, Register: reg1}, toNetwork(), compare(expr.CmpOpGt, d.Above))
 	}
 	if d.Percent != 0 {
-		r = append(r, &expr.Numgen{Register: reg1, Modulus: 100, Type: unix.NFT_NG_RANDOM}, toNetwork(), compare(expr.CmpOpLt, d.Percent))
+		r = append(r, &expr.Numgen{Register: reg1, Modulus: 100, Type: unix.NFT_NG_RANDOM}, toNetwork(),
+			compare(expr.CmpOpLt, d.Percent))
 	}
 	return r
 }
@@ -69,7 +70,8 @@ func installStamp(ns string, number int) error {
 // setDSCP rewrites the field under mask in the first two bytes of the network header. checksum is
 // the offset of the header checksum, 0 for none.
 func setDSCP(mask, value uint16, checksum uint32) rule {
-	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: 0, Len: 2}
+	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg1, Base: expr.PayloadBaseNetworkHeader,
+		Offset: 0, Len: 2}
 	if checksum != 0 {
 		write.CsumType, write.CsumOffset = expr.CsumTypeInet, checksum
 	}
@@ -84,7 +86,8 @@ func setDSCP(mask, value uint16, checksum uint32) rule {
 func isDSCP(mask, value uint16) rule {
 	return rule{
 		header(0, 2, reg1),
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 2, Mask: binary.BigEndian.AppendUint16(nil, mask), Xor: []byte{0, 0}},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 2, Mask: binary.BigEndian.AppendUint16(nil, mask),
+			Xor: []byte{0, 0}},
 		equal(binary.BigEndian.AppendUint16(nil, value)),
 	}
 }
@@ -94,7 +97,8 @@ func isDSCP(mask, value uint16) rule {
 func SetDrops(lab, host string, drops []Drop) error {
 	drops = slices.Clone(drops)
 	slices.SortFunc(drops, func(a, b Drop) int {
-		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Proto, b.Proto), cmp.Compare(a.Above, b.Above), cmp.Compare(a.Percent, b.Percent))
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Proto, b.Proto), cmp.Compare(a.Above, b.Above),
+			cmp.Compare(a.Percent, b.Percent))
 	})
 	drops = slices.Compact(drops)
 	err := inRuleset(HostNS(lab, host), nftables.TableFamilyINet, hostTable, func(rs *ruleset) {

@@ -43,8 +43,9 @@ func translate(router string, s Site, clients []client) error {
 	}
 	return replaceRuleset(router, nftables.TableFamilyIPv4, natTable, func(rs *ruleset) {
 		n := &nat{ruleset: rs, site: s,
-			pre:     rs.chain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest),
-			post:    rs.chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource),
+			pre: rs.chain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest),
+			post: rs.chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting,
+				*nftables.ChainPriorityNATSource),
 			forward: rs.chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter),
 			input:   rs.chain("input", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter),
 		}
@@ -113,7 +114,8 @@ func (n *nat) sequential() {
 		&expr.Numgen{Register: reg2, Modulus: sequentialPorts, Type: unix.NFT_NG_INCREMENTAL, Offset: first},
 		// A number in the host's order (its low half comes first on all that Go's Linux ports of note run on).
 		&expr.Byteorder{SourceRegister: reg2, DestRegister: reg2, Op: expr.ByteorderHton, Len: 2, Size: 2},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1, RegProtoMin: reg2, Specified: true},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1, RegProtoMin: reg2,
+			Specified: true},
 	})
 }
 
@@ -132,7 +134,8 @@ func (n *nat) key(c client) uint16 {
 // known is the set in which a cone remembers whom a client has sent to, and how a packet going out and
 // one coming in are looked up in it: by public port (full cone), and remote address (restricted cone).
 func (n *nat) known(c client) (set *nftables.Set, outKey, inKey rule) {
-	set = &nftables.Set{Name: fmt.Sprintf("c%d", c.index), KeyType: nftables.TypeInetService, Dynamic: true, HasTimeout: true, Size: 65535}
+	set = &nftables.Set{Name: fmt.Sprintf("c%d", c.index), KeyType: nftables.TypeInetService, Dynamic: true,
+		HasTimeout: true, Size: 65535}
 	outKey = rule{transport(offsetSport, 2, slot0), xor16(slot0, n.key(c))}
 	inKey = rule{transport(offsetDport, 2, slot0)}
 	if n.filtering() == RestrictedCone {
@@ -162,7 +165,8 @@ func (n *nat) outwards(c client) rule {
 	return rule{
 		immediate(reg1, n.site.Outside),
 		transport(offsetSport, 2, reg2), xor16(reg2, n.key(c)),
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1, RegProtoMin: reg2, Specified: true},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1, RegProtoMin: reg2,
+			Specified: true},
 	}
 }
 
@@ -176,7 +180,8 @@ func (n *nat) inwards(c client) rule {
 }
 
 func remember(set *nftables.Set) rule {
-	return rule{&expr.Dynset{SrcRegKey: slot0, SetName: set.Name, SetID: set.ID, Operation: uint32(unix.NFT_DYNSET_OP_UPDATE), Timeout: mappingLifetime}}
+	return rule{&expr.Dynset{SrcRegKey: slot0, SetName: set.Name, SetID: set.ID,
+		Operation: uint32(unix.NFT_DYNSET_OP_UPDATE), Timeout: mappingLifetime}}
 }
 
 func lookup(set *nftables.Set) rule {
@@ -197,7 +202,8 @@ func (n *nat) hairpin(clients []client) {
 		known, outKey, inKey := n.known(to)
 		if n.filtering() == PortRestrictedCone {
 			known.Name = fmt.Sprintf("p%d", to.index)
-			known.KeyType, known.Concatenation = nftables.MustConcatSetType(nftables.TypeInetService, nftables.TypeInetService), true
+			known.KeyType, known.Concatenation = nftables.MustConcatSetType(nftables.TypeInetService,
+				nftables.TypeInetService), true
 			n.set(known)
 			outKey = append(outKey, transport(offsetDport, 2, slot1))
 		}

@@ -50,7 +50,8 @@ type servers struct {
 }
 
 func (p Plan) servers(t *testing.T) servers {
-	return servers{p, p.socket(t, "x1", false, 3478), p.socket(t, "x1", false, 3479), p.socket(t, "y1", false, 3478), p.socket(t, "y1", false, 3479)}
+	return servers{p, p.socket(t, "x1", false, 3478), p.socket(t, "x1", false, 3479), p.socket(t, "y1", false, 3478),
+		p.socket(t, "y1", false, 3479)}
 }
 
 // mappings tells as whom a socket is seen by the four servers.
@@ -133,7 +134,8 @@ func (s servers) behaviour(t *testing.T, kind NAT, host string, c *net.UDPConn) 
 	seen := s.mappings(t, c)
 	neighbour := map[string]string{"h1": "h2", "h2": "h1"}[host]
 	other := s.p.socket(t, neighbour, false, 41000)
-	return behaviour{mapping(c, seen), s.filtering(t, s.p.socket(t, host, false, 40000)), s.hairpin(t, s.p.socket(t, host, false, 42000), other), ports(c, seen)}
+	return behaviour{mapping(c, seen), s.filtering(t, s.p.socket(t, host, false, 40000)),
+		s.hairpin(t, s.p.socket(t, host, false, 42000), other), ports(c, seen)}
 }
 
 // Each kind behaves as its name says, for two hosts behind one NAT that use the same ports.
@@ -200,9 +202,11 @@ func TestPortKeys(t *testing.T) {
 func TestHouseholdsBehindOneAddress(t *testing.T) {
 	lan := netip.MustParsePrefix("192.168.1.0/24")
 	p := raise(t, []SiteSpec{{Name: "x", NAT: None}, {Name: "isp", NAT: FullCone, Hairpin: true},
-		{Name: "a", NAT: PortRestrictedCone, Behind: "isp", LAN: lan}, {Name: "b", NAT: PortRestrictedCone, Behind: "isp", LAN: lan}},
+		{Name: "a", NAT: PortRestrictedCone, Behind: "isp", LAN: lan}, {Name: "b", NAT: PortRestrictedCone,
+			Behind: "isp", LAN: lan}},
 		HostSpec{"x1", "x"}, HostSpec{"a1", "a"}, HostSpec{"b1", "b"}, HostSpec{"b2", "b"})
-	x, a1, b1, b2 := p.socket(t, "x1", false, 3478), p.socket(t, "a1", false, 51820), p.socket(t, "b1", false, 51820), p.socket(t, "b2", false, 51820)
+	x, a1, b1, b2 := p.socket(t, "x1", false, 3478), p.socket(t, "a1", false, 51820), p.socket(t, "b1", false, 51820),
+		p.socket(t, "b2", false, 51820)
 	if local(a1) != local(b1) || local(a1) == local(b2) {
 		t.Fatalf("the private addresses are %s, %s and %s", local(a1), local(b1), local(b2))
 	}
@@ -223,7 +227,8 @@ func TestHouseholdsBehindOneAddress(t *testing.T) {
 // An unasked packet must not spoil the mapping that the host is about to make towards its sender:
 // else two hosts that punch at the same moment would miss each other.
 func TestEarlyPunchSpoilsNothing(t *testing.T) {
-	p := raise(t, []SiteSpec{{Name: "x", NAT: None}, {Name: "a", NAT: PortRestrictedCone}, {Name: "b", NAT: PortRestrictedCone}},
+	p := raise(t, []SiteSpec{{Name: "x", NAT: None}, {Name: "a", NAT: PortRestrictedCone},
+		{Name: "b", NAT: PortRestrictedCone}},
 		HostSpec{"x1", "x"}, HostSpec{"a1", "a"}, HostSpec{"b1", "b"})
 	x, a, b := p.socket(t, "x1", false, 3478), p.socket(t, "a1", false, 51820), p.socket(t, "b1", false, 51820)
 	aSeen, bSeen := arrives(t, a, local(x), x), arrives(t, b, local(x), x)
@@ -242,7 +247,8 @@ func TestIPv6BehindNATIsAFirewall(t *testing.T) {
 	for kind, wantIn := range map[NAT]bool{FullCone: true, PortRestrictedCone: false, Symmetric: false} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "h", NAT: kind, IPv6: true}}, HostSpec{"x1", "x"}, HostSpec{"h1", "h"})
+			p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "h", NAT: kind, IPv6: true}},
+				HostSpec{"x1", "x"}, HostSpec{"h1", "h"})
 			x, h := p.socket(t, "x1", true, 1000), p.socket(t, "h1", true, 1000)
 			y := p.socket(t, "x1", true, 1001)
 			if as := arrives(t, h, local(x), x); as != local(h) {
@@ -255,7 +261,8 @@ func TestIPv6BehindNATIsAFirewall(t *testing.T) {
 		})
 	}
 	t.Run("udp-blocked", func(t *testing.T) {
-		p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "h", NAT: UDPBlocked, IPv6: true}}, HostSpec{"x1", "x"}, HostSpec{"h1", "h"})
+		p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "h", NAT: UDPBlocked, IPv6: true}},
+			HostSpec{"x1", "x"}, HostSpec{"h1", "h"})
 		x, h := p.socket(t, "x1", true, 1000), p.socket(t, "h1", true, 1000)
 		if _, ok := passes(t, h, local(x), x); ok {
 			t.Error("UDP passes over IPv6")

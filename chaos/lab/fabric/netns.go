@@ -28,7 +28,8 @@ func create(name string) error {
 	path := filepath.Join(Dir, name)
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("namespace %s exists already: a lab of this name is up, or was left behind; `skein lab down` removes it", name)
+		return fmt.Errorf("namespace %s exists already: a lab of this name is up, or was left behind; `skein lab down` "+
+			"removes it", name)
 	}
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", name, err)
@@ -93,7 +94,8 @@ func open(name string) (netns.NsHandle, error) {
 // remove takes away a namespace's name; the kernel ends the namespace with its last process.
 func remove(name string) error {
 	path := Path(name)
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+		!errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount namespace %s: %w", name, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -21,13 +21,15 @@ const (
 	PortRestrictedCone  NAT = "port-restricted-cone" // endpoint-independent mapping, address-and-port-dependent filtering
 	Symmetric           NAT = "symmetric"            // address-and-port-dependent mapping and filtering, ports at random
 	SymmetricSequential NAT = "symmetric-sequential" // the same, and each new destination takes the next port
-	Double              NAT = "double"               // a port-restricted cone behind a carrier's NAT, which is a full cone (RFC 6888)
-	UDPBlocked          NAT = "udp-blocked"          // TCP passes through a NAT, UDP does not pass
+	// a port-restricted cone behind a carrier's NAT, which is a full cone (RFC 6888)
+	Double     NAT = "double"
+	UDPBlocked NAT = "udp-blocked" // TCP passes through a NAT, UDP does not pass
 )
 
 // NATs lists the kinds, in the order of growing hostility.
 func NATs() []NAT {
-	return []NAT{None, OneToOne, FullCone, RestrictedCone, PortRestrictedCone, Symmetric, SymmetricSequential, Double, UDPBlocked}
+	return []NAT{None, OneToOne, FullCone, RestrictedCone, PortRestrictedCone, Symmetric, SymmetricSequential,
+		Double, UDPBlocked}
 }
 
 // public tells whether hosts of the site carry public addresses themselves.
@@ -108,7 +110,8 @@ const (
 // are reserved for tests, and in a lab's namespaces any address will do.
 func NewPlan(lab string, sites []SiteSpec, hosts []HostSpec) (Plan, error) {
 	if len(hosts) > MaxHosts {
-		return Plan{}, fmt.Errorf("%d nodes: a lab holds at most %d, because each needs a DSCP value of its own", len(hosts), MaxHosts)
+		return Plan{}, fmt.Errorf("%d nodes: a lab holds at most %d, because each needs a DSCP value of its own",
+			len(hosts), MaxHosts)
 	}
 	p := Plan{Lab: lab}
 	for i, s := range sites {
@@ -181,7 +184,8 @@ func (p *Plan) nest() error {
 		case up == nil:
 			return fmt.Errorf("site %s: it is behind %q, which there is not", s.Name, s.Behind)
 		case up.Behind != "":
-			return fmt.Errorf("site %s: it is behind %s, which is behind %s: allowed is one behind another", s.Name, up.Name, up.Behind)
+			return fmt.Errorf("site %s: it is behind %s, which is behind %s: allowed is one behind another", s.Name,
+				up.Name, up.Behind)
 		}
 		up.outer = true
 		if !up.NAT.public() && !up.SiteSpec.LAN.IsValid() {
@@ -369,7 +373,8 @@ func CheckSiteName(name string) error {
 func CheckNodeName(name string) error {
 	switch {
 	case name == "inet", strings.HasPrefix(name, "r-"), strings.HasSuffix(name, "-inet"):
-		return fmt.Errorf("node name %q is kept for the lab's core and routers: choose one that is not \"inet\", does not begin with \"r-\" and does not end in \"-inet\"", name)
+		return fmt.Errorf("node name %q is kept for the lab's core and routers: choose one that is not \"inet\", does not "+
+			"begin with \"r-\" and does not end in \"-inet\"", name)
 	}
 	return nil
 }

@@ -36,7 +36,8 @@ const (
 )
 
 // ErrNoPortmap says that the program is missing which answers port-mapping requests.
-var ErrNoPortmap = errors.New("`portmap` needs the program miniupnpd with its nftables backend: install Debian's package miniupnpd-nftables")
+var ErrNoPortmap = errors.New("`portmap` needs the program miniupnpd with its nftables backend: install Debian's " +
+	"package miniupnpd-nftables")
 
 // portmapVersion is the first byte of a protocol's requests.
 var portmapVersion = map[string]byte{NATPMP: 0, PCP: 2}
@@ -47,7 +48,8 @@ func (n *nat) onlyProtocols() {
 	speaks := n.site.Portmap
 	for name, version := range portmapVersion {
 		if len(speaks) > 0 && !slices.Contains(speaks, name) {
-			n.add(n.input, from(lanLink), proto(unix.IPPROTO_UDP), rule{transport(offsetDport, 2, reg1), equal([]byte{portmapPort >> 8, portmapPort & 0xff})},
+			n.add(n.input, from(lanLink), proto(unix.IPPROTO_UDP), rule{transport(offsetDport, 2, reg1),
+				equal([]byte{portmapPort >> 8, portmapPort & 0xff})},
 				rule{transport(8, 1, reg1), equal([]byte{version})}, drop())
 		}
 	}

@@ -23,7 +23,8 @@ func household(t *testing.T, kind NAT, protocols ...string) (p Plan, site Site) 
 	if _, err := exec.LookPath(portmapProgram); err != nil {
 		testenv.Missing(t, ErrNoPortmap.Error())
 	}
-	p = raise(t, []SiteSpec{{Name: "x", NAT: None}, {Name: "home", NAT: kind, Portmap: protocols}}, HostSpec{"x1", "x"}, HostSpec{"h1", "home"})
+	p = raise(t, []SiteSpec{{Name: "x", NAT: None}, {Name: "home", NAT: kind, Portmap: protocols}}, HostSpec{"x1", "x"},
+		HostSpec{"h1", "home"})
 	site, _ = p.Site("home")
 	cmd, err := StartPortmap(t.Context(), p.Lab, site, t.TempDir())
 	if err != nil {
@@ -108,9 +109,11 @@ var mappers = map[string]mapper{
 	UPnP: {
 		func(t *testing.T, p Plan, s Site) netip.AddrPort {
 			control := p.findGateway(t)
-			answer := p.soap(t, control, "AddPortMapping", fmt.Sprintf("<NewRemoteHost></NewRemoteHost><NewExternalPort>%d</NewExternalPort><NewProtocol>UDP</NewProtocol>"+
-				"<NewInternalPort>%d</NewInternalPort><NewInternalClient>%s</NewInternalClient><NewEnabled>1</NewEnabled><NewPortMappingDescription>t</NewPortMappingDescription>"+
-				"<NewLeaseDuration>600</NewLeaseDuration>", outside, inside, p.host(t, "h1").Addr))
+			answer := p.soap(t, control, "AddPortMapping",
+				fmt.Sprintf("<NewRemoteHost></NewRemoteHost><NewExternalPort>%d</NewExternalPort><NewProtocol>UDP</NewProtocol>"+
+					"<NewInternalPort>%d</NewInternalPort><NewInternalClient>%s</NewInternalClient>"+
+					"<NewEnabled>1</NewEnabled><NewPortMappingDescription>t</NewPortMappingDescription>"+
+					"<NewLeaseDuration>600</NewLeaseDuration>", outside, inside, p.host(t, "h1").Addr))
 			if !strings.Contains(answer, "AddPortMappingResponse") {
 				t.Fatal(answer)
 			}
@@ -120,7 +123,9 @@ var mappers = map[string]mapper{
 			return netip.AddrPortFrom(netip.MustParseAddr(addr), outside)
 		},
 		func(t *testing.T, p Plan, s Site) {
-			p.soap(t, p.findGateway(t), "DeletePortMapping", fmt.Sprintf("<NewRemoteHost></NewRemoteHost><NewExternalPort>%d</NewExternalPort><NewProtocol>UDP</NewProtocol>", outside))
+			p.soap(t, p.findGateway(t), "DeletePortMapping",
+				fmt.Sprintf("<NewRemoteHost></NewRemoteHost><NewExternalPort>%d</NewExternalPort><NewProtocol>UDP</NewProtocol>",
+					outside))
 		},
 	},
 }
@@ -134,7 +139,8 @@ func (p Plan) findGateway(t *testing.T) string {
 	defer c.Close()
 	buf := make([]byte, 2000)
 	for deadline := time.Now().Add(arrival); time.Now().Before(deadline); {
-		search := "M-SEARCH * HTTP/1.1\r\nHOST: 239.255.255.250:1900\r\nMAN: \"ssdp:discover\"\r\nMX: 1\r\nST: " + wanService + "\r\n\r\n"
+		search := "M-SEARCH * HTTP/1.1\r\nHOST: 239.255.255.250:1900\r\nMAN: \"ssdp:discover\"\r\nMX: 1\r\nST: " +
+			wanService + "\r\n\r\n"
 		if _, err := c.WriteToUDPAddrPort([]byte(search), netip.MustParseAddrPort("239.255.255.250:1900")); err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +237,8 @@ func TestPortmapSpeaksOnlyWhatItShall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, s := household(t, PortRestrictedCone, name)
-			for other, request := range map[string][]byte{NATPMP: natpmpMap(inside, outside, 600), PCP: pcpMap(p.host(t, "h1").Addr, inside, outside, 600)} {
+			for other, request := range map[string][]byte{NATPMP: natpmpMap(inside, outside, 600),
+				PCP: pcpMap(p.host(t, "h1").Addr, inside, outside, 600)} {
 				patience := arrival
 				if other != name {
 					patience = silence
@@ -259,7 +266,8 @@ func TestPortmapBehindACarrier(t *testing.T) {
 
 func TestPortmapSaysWhatIsMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	if _, err := StartPortmap(t.Context(), "x", Site{SiteSpec: SiteSpec{Name: "home"}}, t.TempDir()); !errors.Is(err, ErrNoPortmap) {
+	if _, err := StartPortmap(t.Context(), "x", Site{SiteSpec: SiteSpec{Name: "home"}},
+		t.TempDir()); !errors.Is(err, ErrNoPortmap) {
 		t.Errorf("got %v", err)
 	}
 }

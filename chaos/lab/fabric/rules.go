@@ -62,7 +62,8 @@ func proto(p byte) rule {
 }
 
 func notProto(p byte) rule {
-	return rule{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{p}}}
+	return rule{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1,
+		Data: []byte{p}}}
 }
 
 func family(p byte) rule {
@@ -142,7 +143,8 @@ func replaceRuleset(ns string, fam nftables.TableFamily, table string, fn func(*
 	})
 }
 
-func (rs *ruleset) chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
+func (rs *ruleset) chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
+	priority nftables.ChainPriority) *nftables.Chain {
 	return rs.conn.AddChain(&nftables.Chain{Name: name, Table: rs.table, Type: kind, Hooknum: hook, Priority: &priority})
 }
 

@@ -27,7 +27,8 @@ func TestTallyFindsBlackouts(t *testing.T) {
 	end := start.Add(10 * 20 * time.Millisecond)
 
 	got := tally.Report(end.Add(time.Minute), time.Second)
-	want := Report{Sent: 11, Received: 5, Duplicates: 1, Min: time.Millisecond, Median: 6 * time.Millisecond, P99: 9 * time.Millisecond, Max: 9 * time.Millisecond, Silence: 66 * time.Millisecond,
+	want := Report{Sent: 11, Received: 5, Duplicates: 1, Min: time.Millisecond, Median: 6 * time.Millisecond,
+		P99: 9 * time.Millisecond, Max: 9 * time.Millisecond, Silence: 66 * time.Millisecond,
 		Blackouts: []Blackout{
 			{Start: start.Add(40 * time.Millisecond), Duration: 60 * time.Millisecond, Lost: 3},
 			{Start: start.Add(120 * time.Millisecond), Duration: 20 * time.Millisecond, Lost: 1},

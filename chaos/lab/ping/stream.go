@@ -65,7 +65,8 @@ const (
 // Each carries size bytes of data, at least MinSize.
 func Start(conn net.PacketConn, dst netip.Addr, interval time.Duration, count, size int) *Stream {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Stream{conn: conn, dst: dst, id: uint16(rand.Uint32()), size: min(max(size, MinSize), MaxSize), stop: cancel, answer: make(chan struct{})}
+	s := &Stream{conn: conn, dst: dst, id: uint16(rand.Uint32()), size: min(max(size, MinSize), MaxSize), stop: cancel,
+		answer: make(chan struct{})}
 	binary.BigEndian.PutUint64(s.n[:], rand.Uint64())
 	s.sending.Go(func() { s.send(ctx, interval, count) })
 	s.received.Go(s.receive)

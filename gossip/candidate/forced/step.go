@@ -149,7 +149,8 @@ func (s *Step) learn(addrs []netip.Addr, err error, now time.Time) candidate.Fou
 		f.Help = "bring the name back, or change forceEndpoint"
 	}
 	if len(s.addrs) > 0 {
-		f.Problem += fmt.Sprintf("; its last address stays published until %s", s.lost.Add(keep).UTC().Format("2006-01-02 15:04 MST"))
+		f.Problem += fmt.Sprintf("; its last address stays published until %s",
+			s.lost.Add(keep).UTC().Format("2006-01-02 15:04 MST"))
 	} else {
 		f.Problem += "; it is not published"
 	}
@@ -161,7 +162,8 @@ func (s *Step) found(addrs []netip.Addr, again time.Duration) candidate.Found {
 	for _, four := range []bool{true, false} {
 		for _, a := range addrs {
 			if a.Is4() == four && a.IsGlobalUnicast() {
-				f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, netip.AddrPortFrom(a, s.port), candidate.PriorityForced, "config"))
+				f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_FORCED,
+					netip.AddrPortFrom(a, s.port), candidate.PriorityForced, "config"))
 			}
 		}
 	}

@@ -22,7 +22,8 @@ func text(f candidate.Found) string {
 }
 
 func TestAddressesNeedNoLookup(t *testing.T) {
-	for endpoint, want := range map[string]string{"": "", "198.51.100.7:99": "198.51.100.7:99", "[2001:db8::7]:99": "[2001:db8::7]:99", "127.0.0.1:99": ""} {
+	for endpoint, want := range map[string]string{"": "", "198.51.100.7:99": "198.51.100.7:99",
+		"[2001:db8::7]:99": "[2001:db8::7]:99", "127.0.0.1:99": ""} {
 		s, err := New(endpoint, nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -46,7 +47,8 @@ func TestTheEndpointCanBeChanged(t *testing.T) {
 	woken := 0
 	r := candidate.Request{Wake: func() { woken++ }}
 	for i, c := range []struct{ set, want string }{
-		{"", ""}, {"198.51.100.7:99", "198.51.100.7:99"}, {"198.51.100.7:99", "198.51.100.7:99"}, {"198.51.100.8:98", "198.51.100.8:98"}, {"nowhere", "198.51.100.8:98"}, {"", ""},
+		{"", ""}, {"198.51.100.7:99", "198.51.100.7:99"}, {"198.51.100.7:99", "198.51.100.7:99"},
+		{"198.51.100.8:98", "198.51.100.8:98"}, {"nowhere", "198.51.100.8:98"}, {"", ""},
 	} {
 		if err := s.Set(c.set); (err != nil) != (c.set == "nowhere") {
 			t.Errorf("%d: %v", i, err)
@@ -77,7 +79,8 @@ func TestNameIsFollowedAndKept(t *testing.T) {
 		look := func(wantText, wantProblem string) {
 			t.Helper()
 			f := s.Look(t.Context(), candidate.Request{})
-			if text(f) != wantText || !strings.Contains(f.Problem, wantProblem) || wantProblem == "" && f.Problem != "" || (f.Problem == "") != (f.Help == "") {
+			if text(f) != wantText || !strings.Contains(f.Problem, wantProblem) || wantProblem == "" && f.Problem != "" ||
+				(f.Problem == "") != (f.Help == "") {
 				t.Errorf("%q, %q; want %q, %q", text(f), f.Problem, wantText, wantProblem)
 			}
 			if want := time.Minute; f.Problem == "" && f.Again != want {

@@ -13,7 +13,8 @@ import (
 const maxHosts = 16
 
 // tunnels are link types whose addresses lie inside some tunnel.
-var tunnels = []string{"wireguard", "tun", "tuntap", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm", "ppp"}
+var tunnels = []string{"wireguard", "tun", "tuntap", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl",
+	"sit", "vti", "xfrm", "ppp"}
 
 // containers are name prefixes of links whose addresses mean something only inside this host.
 var containers = []string{
@@ -54,7 +55,8 @@ type address struct {
 func hostAddresses(links []link, addrs []address, skipLinks []string, skip []netip.Prefix) []netip.Addr {
 	usable := map[int]bool{}
 	for _, l := range links {
-		usable[l.index] = l.up && !l.loopback && !l.pods && !ForContainers(l.name) && !slices.Contains(tunnels, l.kind) && !slices.Contains(skipLinks, l.name)
+		usable[l.index] = l.up && !l.loopback && !l.pods && !ForContainers(l.name) && !slices.Contains(tunnels, l.kind) &&
+			!slices.Contains(skipLinks, l.name)
 	}
 	var kept []address
 	for _, a := range addrs {

@@ -35,7 +35,8 @@ func TestHostAddresses(t *testing.T) {
 	}
 	var all []address
 	all = append(all, on(1, "127.0.0.1", "::1", "203.0.113.50")...)
-	all = append(all, on(2, "2001:db8::2", "fe80::1", "192.168.1.2", "169.254.1.1", "10.4.0.9", "198.51.100.7", "fd00::2", "192.168.1.2")...)
+	all = append(all, on(2, "2001:db8::2", "fe80::1", "192.168.1.2", "169.254.1.1", "10.4.0.9", "198.51.100.7", "fd00::2",
+		"192.168.1.2")...)
 	all = append(all, address{link: 2, addr: netip.MustParseAddr("2001:db8::bad"), unusable: true})
 	all = append(all, on(3, "10.4.0.1")...)
 	all = append(all, on(4, "172.17.0.1")...)
@@ -67,14 +68,16 @@ func TestHostAddresses(t *testing.T) {
 
 func TestGateways(t *testing.T) {
 	links := []link{
-		{index: 2, name: "eth0", up: true}, {index: 3, name: "skein0", kind: "wireguard", up: true}, {index: 4, name: "wlan0", up: true},
+		{index: 2, name: "eth0", up: true}, {index: 3, name: "skein0", kind: "wireguard", up: true},
+		{index: 4, name: "wlan0", up: true},
 		{index: 5, name: "mesh", up: true}, {index: 6, name: "eth1"},
 	}
 	on := func(link int, prefix string) address {
 		p := netip.MustParsePrefix(prefix)
 		return address{link: link, addr: p.Addr(), bits: p.Bits()}
 	}
-	addrs := []address{on(2, "10.0.0.9/24"), on(2, "192.168.1.2/24"), on(4, "192.168.7.2/24"), on(4, "2001:db8::2/64"), on(5, "10.7.0.1/16"), on(6, "10.8.0.1/16")}
+	addrs := []address{on(2, "10.0.0.9/24"), on(2, "192.168.1.2/24"), on(4, "192.168.7.2/24"), on(4, "2001:db8::2/64"),
+		on(5, "10.7.0.1/16"), on(6, "10.8.0.1/16")}
 	ip := netip.MustParseAddr
 	got := gateways(links, addrs, []route{
 		{via: ip("192.168.7.1"), link: 4, metric: 600},

@@ -13,14 +13,16 @@ import (
 func TestInternalAddress(t *testing.T) {
 	s := &Step{Port: 51820}
 	look := func() (out string) {
-		f := s.Look(context.Background(), candidate.Request{Host: candidate.Host{Addrs: []netip.Addr{netip.MustParseAddr("192.168.1.2"),
-			netip.MustParseAddr("203.0.113.7"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::2")}}})
+		f := s.Look(context.Background(),
+			candidate.Request{Host: candidate.Host{Addrs: []netip.Addr{netip.MustParseAddr("192.168.1.2"),
+				netip.MustParseAddr("203.0.113.7"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::2")}}})
 		for _, c := range f.Candidates {
 			out += c.GetAddress() + " " + c.GetSource() + ", "
 		}
 		return out
 	}
-	const all = "192.168.1.2:51820 interface, 203.0.113.7:51820 interface, [fd00::2]:51820 interface, [2001:db8::2]:51820 interface, "
+	const all = "192.168.1.2:51820 interface, 203.0.113.7:51820 interface, [fd00::2]:51820 interface, " +
+		"[2001:db8::2]:51820 interface, "
 	if have := look(); have != all {
 		t.Errorf("of the interfaces alone: %s", have)
 	}

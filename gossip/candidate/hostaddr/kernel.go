@@ -37,7 +37,8 @@ func (k Kernel) Read() (candidate.Host, error) {
 		links[i].pods = links[i].pods && !slices.ContainsFunc(routes, func(r route) bool { return r.link == links[i].index })
 	}
 	return candidate.Host{
-		Addrs: hostAddresses(links, addrs, k.SkipLinks, k.Overlay), Gateways: gateways(links, addrs, routes, k.SkipLinks), Overlay: k.Overlay,
+		Addrs: hostAddresses(links, addrs, k.SkipLinks, k.Overlay), Gateways: gateways(links, addrs, routes, k.SkipLinks),
+		Overlay: k.Overlay,
 	}, nil
 }
 
@@ -147,18 +148,23 @@ func (k Kernel) Watch(ctx context.Context, changed func()) error {
 	addrs := make(chan netlink.AddrUpdate, 64)
 	links := make(chan netlink.LinkUpdate, 64)
 	routes := make(chan netlink.RouteUpdate, 64)
-	if err := netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: ended}); err != nil {
+	if err := netlink.AddrSubscribeWithOptions(addrs, done,
+		netlink.AddrSubscribeOptions{ErrorCallback: ended}); err != nil {
 		return fmt.Errorf("watch addresses: %w", err)
 	}
-	if err := netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{ErrorCallback: ended}); err != nil {
+	if err := netlink.LinkSubscribeWithOptions(links, done,
+		netlink.LinkSubscribeOptions{ErrorCallback: ended}); err != nil {
 		return fmt.Errorf("watch links: %w", err)
 	}
-	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{ErrorCallback: ended}); err != nil {
+	if err := netlink.RouteSubscribeWithOptions(routes, done,
+		netlink.RouteSubscribeOptions{ErrorCallback: ended}); err != nil {
 		return fmt.Errorf("watch routes: %w", err)
 	}
 	go forward(addrs, func(netlink.AddrUpdate) bool { return true }, changed)
 	go forward(links, func(netlink.LinkUpdate) bool { return true }, changed)
-	go forward(routes, func(u netlink.RouteUpdate) bool { return u.Table == unix.RT_TABLE_MAIN && isDefault(u.Route) }, changed)
+	go forward(routes, func(u netlink.RouteUpdate) bool {
+		return u.Table == unix.RT_TABLE_MAIN && isDefault(u.Route)
+	}, changed)
 	changed() // what happened before the subscription stood
 	select {
 	case <-ctx.Done():

@@ -41,7 +41,8 @@ func (s *Step) Look(_ context.Context, r candidate.Request) (f candidate.Found) 
 	s.wake = r.Wake
 	s.mu.Unlock()
 	add := func(a netip.Addr, source string) {
-		f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_HOST, netip.AddrPortFrom(a, s.Port), candidate.PriorityHost, source))
+		f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_HOST,
+			netip.AddrPortFrom(a, s.Port), candidate.PriorityHost, source))
 	}
 	if internal.IsValid() {
 		add(internal, "config")

@@ -151,7 +151,8 @@ func TestElasticAddressIsFound(t *testing.T) {
 		"network/interfaces/macs/02:29:96:8f:6a:2d/ipv6s":        "2001:db8:8:4::2",
 	}}
 	for _, w := range look(t, s, 3) {
-		if got := text(w.Found); got != "203.0.113.25:51820 imds, 203.0.113.26:51820 imds, [2001:db8:8:4::2]:51820 imds" || w.Found.Again != lookEvery {
+		if got := text(w.Found); got != "203.0.113.25:51820 imds, 203.0.113.26:51820 imds, [2001:db8:8:4::2]:51820 imds" ||
+			w.Found.Again != lookEvery {
 			t.Errorf("found %s, %+v", got, w.Found)
 		}
 	}
@@ -182,7 +183,8 @@ func TestServicesThatHaveNothingOrLie(t *testing.T) {
 		{"loopback", &service{values: map[string]string{"public-ipv4": "127.0.0.1"}}, "not public"},
 		{"private", &service{values: map[string]string{"public-ipv4": "10.0.0.1"}}, "not public"},
 		{"no address", &service{values: map[string]string{"public-ipv4": "<html>login</html>"}}, "is no address"},
-		{"without end", &service{values: map[string]string{"public-ipv4": strings.Repeat("203.0.113.25\n", 1000)}}, "more than"},
+		{"without end", &service{values: map[string]string{"public-ipv4": strings.Repeat("203.0.113.25\n", 1000)}},
+			"more than"},
 		{"switched off", &service{status: http.StatusForbidden}, "switched off"},
 		{"a portal that redirects", &service{status: http.StatusFound}, "status 302"},
 		{"nobody", nil, "hop limit"},

@@ -66,7 +66,8 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	f.Notes = []candidate.Note{note}
 	f.Elastic = slices.Clone(s.last)
 	for _, a := range s.last {
-		f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, netip.AddrPortFrom(a, s.port), candidate.PriorityReflexive, s.Source()))
+		f.Candidates = append(f.Candidates, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX,
+			netip.AddrPortFrom(a, s.port), candidate.PriorityReflexive, s.Source()))
 	}
 	return f
 }

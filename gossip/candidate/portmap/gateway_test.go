@@ -32,7 +32,8 @@ import (
 // leaves the test.
 var internet = netip.MustParsePrefix("11.22.33.0/24")
 
-const childOrders = "SKEIN_PORTMAP_CHILD" // the protocols; opens sockets from several goroutines, so it is in the namespace as a whole
+// the protocols; opens sockets from several goroutines, so it is in the namespace as a whole
+const childOrders = "SKEIN_PORTMAP_CHILD"
 
 func TestMain(m *testing.M) {
 	if protocols := os.Getenv(childOrders); protocols != "" {
@@ -75,14 +76,15 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 		}
 	}()
 	verdicts := []Proof{}
-	s, err := New(Config{Port: nattest.WireGuardPort, Mark: 0x20, Protocols: protocols, Secret: []byte("secret"), Prove: func(context.Context, netip.AddrPort) Proof {
-		if len(verdicts) == 0 {
-			return Unproven
-		}
-		v := verdicts[0]
-		verdicts = verdicts[1:]
-		return v
-	}})
+	s, err := New(Config{Port: nattest.WireGuardPort, Mark: 0x20, Protocols: protocols, Secret: []byte("secret"),
+		Prove: func(context.Context, netip.AddrPort) Proof {
+			if len(verdicts) == 0 {
+				return Unproven
+			}
+			v := verdicts[0]
+			verdicts = verdicts[1:]
+			return v
+		}})
 	if err != nil {
 		return err
 	}
@@ -98,7 +100,8 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 			g := host.Gateways[0]
 			local := netip.MustParseAddr("192.168.1.77")
 			_, err := pcp.Map(ctx, ask.Gateway{Addr: netip.AddrPortFrom(g.Addr, pcp.Port), Local: local}, pcp.Wish{
-				Inner: netip.AddrPortFrom(local, nattest.WireGuardPort), Outer: netip.AddrPortFrom(netip.Addr{}, nattest.WireGuardPort), Lifetime: time.Hour,
+				Inner: netip.AddrPortFrom(local, nattest.WireGuardPort), Outer: netip.AddrPortFrom(netip.Addr{},
+					nattest.WireGuardPort), Lifetime: time.Hour,
 			})
 			if err != nil {
 				return err
@@ -133,7 +136,9 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 			s.Release(ctx)
 			words <- word{}
 		default:
-			f := s.Look(ctx, candidate.Request{Host: host, Full: lines.Text() == "full", Wake: func() { words <- word{Woken: true} }})
+			f := s.Look(ctx, candidate.Request{Host: host, Full: lines.Text() == "full", Wake: func() {
+				words <- word{Woken: true}
+			}})
 			words <- word{Found: f}
 		}
 	}
@@ -197,14 +202,18 @@ func (h *home) chains() {
 		}
 		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "filter"})
 		c.FlushTable(table)
-		hook := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, target string) {
+		hook := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority,
+			target string) {
 			c.AddChain(&nftables.Chain{Name: target, Table: table})
 			base := c.AddChain(&nftables.Chain{Name: name, Table: table, Type: kind, Hooknum: hook, Priority: priority})
-			c.AddRule(&nftables.Rule{Table: table, Chain: base, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: target}}})
+			c.AddRule(&nftables.Rule{Table: table, Chain: base,
+				Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: target}}})
 		}
 		hook("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter, "miniupnpd")
-		hook("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, "prerouting_miniupnpd")
-		hook("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource, "postrouting_miniupnpd")
+		hook("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
+			"prerouting_miniupnpd")
+		hook("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
+			"postrouting_miniupnpd")
 		if err := c.Flush(); err != nil {
 			h.t.Fatal(err)
 		}
@@ -219,7 +228,8 @@ func (h *home) mappings() (n int) {
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		rules, err := c.GetRules(&nftables.Table{Family: nftables.TableFamilyINet, Name: "filter"}, &nftables.Chain{Name: "prerouting_miniupnpd"})
+		rules, err := c.GetRules(&nftables.Table{Family: nftables.TableFamilyINet, Name: "filter"},
+			&nftables.Chain{Name: "prerouting_miniupnpd"})
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -233,7 +243,8 @@ func (h *home) start() {
 	h.t.Helper()
 	config := filepath.Join(h.dir, "conf")
 	lines := append([]string{
-		"ext_ifname=wan", "listening_ip=lan", "http_port=0", "enable_natpmp=yes", "enable_upnp=yes", "secure_mode=yes", "system_uptime=no", "ipv6_disable=yes",
+		"ext_ifname=wan", "listening_ip=lan", "http_port=0", "enable_natpmp=yes", "enable_upnp=yes", "secure_mode=yes",
+		"system_uptime=no", "ipv6_disable=yes",
 		"uuid=9236ede9-b1ee-4910-9738-2238ccabab7b", "min_lifetime=120", "max_lifetime=86400",
 	}, h.options...)
 	if len(h.options) == 0 || !strings.HasPrefix(h.options[0], "deny") {
@@ -336,7 +347,8 @@ func note(f candidate.Found, source string) candidate.Note {
 }
 
 func TestEachProtocolMapsThePort(t *testing.T) {
-	for _, tt := range []struct{ offered, taken string }{{"pcp", "pcp"}, {"natpmp", "natpmp"}, {"upnp", "upnp"}, {"upnp,natpmp,pcp", "pcp"}} {
+	for _, tt := range []struct{ offered, taken string }{{"pcp", "pcp"}, {"natpmp", "natpmp"}, {"upnp", "upnp"},
+		{"upnp,natpmp,pcp", "pcp"}} {
 		t.Run(tt.offered, func(t *testing.T) {
 			t.Parallel()
 			h := newHome(t, internet, tt.offered)
@@ -498,7 +510,8 @@ func TestWhatDoesNotArriveIsNotPublished(t *testing.T) {
 	}{{"2,2", false}, {"0", false}, {"2", false}, {"1", true}} {
 		h.order("proofs " + tt.proofs)
 		f := h.order("full")
-		if n := note(f, UPnP); (len(f.Candidates) == 1) != tt.want || n.OK != tt.want || strings.Contains(n.Text, "do not arrive") == tt.want {
+		if n := note(f, UPnP); (len(f.Candidates) == 1) != tt.want || n.OK != tt.want ||
+			strings.Contains(n.Text, "do not arrive") == tt.want {
 			t.Errorf("%s: %+v", tt.proofs, f)
 		}
 	}
@@ -513,7 +526,8 @@ func TestRouterThatSpeaksNone(t *testing.T) {
 	_ = h.mini.Wait()
 	start := time.Now()
 	f := h.order("full")
-	if took := time.Since(start); len(f.Candidates) != 0 || len(f.Notes) != 3 || f.Again != lookEvery || took > 5*time.Second {
+	if took := time.Since(start); len(f.Candidates) != 0 || len(f.Notes) != 3 || f.Again != lookEvery ||
+		took > 5*time.Second {
 		t.Errorf("found %+v after %s", f, took)
 	}
 	// It is found when it appears, by its announcement.

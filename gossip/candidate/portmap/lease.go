@@ -65,7 +65,8 @@ func (s *Step) peer(g candidate.Gateway) ask.Gateway {
 }
 
 // take asks for a mapping, or renews one, by one protocol. outer is what is wished for.
-func (s *Step) take(ctx context.Context, protocol string, g candidate.Gateway, outer netip.AddrPort, device *upnp.Device) (*lease, error) {
+func (s *Step) take(ctx context.Context, protocol string, g candidate.Gateway, outer netip.AddrPort,
+	device *upnp.Device) (*lease, error) {
 	l := &lease{protocol: protocol, gateway: g, device: device}
 	var err error
 	switch protocol {
@@ -75,7 +76,8 @@ func (s *Step) take(ctx context.Context, protocol string, g candidate.Gateway, o
 		l.outer, l.lifetime, l.epoch.seconds = grant.Outer, grant.Lifetime, grant.Epoch
 	case NATPMP:
 		var grant natpmp.Grant
-		if grant, err = natpmp.Map(ctx, s.peer(g), natpmp.Wish{Inner: s.c.Port, Outer: outer.Port(), Lifetime: askFor}); err == nil {
+		if grant, err = natpmp.Map(ctx, s.peer(g), natpmp.Wish{Inner: s.c.Port, Outer: outer.Port(),
+			Lifetime: askFor}); err == nil {
 			var a netip.Addr
 			a, l.epoch.seconds, err = natpmp.Address(ctx, s.peer(g))
 			l.outer, l.lifetime = netip.AddrPortFrom(a, grant.Outer), grant.Lifetime

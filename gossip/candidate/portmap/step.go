@@ -154,7 +154,8 @@ func (s *Step) prove(ctx context.Context) {
 		return // nobody is there to say anything else
 	}
 	if p == Disproven && s.lease.proof != Disproven {
-		s.c.Log.Warn("the router granted a port mapping, but what is sent there does not arrive", "outer", s.lease.outer, "protocol", s.lease.protocol)
+		s.c.Log.Warn("the router granted a port mapping, but what is sent there does not arrive", "outer", s.lease.outer,
+			"protocol", s.lease.protocol)
 	}
 	s.lease.proof, s.lease.provenAt = p, time.Now()
 }
@@ -184,7 +185,8 @@ func (s *Step) keep(ctx context.Context, renew bool) {
 			return
 		}
 		if forgotten {
-			s.c.Log.Info("the router has lost its port mappings; asking again", "gateway", l.gateway.Addr, "protocol", l.protocol)
+			s.c.Log.Info("the router has lost its port mappings; asking again", "gateway", l.gateway.Addr,
+				"protocol", l.protocol)
 		}
 	}
 	next, err := s.take(ctx, l.protocol, l.gateway, l.outer, l.device)
@@ -205,7 +207,8 @@ func (s *Step) keep(ctx context.Context, renew bool) {
 		}
 		s.lease = next
 	case final(err), time.Now().After(l.expiresAt()):
-		s.c.Log.Warn("the router's port mapping was not renewed", "gateway", l.gateway.Addr, "protocol", l.protocol, "error", err)
+		s.c.Log.Warn("the router's port mapping was not renewed", "gateway", l.gateway.Addr, "protocol",
+			l.protocol, "error", err)
 		s.lease = nil
 	}
 }
@@ -252,7 +255,8 @@ func (s *Step) get(ctx context.Context, g candidate.Gateway) {
 			continue
 		}
 		s.lease = l
-		s.c.Log.Info("the router maps WireGuard's port", "outer", l.outer, "gateway", g.Addr, "protocol", protocol, "lifetime", l.lifetime)
+		s.c.Log.Info("the router maps WireGuard's port", "outer", l.outer, "gateway", g.Addr, "protocol", protocol,
+			"lifetime", l.lifetime)
 	}
 }
 
@@ -296,7 +300,8 @@ func useless(outer netip.AddrPort) error {
 	case !a.IsGlobalUnicast():
 		return fmt.Errorf("%w: the router says that its address outside is %s, so it has none", errUseless, a)
 	case !addr.Public(a):
-		return fmt.Errorf("%w: the router's address outside, %s, is private: there is another NAT in front of it (double NAT)", errUseless, a)
+		return fmt.Errorf(
+			"%w: the router's address outside, %s, is private: there is another NAT in front of it (double NAT)", errUseless, a)
 	}
 	return nil
 }
@@ -329,9 +334,11 @@ func (s *Step) found() candidate.Found {
 	}
 	f := candidate.Found{Again: max(again, retryLeast)}
 	if l.proof == Disproven {
-		text += ", says the router, but packets from outside do not arrive there: a firewall or another NAT is in front of it, or it does not do what it says; not published"
+		text += ", says the router, but packets from outside do not arrive there: a firewall or another NAT is in front of " +
+			"it, or it does not do what it says; not published"
 	} else {
-		f.Candidates = []*skeinv1.Candidate{candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, l.outer, candidate.PriorityReflexive, l.protocol)}
+		f.Candidates = []*skeinv1.Candidate{candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, l.outer,
+			candidate.PriorityReflexive, l.protocol)}
 	}
 	others := slices.DeleteFunc(slices.Clone(s.notes), func(n candidate.Note) bool { return n.Source == l.protocol })
 	f.Notes = append([]candidate.Note{{Source: l.protocol, OK: l.proof != Disproven, Text: text}}, others...)

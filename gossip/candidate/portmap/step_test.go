@@ -164,7 +164,8 @@ func TestAnnouncementsThatComeSoon(t *testing.T) {
 		a.take(announced, router)
 		a.close()
 		time.Sleep(time.Minute)
-		if want := []time.Duration{0, announceGap, 2 * announceGap, 3 * announceGap, 72 * time.Second}; !slices.Equal(woken, want) {
+		if want := []time.Duration{0, announceGap, 2 * announceGap, 3 * announceGap,
+			72 * time.Second}; !slices.Equal(woken, want) {
 			t.Errorf("woken at %v, want %v", woken, want)
 		}
 	})

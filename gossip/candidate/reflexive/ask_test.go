@@ -28,7 +28,8 @@ func TestLiesAreNotBelieved(t *testing.T) {
 		}
 		return b
 	}
-	mappedOnly := stun.MustBuild(stun.NewTransactionIDSetter(tx), stun.BindingSuccess, &stun.MappedAddress{IP: []byte{198, 51, 100, 9}, Port: 7}).Raw
+	mappedOnly := stun.MustBuild(stun.NewTransactionIDSetter(tx), stun.BindingSuccess,
+		&stun.MappedAddress{IP: []byte{198, 51, 100, 9}, Port: 7}).Raw
 	foreign, _ := stunmsg.Success([12]byte{2}, ap("198.51.100.9:1234"))
 	tests := []struct {
 		name string
@@ -48,7 +49,8 @@ func TestLiesAreNotBelieved(t *testing.T) {
 		{"port 0", server, answer("198.51.100.9:0"), false},
 		{"the other family", server, answer("[2001:db8::9]:7"), false},
 		{"MAPPED-ADDRESS alone, which gateways rewrite", server, mappedOnly, false},
-		{"an error from elsewhere", ap("203.0.113.2:3478"), stun.MustBuild(stun.NewTransactionIDSetter(tx), stun.BindingError, stun.CodeUnknownAttribute).Raw, false},
+		{"an error from elsewhere", ap("203.0.113.2:3478"), stun.MustBuild(stun.NewTransactionIDSetter(tx), stun.BindingError,
+			stun.CodeUnknownAttribute).Raw, false},
 		{"our own question", server, request(t, stunmsg.Here), false},
 		{"nothing", server, nil, false},
 	}

@@ -68,7 +68,8 @@ func Assess(e Evidence) Assessment {
 	a.Advice = e.advice(a)
 	for i, o := range lies {
 		if i == 0 || lies[i-1].Server.Addr() != o.Server.Addr() {
-			a.Advice = append(a.Advice, fmt.Sprintf("STUN server %s sees this host as %s, unlike the others: it is not believed; take it off stunServers, or see what runs there", o.Server, o.Mapped))
+			a.Advice = append(a.Advice, fmt.Sprintf("STUN server %s sees this host as %s, unlike the others: it is not "+
+				"believed; take it off stunServers, or see what runs there", o.Server, o.Mapped))
 		}
 	}
 	return a
@@ -241,13 +242,15 @@ func (e Evidence) advice(a Assessment) []string {
 		return out
 	}
 	if e.Off {
-		say("STUN is switched off (natTraversal.stun, or the cluster's setting): what NAT is in front of this host is not known, and candidates are tried all the same")
+		say("STUN is switched off (natTraversal.stun, or the cluster's setting): what NAT is in front of this host is not " +
+			"known, and candidates are tried all the same")
 		return out
 	}
 	switch a.NAT {
 	case skeinv1.NatType_NAT_TYPE_NONE:
 		if e.Servers == 0 {
-			say("no STUN server is known: this host counts as public because it has a public address; name stunServers, or add a second public node, to have that checked")
+			say("no STUN server is known: this host counts as public because it has a public address; name stunServers, or " +
+				"add a second public node, to have that checked")
 		}
 	case skeinv1.NatType_NAT_TYPE_UNKNOWN:
 		if e.Servers == 0 {
@@ -258,13 +261,16 @@ func (e Evidence) advice(a Assessment) []string {
 	case skeinv1.NatType_NAT_TYPE_BLOCKED:
 		say("none of %d STUN servers answered: UDP seems blocked; let UDP out, or traffic stays on relays", e.Servers)
 	case skeinv1.NatType_NAT_TYPE_SYMMETRIC:
-		say("the NAT gives every destination another port: public nodes and cones are reached directly; towards a port-restricted cone or another symmetric NAT a port has to be guessed, or traffic stays on relays")
+		say("the NAT gives every destination another port: public nodes and cones are reached directly; towards a " +
+			"port-restricted cone or another symmetric NAT a port has to be guessed, or traffic stays on relays")
 	case skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE:
 		if !a.Translated {
-			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node", e.Port)
+			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node",
+				e.Port)
 		}
 	}
-	if a.Translated && a.Mapping == candidate.EndpointIndependent && e.OtherPort == NotTested && e.WireGuardPort == NotTested {
+	if a.Translated && a.Mapping == candidate.EndpointIndependent && e.OtherPort == NotTested &&
+		e.WireGuardPort == NotTested {
 		say("filtering could not be tested, because no server that answered offers RFC 5780: assumed port-restricted")
 	}
 	return out

@@ -74,8 +74,10 @@ func TestFiltering(t *testing.T) {
 		{Silent, NotTested, NotTested, candidate.AddressAndPortDependent},
 	}
 	for _, tt := range tests {
-		if got := filtering(Evidence{Tests: Tests{WireGuardPort: tt.wg, OtherPort: tt.port, OtherAddress: tt.address}}); got != tt.want {
-			t.Errorf("WireGuard's port %d, other port %d, other address %d: %s, want %s", tt.wg, tt.port, tt.address, got, tt.want)
+		if got := filtering(Evidence{Tests: Tests{WireGuardPort: tt.wg, OtherPort: tt.port,
+			OtherAddress: tt.address}}); got != tt.want {
+			t.Errorf("WireGuard's port %d, other port %d, other address %d: %s, want %s", tt.wg, tt.port,
+				tt.address, got, tt.want)
 		}
 	}
 }
@@ -106,7 +108,8 @@ func TestPortStep(t *testing.T) {
 		}
 	}
 	// A cone has no next mapping to predict.
-	e := Evidence{Port: port, Local: addrs("192.168.1.2"), Servers: 2, Observations: sights("203.0.113.1:3478", "198.51.100.9:1", "203.0.113.2:3478", "198.51.100.9:1"), Tests: Tests{Sequences: [][]uint16{{1, 2, 3}}}}
+	e := Evidence{Port: port, Local: addrs("192.168.1.2"), Servers: 2, Observations: sights("203.0.113.1:3478",
+		"198.51.100.9:1", "203.0.113.2:3478", "198.51.100.9:1"), Tests: Tests{Sequences: [][]uint16{{1, 2, 3}}}}
 	if a := Assess(e); a.PortStep != 0 || a.Preserving {
 		t.Errorf("cone: %+v", a)
 	}
@@ -128,25 +131,46 @@ func TestAssess(t *testing.T) {
 	}{
 		{"no servers, private address", Evidence{Local: inside}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "set stunServers"},
 		{"no servers, public address", Evidence{Local: outside}, skeinv1.NatType_NAT_TYPE_NONE, "counts as public"},
-		{"no servers, carrier's address", Evidence{Local: addrs("100.64.3.4")}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "set stunServers"},
+		{"no servers, carrier's address", Evidence{Local: addrs("100.64.3.4")}, skeinv1.NatType_NAT_TYPE_UNKNOWN,
+			"set stunServers"},
 		{"no answers", Evidence{Local: inside, Servers: 3}, skeinv1.NatType_NAT_TYPE_BLOCKED, "none of 3 STUN servers"},
-		{"no answers on a public address", Evidence{Local: outside, Servers: 3}, skeinv1.NatType_NAT_TYPE_BLOCKED, "UDP seems blocked"},
-		{"no answers from servers that may be away", Evidence{Local: inside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "asking again"},
-		{"the same on a public address", Evidence{Local: outside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_NONE, "asking again"},
-		{"one answer", Evidence{Local: inside, Servers: 2, Observations: sights(a, out)}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "name a second one"},
-		{"symmetric", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out2)}, skeinv1.NatType_NAT_TYPE_SYMMETRIC, "every destination another port"},
-		{"public", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received}}, skeinv1.NatType_NAT_TYPE_NONE, ""},
-		{"public, seen by one", Evidence{Local: outside, Servers: 1, Observations: sights(a, "198.51.100.7:51820")}, skeinv1.NatType_NAT_TYPE_NONE, ""},
-		{"public, other ports closed", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received, OtherPort: Silent, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_NONE, ""},
-		{"public behind a firewall", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), Tests: Tests{WireGuardPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, "firewall"},
-		{"own address, another port", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:9", b, "198.51.100.7:9"), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
-		{"full cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out), Tests: Tests{OtherPort: Received, OtherAddress: Received}}, skeinv1.NatType_NAT_TYPE_FULL_CONE, ""},
-		{"restricted cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out), Tests: Tests{OtherPort: Received, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE, ""},
-		{"port-restricted cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out), Tests: Tests{OtherPort: Silent, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
-		{"cone, filtering untested", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out)}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, "assumed port-restricted"},
-		{"a server on our side of the NAT", Evidence{Local: inside, Servers: 3, Observations: sights("192.168.1.9:3478", "192.168.1.2:51820", a, out, b, out), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
-		{"a server between two NATs", Evidence{Local: inside, Servers: 3, Observations: sights("10.0.0.9:3478", "10.0.0.7:5", a, out, b, out), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
-		{"a private internet", Evidence{Local: inside, Servers: 2, Observations: sights("10.0.0.9:3478", "10.0.0.7:5", "10.0.0.8:3478", "10.0.0.7:5"), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
+		{"no answers on a public address", Evidence{Local: outside, Servers: 3}, skeinv1.NatType_NAT_TYPE_BLOCKED,
+			"UDP seems blocked"},
+		{"no answers from servers that may be away", Evidence{Local: inside, Servers: 3, Doubtful: true},
+			skeinv1.NatType_NAT_TYPE_UNKNOWN, "asking again"},
+		{"the same on a public address", Evidence{Local: outside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_NONE,
+			"asking again"},
+		{"one answer", Evidence{Local: inside, Servers: 2, Observations: sights(a, out)}, skeinv1.NatType_NAT_TYPE_UNKNOWN,
+			"name a second one"},
+		{"symmetric", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out2)},
+			skeinv1.NatType_NAT_TYPE_SYMMETRIC, "every destination another port"},
+		{"public", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b,
+			"198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received}}, skeinv1.NatType_NAT_TYPE_NONE, ""},
+		{"public, seen by one", Evidence{Local: outside, Servers: 1, Observations: sights(a, "198.51.100.7:51820")},
+			skeinv1.NatType_NAT_TYPE_NONE, ""},
+		{"public, other ports closed", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b,
+			"198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received, OtherPort: Silent, OtherAddress: Silent}},
+			skeinv1.NatType_NAT_TYPE_NONE, ""},
+		{"public behind a firewall", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b,
+			"198.51.100.7:51820"), Tests: Tests{WireGuardPort: Silent}},
+			skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, "firewall"},
+		{"own address, another port", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:9", b,
+			"198.51.100.7:9"), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
+		{"full cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out),
+			Tests: Tests{OtherPort: Received, OtherAddress: Received}}, skeinv1.NatType_NAT_TYPE_FULL_CONE, ""},
+		{"restricted cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out),
+			Tests: Tests{OtherPort: Received, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE, ""},
+		{"port-restricted cone", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out),
+			Tests: Tests{OtherPort: Silent, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
+		{"cone, filtering untested", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out)},
+			skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, "assumed port-restricted"},
+		{"a server on our side of the NAT", Evidence{Local: inside, Servers: 3, Observations: sights("192.168.1.9:3478",
+			"192.168.1.2:51820", a, out, b, out), Tests: Tests{OtherPort: Silent}},
+			skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
+		{"a server between two NATs", Evidence{Local: inside, Servers: 3, Observations: sights("10.0.0.9:3478", "10.0.0.7:5",
+			a, out, b, out), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
+		{"a private internet", Evidence{Local: inside, Servers: 2, Observations: sights("10.0.0.9:3478", "10.0.0.7:5",
+			"10.0.0.8:3478", "10.0.0.7:5"), Tests: Tests{OtherPort: Silent}}, skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -155,7 +179,8 @@ func TestAssess(t *testing.T) {
 			if got.NAT != tt.want {
 				t.Errorf("%v, want %v: %+v", got.NAT, tt.want, got)
 			}
-			if advice := strings.Join(got.Advice, "\n"); !strings.Contains(advice, tt.advice) || tt.advice == "" && advice != "" {
+			if advice := strings.Join(got.Advice, "\n"); !strings.Contains(advice, tt.advice) ||
+				tt.advice == "" && advice != "" {
 				t.Errorf("advice %q, want %q in it", advice, tt.advice)
 			}
 		})

@@ -34,7 +34,8 @@ func (e Evidence) vote(seen []candidate.Observation, agree func(a, b netip.AddrP
 	voters := dissenters(seen, func(candidate.Observation) bool { return false })
 	for _, o := range seen {
 		against := dissenters(seen, func(other candidate.Observation) bool { return agree(other.Mapped, o.Mapped) })
-		if len(voters) >= 3 && 2*len(against) < len(voters) || len(voters) == 2 && len(against) == 1 && !against[o.Server.Addr()] && e.isLocal(o.Mapped) {
+		if len(voters) >= 3 && 2*len(against) < len(voters) || len(voters) == 2 && len(against) == 1 &&
+			!against[o.Server.Addr()] && e.isLocal(o.Mapped) {
 			return o.Mapped, true
 		}
 	}

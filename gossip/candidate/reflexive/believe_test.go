@@ -8,10 +8,13 @@ import (
 )
 
 func TestLyingServersAreOutvoted(t *testing.T) {
-	const a, a2, b, b2, c, d = "203.0.113.1:3478", "203.0.113.1:3479", "203.0.113.2:3478", "203.0.113.2:3479", "203.0.113.3:3478", "203.0.113.4:3478"
-	const x, y, z, w, victim, private = "198.51.100.9:1", "198.51.100.9:2", "198.51.100.9:3", "198.51.100.9:4", "192.0.2.66:53", "10.66.66.66:1"
+	const a, a2, b, b2, c, d = "203.0.113.1:3478", "203.0.113.1:3479", "203.0.113.2:3478", "203.0.113.2:3479",
+		"203.0.113.3:3478", "203.0.113.4:3478"
+	const x, y, z, w, victim, private = "198.51.100.9:1", "198.51.100.9:2", "198.51.100.9:3", "198.51.100.9:4",
+		"192.0.2.66:53", "10.66.66.66:1"
 	const own, ownOther = "198.51.100.7:51820", "198.51.100.7:9"
-	const cone, symmetric, none = skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, skeinv1.NatType_NAT_TYPE_SYMMETRIC, skeinv1.NatType_NAT_TYPE_NONE
+	const cone, symmetric, none = skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE, skeinv1.NatType_NAT_TYPE_SYMMETRIC,
+		skeinv1.NatType_NAT_TYPE_NONE
 	tests := []struct {
 		name   string
 		local  string
@@ -24,12 +27,15 @@ func TestLyingServersAreOutvoted(t *testing.T) {
 		{"one of three names somebody else", "192.168.1.2", []string{a, victim, b, x, c, x}, cone, x, 1},
 		{"the same with both its ports", "192.168.1.2", []string{a, victim, a2, victim, b, x, b2, x, c, x}, cone, x, 2},
 		{"one of three names another port", "192.168.1.2", []string{a, y, b, x, c, x}, cone, x, 1},
-		{"one names a private address", "192.168.1.2", []string{a, private, b, x, c, x}, cone, x, 0}, // of an inner NAT, as far as anybody can tell
+		// of an inner NAT, as far as anybody can tell
+		{"one names a private address", "192.168.1.2", []string{a, private, b, x, c, x}, cone, x, 0},
 		{"one of three, on a symmetric NAT", "192.168.1.2", []string{a, victim, b, x, c, y}, symmetric, x, 1},
 		{"a symmetric NAT", "192.168.1.2", []string{a, x, b, y, c, z}, symmetric, x, 0},
 		{"a NAT with a port for each address", "192.168.1.2", []string{a, x, a2, x, b, y, b2, y, c, z}, symmetric, x, 0},
 		{"one that is unsure of itself", "192.168.1.2", []string{a, x, a2, y, b, x, c, x}, cone, x, 2},
-		{"two of four lie each in its way", "192.168.1.2", []string{a, victim, b, x, c, x, d, "192.0.2.77:7"}, symmetric, victim, 0}, // no majority: nothing can be told
+		// no majority: nothing can be told
+		{"two of four lie each in its way", "192.168.1.2", []string{a, victim, b, x, c, x, d, "192.0.2.77:7"},
+			symmetric, victim, 0},
 		{"half lie together", "192.168.1.2", []string{a, victim, b, victim, c, x, d, x}, symmetric, victim, 0},
 		{"two disagree", "192.168.1.2", []string{a, x, b, victim}, symmetric, x, 0},
 		{"two disagree, and one names our own address", "198.51.100.7", []string{a, victim, b, own}, none, own, 1},

@@ -42,10 +42,12 @@ func (f findings) report() candidate.NATReport {
 	}
 	if f.kept {
 		r.UDP = false
-		r.Advice = append(r.Advice, "no STUN server answers now: what was known of the NAT stays in use, and they are asked again")
+		r.Advice = append(r.Advice, "no STUN server answers now: what was known of the NAT stays in use, and they are "+
+			"asked again")
 	}
 	if f.spare {
-		r.Advice = append(r.Advice, "STUN servers do not answer here, WireGuard ports of peers do: something drops the STUN port; direct paths work all the same")
+		r.Advice = append(r.Advice, "STUN servers do not answer here, WireGuard ports of peers do: something drops the "+
+			"STUN port; direct paths work all the same")
 	}
 	return r
 }

@@ -10,15 +10,18 @@ import (
 func TestReport(t *testing.T) {
 	f := findings{
 		port: port, local: addrs("192.168.1.2", "2001:db8::2"),
-		v4: Evidence{Port: port, Local: addrs("192.168.1.2"), Servers: 2, Observations: sights("203.0.113.1:3478", "198.51.100.9:7", "203.0.113.2:3478", "198.51.100.9:8")},
-		v6: Evidence{Port: port, Local: addrs("2001:db8::2"), Servers: 1, Observations: sights("[2001:db8::9]:3478", "[2001:db8::2]:51820")},
+		v4: Evidence{Port: port, Local: addrs("192.168.1.2"), Servers: 2, Observations: sights("203.0.113.1:3478",
+			"198.51.100.9:7", "203.0.113.2:3478", "198.51.100.9:8")},
+		v6: Evidence{Port: port, Local: addrs("2001:db8::2"), Servers: 1, Observations: sights("[2001:db8::9]:3478",
+			"[2001:db8::2]:51820")},
 	}
 	r := f.report()
 	if r.NAT != skeinv1.NatType_NAT_TYPE_SYMMETRIC || !r.IPv4 || !r.IPv6 || !r.UDP {
 		t.Errorf("%+v", r)
 	}
 	c := f.candidates()
-	if len(c) != 1 || c[0].Address != "198.51.100.9:7" || c[0].Source != "stun" || c[0].Priority != candidate.PrioritySymmetric {
+	if len(c) != 1 || c[0].Address != "198.51.100.9:7" || c[0].Source != "stun" ||
+		c[0].Priority != candidate.PrioritySymmetric {
 		t.Errorf("candidates %v", c)
 	}
 	// IPv4 is silent, IPv6 speaks.

@@ -103,7 +103,8 @@ func (w *world) ping(ctx context.Context, at netip.AddrPort) (netip.AddrPort, ti
 }
 
 func newWorld(t *testing.T, adjust func(*Config, *world), servers ...string) *world {
-	w := &world{t: t, mapped: ap("198.51.100.9:7"), addrs: []string{"192.168.1.2"}, asked: map[netip.AddrPort]int{}, lost: make(chan error)}
+	w := &world{t: t, mapped: ap("198.51.100.9:7"), addrs: []string{"192.168.1.2"}, asked: map[netip.AddrPort]int{},
+		lost: make(chan error)}
 	c := Config{Socket: w, Port: port, Servers: servers}
 	if adjust != nil {
 		adjust(&c, w)
@@ -278,13 +279,15 @@ func TestDoubtInAShortOutageIsNoNews(t *testing.T) {
 
 // A site that is cut off from all servers must go on telling its neighbours how to reach it.
 func TestServersGoAndComeBack(t *testing.T) {
-	for name, adjust := range map[string]func(*Config, *world){"without another way to know": nil, "known to be down": withAlive} {
+	for name, adjust := range map[string]func(*Config, *world){"without another way to know": nil,
+		"known to be down": withAlive} {
 		t.Run(name, func(t *testing.T) {
 			bubbleWith(t, two, adjust, func(t *testing.T, w *world) {
 				before := w.one(w.after(2 * time.Second))
 				w.set(func() { w.away = true })
 				r := w.one(w.after(time.Minute))
-				if r.NAT != before.NAT || r.UDP || !r.SameCandidates(before) || !strings.Contains(strings.Join(r.Advice, " "), "stays in use") {
+				if r.NAT != before.NAT || r.UDP || !r.SameCandidates(before) || !strings.Contains(strings.Join(r.Advice, " "),
+					"stays in use") {
 					t.Errorf("without servers: %+v", r)
 				}
 				w.set(func() { w.away = false })
@@ -334,7 +337,8 @@ func TestFilteredSTUNPortIsNotBlockedUDP(t *testing.T) {
 		w.step.SetSpare([]netip.AddrPort{ap("203.0.113.1:51820"), ap("203.0.113.2:51820"), ap("192.168.1.2:51820")})
 		rs := w.after(time.Minute)
 		r := rs[len(rs)-1]
-		if r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE || !r.UDP || len(r.Mapped) != 2 || !strings.Contains(strings.Join(r.Advice, " "), "drops the STUN port") {
+		if r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE || !r.UDP || len(r.Mapped) != 2 ||
+			!strings.Contains(strings.Join(r.Advice, " "), "drops the STUN port") {
 			t.Errorf("with peers to ask: %+v", r)
 		}
 		w.requests()
@@ -343,7 +347,8 @@ func TestFilteredSTUNPortIsNotBlockedUDP(t *testing.T) {
 		}
 		w.set(func() { w.filtered = 0 })
 		w.step.wake()
-		if rs := w.after(10 * time.Second); len(rs) != 1 || strings.Contains(strings.Join(rs[0].Advice, " "), "drops the STUN port") {
+		if rs := w.after(10 * time.Second); len(rs) != 1 || strings.Contains(strings.Join(rs[0].Advice, " "),
+			"drops the STUN port") {
 			t.Errorf("when the port is open: %+v", rs)
 		}
 	})

@@ -73,7 +73,8 @@ func child(servers []string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	d := candidate.New(candidate.Config{
-		Steps: []candidate.Step{step, &hostaddr.Step{Port: nattest.WireGuardPort}}, NAT: step, Network: hostaddr.Kernel{}, OnResult: func(r candidate.Result) { told <- r },
+		Steps: []candidate.Step{step, &hostaddr.Step{Port: nattest.WireGuardPort}}, NAT: step, Network: hostaddr.Kernel{},
+		OnResult: func(r candidate.Result) { told <- r },
 	})
 	socket.Serve(step.HandleSTUN)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -232,11 +233,15 @@ func TestBehindRealNATs(t *testing.T) {
 		{nattest.OneToOne, full, candidate.EndpointIndependent, candidate.EndpointIndependent, candidate.PriorityReflexive},
 		{nattest.FullCone, full, candidate.EndpointIndependent, candidate.EndpointIndependent, candidate.PriorityReflexive},
 		{nattest.Hairpin, full, candidate.EndpointIndependent, candidate.EndpointIndependent, candidate.PriorityReflexive},
-		{nattest.RestrictedCone, restricted, candidate.EndpointIndependent, candidate.AddressDependent, candidate.PriorityReflexive},
-		{nattest.PortRestricted, port, candidate.EndpointIndependent, candidate.AddressAndPortDependent, candidate.PriorityReflexive},
+		{nattest.RestrictedCone, restricted, candidate.EndpointIndependent, candidate.AddressDependent,
+			candidate.PriorityReflexive},
+		{nattest.PortRestricted, port, candidate.EndpointIndependent, candidate.AddressAndPortDependent,
+			candidate.PriorityReflexive},
 		{nattest.Forwarded, full, candidate.EndpointIndependent, candidate.EndpointIndependent, candidate.PriorityReflexive},
-		{nattest.Symmetric, symmetric, candidate.AddressAndPortDependent, candidate.AddressAndPortDependent, candidate.PrioritySymmetric},
-		{nattest.Sequential, symmetric, candidate.AddressAndPortDependent, candidate.AddressAndPortDependent, candidate.PrioritySymmetric},
+		{nattest.Symmetric, symmetric, candidate.AddressAndPortDependent, candidate.AddressAndPortDependent,
+			candidate.PrioritySymmetric},
+		{nattest.Sequential, symmetric, candidate.AddressAndPortDependent, candidate.AddressAndPortDependent,
+			candidate.PrioritySymmetric},
 		{nattest.Blocked, blocked, candidate.Unknown, candidate.Unknown, 0},
 	}
 	for _, tt := range tests {
@@ -248,7 +253,8 @@ func TestBehindRealNATs(t *testing.T) {
 			got, _ := run(t, host, names)
 			r := got.Result
 			if r.NAT != tt.nat || r.Mapping != tt.mapping || r.Filtering != tt.filtering {
-				t.Errorf("found %v, mapping %s, filtering %s; want %v, %s, %s\n%+v", r.NAT, r.Mapping, r.Filtering, tt.nat, tt.mapping, tt.filtering, r)
+				t.Errorf("found %v, mapping %s, filtering %s; want %v, %s, %s\n%+v", r.NAT, r.Mapping, r.Filtering, tt.nat,
+					tt.mapping, tt.filtering, r)
 			}
 			if r.UDP != (tt.kind != nattest.Blocked) {
 				t.Errorf("UDP %v", r.UDP)
@@ -263,7 +269,8 @@ func TestBehindRealNATs(t *testing.T) {
 			if r.PortStep != step {
 				t.Errorf("port step %d, want %d", r.PortStep, step)
 			}
-			if n := got.Newest; tt.kind == nattest.Sequential && (len(n) != 3 || int(n[1].Port()) != int(n[0].Port())+step || int(n[2].Port()) != int(n[1].Port())+step) {
+			if n := got.Newest; tt.kind == nattest.Sequential && (len(n) != 3 || int(n[1].Port()) != int(n[0].Port())+step ||
+				int(n[2].Port()) != int(n[1].Port())+step) {
 				t.Errorf("newest mappings %v do not follow each other", n)
 			}
 			if (len(got.Newest) == 0) != (tt.kind == nattest.Blocked) {
@@ -282,10 +289,12 @@ func TestBehindRealNATs(t *testing.T) {
 			if tt.kind != nattest.Blocked && len(got.Ordinary) < 6 {
 				t.Errorf("only %d server ports were asked", len(got.Ordinary))
 			}
-			if e := got.Early; tt.reflexive == candidate.PriorityReflexive && (e.NAT != skeinv1.NatType_NAT_TYPE_UNKNOWN && e.NAT != r.NAT || len(e.Candidates) != len(r.Candidates)) {
+			if e := got.Early; tt.reflexive == candidate.PriorityReflexive && (e.NAT != skeinv1.NatType_NAT_TYPE_UNKNOWN &&
+				e.NAT != r.NAT || len(e.Candidates) != len(r.Candidates)) {
 				t.Errorf("the early result is %v with %v", e.NAT, e.Candidates)
 			}
-			t.Logf("two runs took %s; first told: %v with %d candidates", got.Took.Round(time.Millisecond), got.Early.NAT, len(got.Early.Candidates))
+			t.Logf("two runs took %s; first told: %v with %d candidates", got.Took.Round(time.Millisecond), got.Early.NAT,
+				len(got.Early.Candidates))
 		})
 	}
 }
@@ -298,7 +307,8 @@ func checkCandidates(t *testing.T, host *nattest.Host, r candidate.Result, refle
 		switch {
 		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_HOST && c.Address == own && c.Priority == candidate.PriorityHost:
 			hosts++
-		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX && c.Priority == reflexive && strings.HasPrefix(c.Address, host.Outside.String()+":"):
+		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX && c.Priority == reflexive && strings.HasPrefix(c.Address,
+			host.Outside.String()+":"):
 			outside++
 		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX:
 			t.Errorf("candidate %v, want one of %s with priority %d", c, host.Outside, reflexive)

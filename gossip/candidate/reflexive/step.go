@@ -296,7 +296,8 @@ func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, can
 		s.run.answered[seen.server] = len(seen.observations) > 0
 	}
 	s.weighSilence(&f, servers)
-	again := s.run.moved && f.translated() && sameNAT(f, s.run.found) // others should hear of a new mapping before its filtering is tested
+	// others should hear of a new mapping before its filtering is tested
+	again := s.run.moved && f.translated() && sameNAT(f, s.run.found)
 	if (r.Fresh || again) && r.Early != nil {
 		r.Early(s.early(f))
 	}

@@ -22,7 +22,8 @@ func TestServerOnTheWire(t *testing.T) {
 	fresh := map[string]*freshSocket{}
 	host.Do(func() {
 		var err error
-		s, err = stunserver.Listen(stunserver.Config{Port: 3478, Mark: 0x20, ChangeIP: func(ctx context.Context, _ netip.AddrPort, _ [12]byte) error {
+		s, err = stunserver.Listen(stunserver.Config{Port: 3478, Mark: 0x20, ChangeIP: func(ctx context.Context,
+			_ netip.AddrPort, _ [12]byte) error {
 			asked.Add(1)
 			select {
 			case <-release:
@@ -59,7 +60,8 @@ func TestServerOnTheWire(t *testing.T) {
 	}
 	// The question is repeated while the other node is being asked, and asked of it once.
 	time.AfterFunc(400*time.Millisecond, func() { close(release) })
-	if _, _, err := fresh["udp4"].ask(ctx, netip.AddrPortFrom(host.Addr, 3478), stunmsg.OtherAddress); !errors.Is(err, errUnsupported) {
+	if _, _, err := fresh["udp4"].ask(ctx, netip.AddrPortFrom(host.Addr, 3478), stunmsg.OtherAddress); !errors.Is(err,
+		errUnsupported) {
 		t.Errorf("another address was wished for: %v", err)
 	}
 	if n := asked.Load(); n != 1 {

@@ -104,7 +104,8 @@ func DecodeResponse(b []byte, from netip.AddrPort) (Response, error) {
 		return r, ErrNoAnswer
 	}
 	r.Mapped = addrPort(mapped.IP, mapped.Port)
-	if !r.Mapped.IsValid() || !r.Mapped.Addr().IsGlobalUnicast() || r.Mapped.Port() == 0 || r.Mapped.Addr().Is4() != from.Addr().Is4() {
+	if !r.Mapped.IsValid() || !r.Mapped.Addr().IsGlobalUnicast() || r.Mapped.Port() == 0 ||
+		r.Mapped.Addr().Is4() != from.Addr().Is4() {
 		return r, errLie
 	}
 	var other stun.OtherAddress

@@ -24,7 +24,8 @@ func FuzzDecodeResponse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, from := range []netip.AddrPort{four, six} {
 			r, err := DecodeResponse(b, from)
-			if err == nil && r.Code == 0 && (r.Mapped.Addr().Is4() != from.Addr().Is4() || !r.Mapped.Addr().IsGlobalUnicast() || r.Mapped.Port() == 0) {
+			if err == nil && r.Code == 0 && (r.Mapped.Addr().Is4() != from.Addr().Is4() || !r.Mapped.Addr().IsGlobalUnicast() ||
+				r.Mapped.Port() == 0) {
 				t.Fatalf("believed %s from %s", r.Mapped, from)
 			}
 		}

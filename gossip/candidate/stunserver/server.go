@@ -70,7 +70,8 @@ func Listen(c Config) (*Server, error) {
 		c.Alternate = c.Port + 1
 	}
 	if c.Port < 1 || c.Port > 65535 || c.Alternate < 1 || c.Alternate > 65535 || c.Port == c.Alternate {
-		return nil, fmt.Errorf("start STUN server: ports %d and %d, want two different ones from 1 to 65535", c.Port, c.Alternate)
+		return nil, fmt.Errorf("start STUN server: ports %d and %d, want two different ones from 1 to 65535",
+			c.Port, c.Alternate)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

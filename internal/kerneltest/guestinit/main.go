@@ -37,7 +37,8 @@ func main() {
 
 func run() error {
 	fmt.Println(kerneltest.Up)
-	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"}, {"tmpfs", "/var"}} {
+	for _, m := range []struct{ kind, at string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"},
+		{"tmpfs", "/tmp"}, {"tmpfs", "/run"}, {"tmpfs", "/var"}} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
 		}

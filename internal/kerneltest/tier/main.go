@@ -51,7 +51,8 @@ var defaultPackages = []string{
 // other tests need no kernel, start many commands, which take seconds each there, or count losses of flows that are
 // faster than an emulated machine can be relied on to carry.
 var shortened = map[string]string{
-	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
+	"dataplane/egressns": "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|" +
+		"TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
 	"agent/egress":           "TestAFrozenGuest|TestReleasedIs|TestANamespaceOf",
 	"dataplane/plainwg":      "Client",
@@ -85,8 +86,10 @@ func main() {
 		o.labs = append(o.labs, s)
 		return nil
 	})
-	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein lab bench --only`, instead of tests; a target that is missed is no failure")
-	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein lab owners` tries, instead of tests; in the guest also with its wall clock turned")
+	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein lab bench --only`, instead of "+
+		"tests; a target that is missed is no failure")
+	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein lab owners` tries, instead of tests; in the "+
+		"guest also with its wall clock turned")
 	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab, -bench and -owners")
 	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
@@ -121,7 +124,8 @@ func tier(ctx context.Context, o options, packages []string) error {
 	env := []string{"SKEIN_WANT_KERNEL=1", "SKEIN_REQUIRE_ALL=1"}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done within %s", o.timeout))
 	defer cancel()
-	if !o.guest && os.Geteuid() == 0 && kerneltest.NativeWireGuard() && kerneltest.NativeNetem() && fou.TryKernel() == nil {
+	if !o.guest && os.Geteuid() == 0 && kerneltest.NativeWireGuard() && kerneltest.NativeNetem() &&
+		fou.TryKernel() == nil {
 		fmt.Println("this kernel has WireGuard, FoU and netem: running natively")
 		return native(o, tests, env)
 	}
@@ -144,7 +148,8 @@ func build(ctx context.Context, work string, packages []string) ([]testBinary, e
 		}
 		out = append(out, t)
 	}
-	return out, goBuild(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(work, "init"), "./internal/kerneltest/guestinit")
+	return out, goBuild(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(work, "init"),
+		"./internal/kerneltest/guestinit")
 }
 
 func goBuild(ctx context.Context, args ...string) error {
@@ -187,16 +192,20 @@ func native(o options, tests []testBinary, env []string) error {
 	env = append(os.Environ(), env...)
 	var errs []error
 	for _, t := range tests {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: t.pkg, Dir: t.dir, Args: o.testArgs(t.file, ""), Test: true}, env))
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: t.pkg, Dir: t.dir,
+			Args: o.testArgs(t.file, ""), Test: true}, env))
 	}
 	for _, l := range o.labs {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "lab " + l, Args: []string{o.skein, "lab", "run", l}}, env))
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "lab " + l, Args: []string{o.skein, "lab",
+			"run", l}}, env))
 	}
 	if o.bench != "" {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench, Args: o.benchArgs(o.skein), Report: true}, env))
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench,
+			Args: o.benchArgs(o.skein), Report: true}, env))
 	}
 	if o.owners > 0 {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "owners", Args: o.ownersArgs(o.skein, false)}, env))
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "owners", Args: o.ownersArgs(o.skein, false)},
+			env))
 	}
 	return errors.Join(errs...)
 }
@@ -258,11 +267,13 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 	}
 	if o.bench != "" {
 		p.Files["/bin/skein"] = o.skein
-		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "bench " + o.bench, Dir: "/tmp", Args: o.benchArgs("/bin/skein"), Report: true})
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "bench " + o.bench, Dir: "/tmp",
+			Args: o.benchArgs("/bin/skein"), Report: true})
 	}
 	if o.owners > 0 {
 		p.Files["/bin/skein"] = o.skein
-		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "owners", Dir: "/tmp", Args: o.ownersArgs("/bin/skein", true)})
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "owners", Dir: "/tmp",
+			Args: o.ownersArgs("/bin/skein", true)})
 	}
 	if len(o.labs) > 0 || o.owners > 0 {
 		if p.Busybox, err = exec.LookPath("busybox"); err != nil {
@@ -272,7 +283,8 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 	for _, l := range o.labs {
 		at := "/lab/" + filepath.Base(l)
 		p.Files["/bin/skein"], p.Files[at] = o.skein, l
-		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "lab " + l, Dir: "/lab", Args: []string{"/bin/skein", "lab", "run", at}})
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "lab " + l, Dir: "/lab",
+			Args: []string{"/bin/skein", "lab", "run", at}})
 	}
 	return kerneltest.RunGuest(ctx, im, p, o.cache, os.Stdout)
 }

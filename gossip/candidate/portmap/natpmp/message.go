@@ -49,7 +49,8 @@ func (e RefusedError) Error() string {
 	return "refused by the gateway (NAT-PMP): " + name
 }
 
-var codes = [...]string{"success", "unsupported version", "not authorized: the router has port mapping switched off", "network failure: the router has no address itself", "out of resources", "unsupported opcode"}
+var codes = [...]string{"success", "unsupported version", "not authorized: the router has port mapping switched off",
+	"network failure: the router has no address itself", "out of resources", "unsupported opcode"}
 
 // EncodeAddress asks for the gateway's address outside.
 func EncodeAddress() []byte { return []byte{version, opAddress} }
@@ -98,7 +99,8 @@ func DecodeMap(b []byte, w Wish) (Grant, error) {
 	if binary.BigEndian.Uint16(b[8:]) != w.Inner {
 		return Grant{}, fmt.Errorf("%w: it is for another port", ErrGarbled)
 	}
-	g := Grant{Outer: binary.BigEndian.Uint16(b[10:]), Lifetime: time.Duration(binary.BigEndian.Uint32(b[12:])) * time.Second, Epoch: epoch}
+	g := Grant{Outer: binary.BigEndian.Uint16(b[10:]),
+		Lifetime: time.Duration(binary.BigEndian.Uint32(b[12:])) * time.Second, Epoch: epoch}
 	if w.Lifetime > 0 && g.Outer == 0 {
 		return Grant{}, fmt.Errorf("%w: granted port 0", ErrGarbled)
 	}

@@ -28,7 +28,8 @@ func TestRequestsAreAsTheRFCDrawsThem(t *testing.T) {
 	if got := EncodeMap(wish); !slices.Equal(got, []byte{0, 1, 0, 0, 0xca, 0x6c, 0xca, 0x6c, 0, 0, 0x1c, 0x20}) {
 		t.Errorf("map: %x", got)
 	}
-	if got := EncodeMap(Wish{Inner: 51820, Outer: 51820}); !slices.Equal(got, []byte{0, 1, 0, 0, 0xca, 0x6c, 0, 0, 0, 0, 0, 0}) {
+	if got := EncodeMap(Wish{Inner: 51820, Outer: 51820}); !slices.Equal(got, []byte{0, 1, 0, 0, 0xca, 0x6c, 0,
+		0, 0, 0, 0, 0}) {
 		t.Errorf("give back: %x", got)
 	}
 	if got := EncodeAddress(); !slices.Equal(got, []byte{0, 0}) {
@@ -62,7 +63,8 @@ func TestAnswersThatDoNotFit(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if a, epoch, err := DecodeAddress([]byte{0, 128, 0, 0, 0, 0, 0, 7, 11, 22, 33, 4}); err != nil || a.String() != "11.22.33.4" || epoch != 7 {
+	if a, epoch, err := DecodeAddress([]byte{0, 128, 0, 0, 0, 0, 0, 7, 11, 22, 33, 4}); err != nil ||
+		a.String() != "11.22.33.4" || epoch != 7 {
 		t.Errorf("%s, %d, %v", a, epoch, err)
 	}
 	if _, _, err := DecodeAddress([]byte{0, 128, 0, 3, 0, 0, 0, 7}); !errors.As(err, &refused) {
@@ -86,7 +88,8 @@ func TestGatewaysThatLie(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := Map(t.Context(), asktest.Gateway(t, func([]byte) [][]byte { return tt.answers }, lie), wish)
-			if tt.want == "" && (err != nil || got.Outer != 9) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			if tt.want == "" && (err != nil || got.Outer != 9) || tt.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("%+v, %v; want %q", got, err, tt.want)
 			}
 		})

@@ -76,8 +76,10 @@ func (e *RefusedError) Error() string {
 
 // codes are the result codes of RFC 6887 section 7.4.
 var codes = [...]string{
-	"success", "unsupported version", "not authorized", "malformed request", "unsupported opcode", "unsupported option", "malformed option",
-	"network failure", "no resources", "unsupported protocol", "user exceeded quota", "cannot provide the external address and port",
+	"success", "unsupported version", "not authorized", "malformed request", "unsupported opcode", "unsupported option",
+	"malformed option",
+	"network failure", "no resources", "unsupported protocol", "user exceeded quota",
+	"cannot provide the external address and port",
 	"address mismatch: there is another NAT between", "excessive remote peers",
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/portmap/asktest"
 )
 
-var wish = Wish{Inner: netip.MustParseAddrPort("192.168.1.2:51820"), Outer: netip.MustParseAddrPort("0.0.0.0:51820"), Lifetime: 2 * time.Hour, Nonce: Nonce{1, 2, 3}}
+var wish = Wish{Inner: netip.MustParseAddrPort("192.168.1.2:51820"), Outer: netip.MustParseAddrPort("0.0.0.0:51820"),
+	Lifetime: 2 * time.Hour, Nonce: Nonce{1, 2, 3}}
 
 // grant is a router's answer to a request.
 func grant(request []byte, outer string, lifetime uint32) []byte {
@@ -40,7 +41,8 @@ func change(b []byte, at int, to ...byte) []byte {
 func TestRequestIsAsTheRFCDrawsIt(t *testing.T) {
 	got := EncodeMap(wish)
 	want := slices.Concat([]byte{2, 1, 0, 0, 0, 0, 0x1c, 0x20}, make([]byte, 10), []byte{0xff, 0xff, 192, 168, 1, 2},
-		[]byte{1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 0xca, 0x6c, 0xca, 0x6c}, make([]byte, 10), []byte{0xff, 0xff, 0, 0, 0, 0})
+		[]byte{1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 0xca, 0x6c, 0xca, 0x6c}, make([]byte, 10),
+		[]byte{0xff, 0xff, 0, 0, 0, 0})
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %x\nwant %x", got, want)
 	}
@@ -48,7 +50,8 @@ func TestRequestIsAsTheRFCDrawsIt(t *testing.T) {
 
 func TestAnswersThatDoNotFit(t *testing.T) {
 	good := grant(EncodeMap(wish), "11.22.33.4:51820", 7200)
-	if g, err := DecodeMap(good, wish); err != nil || g != (Grant{netip.MustParseAddrPort("11.22.33.4:51820"), 2 * time.Hour, 777}) {
+	if g, err := DecodeMap(good, wish); err != nil ||
+		g != (Grant{netip.MustParseAddrPort("11.22.33.4:51820"), 2 * time.Hour, 777}) {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	var refused *RefusedError
@@ -88,7 +91,9 @@ func TestNonceStaysTheSame(t *testing.T) {
 	if a != MakeNonce([]byte("secret"), gw, inner) {
 		t.Error("the nonce changes by itself")
 	}
-	for _, b := range []Nonce{{}, MakeNonce([]byte("other"), gw, inner), MakeNonce([]byte("secret"), netip.MustParseAddr("192.168.1.9"), inner), MakeNonce([]byte("secret"), gw, netip.MustParseAddrPort("192.168.1.2:1"))} {
+	for _, b := range []Nonce{{}, MakeNonce([]byte("other"), gw, inner),
+		MakeNonce([]byte("secret"), netip.MustParseAddr("192.168.1.9"), inner), MakeNonce([]byte("secret"), gw,
+			netip.MustParseAddrPort("192.168.1.2:1"))} {
 		if a == b {
 			t.Errorf("nonce %x is used twice", a)
 		}
@@ -103,7 +108,9 @@ func TestGatewaysThatLie(t *testing.T) {
 		want    string // the error; empty: granted
 	}{
 		{"the truth", func(r []byte) [][]byte { return [][]byte{grant(r, "11.22.33.4:9", 60)} }, ""},
-		{"garbage before the truth", func(r []byte) [][]byte { return [][]byte{{1, 2, 3}, r, grant(r, "11.22.33.4:9", 60)} }, ""},
+		{"garbage before the truth", func(r []byte) [][]byte {
+			return [][]byte{{1, 2, 3}, r, grant(r, "11.22.33.4:9", 60)}
+		}, ""},
 		{"an old answer before the truth", func(r []byte) [][]byte {
 			return [][]byte{change(grant(r, "9.9.9.9:9", 60), 24, 0xee), grant(r, "11.22.33.4:9", 60)}
 		}, ""},
@@ -118,7 +125,8 @@ func TestGatewaysThatLie(t *testing.T) {
 			w := wish
 			w.Inner = netip.AddrPortFrom(g.Local, 51820)
 			got, err := Map(t.Context(), g, w)
-			if tt.want == "" && (err != nil || got.Outer.String() != "11.22.33.4:9") || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			if tt.want == "" && (err != nil || got.Outer.String() != "11.22.33.4:9") || tt.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("%+v, %v; want %q", got, err, tt.want)
 			}
 		})

@@ -172,15 +172,18 @@ func linkOf(local netip.Addr) *net.Interface {
 
 // client talks HTTP to the gateway and nobody else.
 func client(g ask.Gateway) *http.Client {
-	d := net.Dialer{Control: sock.Mark(g.Mark), LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(g.Local, 0)), Timeout: callTime}
+	d := net.Dialer{Control: sock.Mark(g.Mark), LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(g.Local, 0)),
+		Timeout: callTime}
 	return &http.Client{
 		Timeout:       callTime,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport:     &http.Transport{DialContext: d.DialContext, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader},
+		Transport: &http.Transport{DialContext: d.DialContext, DisableKeepAlives: true, DisableCompression: true,
+			MaxResponseHeaderBytes: maxHeader},
 	}
 }
 
-func (d *Device) fetch(ctx context.Context, method string, u *url.URL, header map[string]string, body []byte) ([]byte, int, error) {
+func (d *Device) fetch(ctx context.Context, method string, u *url.URL, header map[string]string,
+	body []byte) ([]byte, int, error) {
 	r, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, 0, fmt.Errorf("ask UPnP at %s: %w", u, err)
@@ -287,7 +290,8 @@ func randomPort() uint16 { return uint16(lowestPort + rand.N(65536-lowestPort)) 
 
 func (d *Device) mapping(inner, outer uint16, lifetime time.Duration) []arg {
 	return []arg{
-		{"NewRemoteHost", ""}, {"NewExternalPort", strconv.Itoa(int(outer))}, {"NewProtocol", protocolName}, {"NewInternalPort", strconv.Itoa(int(inner))},
+		{"NewRemoteHost", ""}, {"NewExternalPort", strconv.Itoa(int(outer))}, {"NewProtocol", protocolName},
+		{"NewInternalPort", strconv.Itoa(int(inner))},
 		{"NewInternalClient", d.gateway.Local.String()}, {"NewEnabled", "1"}, {"NewPortMappingDescription", description},
 		{"NewLeaseDuration", strconv.Itoa(int(lifetime / time.Second))},
 	}
@@ -301,7 +305,8 @@ var (
 
 // Check asks whether the gateway has a mapping to this host. Gateways that cannot tell are believed.
 func (d *Device) Check(ctx context.Context, inner, outer uint16) error {
-	values, err := d.call(ctx, "GetSpecificPortMappingEntry", arg{"NewRemoteHost", ""}, arg{"NewExternalPort", strconv.Itoa(int(outer))}, arg{"NewProtocol", protocolName})
+	values, err := d.call(ctx, "GetSpecificPortMappingEntry", arg{"NewRemoteHost", ""},
+		arg{"NewExternalPort", strconv.Itoa(int(outer))}, arg{"NewProtocol", protocolName})
 	var refused *RefusedError
 	switch {
 	case refusedWith(err, codeNoSuchEntry):
@@ -319,7 +324,8 @@ func (d *Device) Check(ctx context.Context, inner, outer uint16) error {
 
 // Unmap gives a mapping back.
 func (d *Device) Unmap(ctx context.Context, outer uint16) error {
-	_, err := d.call(ctx, "DeletePortMapping", arg{"NewRemoteHost", ""}, arg{"NewExternalPort", strconv.Itoa(int(outer))}, arg{"NewProtocol", protocolName})
+	_, err := d.call(ctx, "DeletePortMapping", arg{"NewRemoteHost", ""}, arg{"NewExternalPort", strconv.Itoa(int(outer))},
+		arg{"NewProtocol", protocolName})
 	if refusedWith(err, codeNoSuchEntry) {
 		return nil
 	}

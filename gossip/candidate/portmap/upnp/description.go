@@ -68,7 +68,8 @@ func decodeDescription(b []byte, at *url.URL, gateway netip.Addr) ([]service, er
 	var walk func(d xmlDevice, depth int)
 	walk = func(d xmlDevice, depth int) {
 		for _, s := range d.Services {
-			if u, err := gatewayURL(base, s.Control, gateway); err == nil && slices.Contains(serviceTypes, s.Type) && len(out) < maxServices {
+			if u, err := gatewayURL(base, s.Control, gateway); err == nil && slices.Contains(serviceTypes, s.Type) &&
+				len(out) < maxServices {
 				out = append(out, service{kind: s.Type, control: u})
 			}
 		}

@@ -61,7 +61,8 @@ func refusedWith(err error, codes ...int) bool {
 func encodeCall(service, action string, args []arg) []byte {
 	var b bytes.Buffer
 	b.WriteString(`<?xml version="1.0"?>` + "\r\n")
-	b.WriteString(`<s:Envelope xmlns:s="` + soapEnvelope + `" s:encodingStyle="` + soapEncoding + `"><s:Body><u:` + action + ` xmlns:u="` + service + `">`)
+	b.WriteString(`<s:Envelope xmlns:s="` + soapEnvelope + `" s:encodingStyle="` + soapEncoding + `"><s:Body><u:` +
+		action + ` xmlns:u="` + service + `">`)
 	for _, a := range args {
 		b.WriteString("<" + a.name + ">")
 		_ = xml.EscapeText(&b, []byte(a.value))

@@ -16,14 +16,16 @@ const (
 )
 
 // targets are the devices to search for; version 2 should answer to the first as well, and not all do.
-var targets = []string{"urn:schemas-upnp-org:device:InternetGatewayDevice:1", "urn:schemas-upnp-org:device:InternetGatewayDevice:2"}
+var targets = []string{"urn:schemas-upnp-org:device:InternetGatewayDevice:1",
+	"urn:schemas-upnp-org:device:InternetGatewayDevice:2"}
 
 // ErrGarbled means that what the gateway sent makes no sense, or points elsewhere.
 var ErrGarbled = errors.New("garbled UPnP answer")
 
 // encodeSearch is an M-SEARCH request.
 func encodeSearch(host, target string) []byte {
-	return []byte("M-SEARCH * HTTP/1.1\r\nHOST: " + host + "\r\nMAN: \"ssdp:discover\"\r\nMX: 1\r\nST: " + target + "\r\n\r\n")
+	return []byte("M-SEARCH * HTTP/1.1\r\nHOST: " + host + "\r\nMAN: \"ssdp:discover\"\r\nMX: 1\r\nST: " +
+		target + "\r\n\r\n")
 }
 
 // decodeSearch reads an answer to M-SEARCH that came from the gateway, and returns where its description is.

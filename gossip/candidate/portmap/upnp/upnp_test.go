@@ -22,7 +22,8 @@ import (
 var loopback = netip.MustParseAddr("127.0.0.1")
 
 func answer(location string) []byte {
-	return []byte("HTTP/1.1 200 OK\r\nCACHE-CONTROL: max-age=120\r\nST: " + targets[0] + "\r\nEXT:\r\nLOCATION: " + location + "\r\n\r\n")
+	return []byte("HTTP/1.1 200 OK\r\nCACHE-CONTROL: max-age=120\r\nST: " + targets[0] + "\r\nEXT:\r\nLOCATION: " +
+		location + "\r\n\r\n")
 }
 
 func TestOnlyTheGatewayItselfIsBelieved(t *testing.T) {
@@ -48,7 +49,8 @@ func TestOnlyTheGatewayItselfIsBelieved(t *testing.T) {
 			t.Errorf("%q: %v, %v", location, u, err)
 		}
 	}
-	for _, bad := range []string{"", "NOTIFY * HTTP/1.1\r\nLOCATION: http://192.168.1.1/\r\n\r\n", "HTTP/1.1 404 Not Found\r\nLOCATION: http://192.168.1.1/\r\n\r\n", "\x00\x01"} {
+	for _, bad := range []string{"", "NOTIFY * HTTP/1.1\r\nLOCATION: http://192.168.1.1/\r\n\r\n",
+		"HTTP/1.1 404 Not Found\r\nLOCATION: http://192.168.1.1/\r\n\r\n", "\x00\x01"} {
 		if u, err := decodeSearch([]byte(bad), gateway); err == nil {
 			t.Errorf("%q: %v", bad, u)
 		}
@@ -101,16 +103,19 @@ func TestAnswers(t *testing.T) {
 	body := func(inner string) string {
 		return `<?xml version="1.0"?><s:Envelope xmlns:s="` + soapEnvelope + `"><s:Body>` + inner + `</s:Body></s:Envelope>`
 	}
-	values, err := decodeAnswer([]byte(body(`<u:GetExternalIPAddressResponse xmlns:u="x"><NewExternalIPAddress> 11.22.33.4 </NewExternalIPAddress></u:GetExternalIPAddressResponse>`)))
+	values, err := decodeAnswer(
+		[]byte(body(`<u:GetExternalIPAddressResponse xmlns:u="x"><NewExternalIPAddress> 11.22.33.4 </NewExternalIPAddress></u:GetExternalIPAddressResponse>`)))
 	if err != nil || values["NewExternalIPAddress"] != "11.22.33.4" {
 		t.Errorf("%v, %v", values, err)
 	}
-	_, err = decodeAnswer([]byte(body(`<s:Fault><faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail><UPnPError><errorCode>718</errorCode><errorDescription>Conflict</errorDescription></UPnPError></detail></s:Fault>`)))
+	_, err = decodeAnswer(
+		[]byte(body(`<s:Fault><faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail><UPnPError><errorCode>718</errorCode><errorDescription>Conflict</errorDescription></UPnPError></detail></s:Fault>`)))
 	if !refusedWith(err, codeConflict) {
 		t.Errorf("conflict: %v", err)
 	}
 	var refused *RefusedError
-	if _, err = decodeAnswer([]byte(body(`<s:Fault><faultstring>go away</faultstring></s:Fault>`))); !errors.As(err, &refused) || refused.Text != "go away" {
+	if _, err = decodeAnswer([]byte(body(`<s:Fault><faultstring>go away</faultstring></s:Fault>`))); !errors.As(err,
+		&refused) || refused.Text != "go away" {
 		t.Errorf("plain fault: %v", err)
 	}
 	for name, bad := range map[string]string{
@@ -149,7 +154,8 @@ type router struct {
 
 func newRouter(t *testing.T) (*router, *Device) {
 	t.Helper()
-	r := &router{outside: "11.22.33.4", kind: serviceTypes[1], entries: map[string]string{}, answer: map[string]int{}, once: map[string]int{}}
+	r := &router{outside: "11.22.33.4", kind: serviceTypes[1], entries: map[string]string{}, answer: map[string]int{},
+		once: map[string]int{}}
 	server := httptest.NewServer(r)
 	t.Cleanup(server.Close)
 	u, _ := url.Parse(server.URL)
@@ -202,7 +208,9 @@ func (r *router) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	}
 	if code != 0 {
 		w.WriteHeader(http.StatusInternalServerError)
-		reply = fmt.Sprintf("<s:Fault><faultstring>UPnPError</faultstring><detail><UPnPError><errorCode>%d</errorCode><errorDescription>no</errorDescription></UPnPError></detail></s:Fault>", code)
+		reply = fmt.Sprintf(
+			"<s:Fault><faultstring>UPnPError</faultstring><detail><UPnPError><errorCode>%d</errorCode>"+
+				"<errorDescription>no</errorDescription></UPnPError></detail></s:Fault>", code)
 	}
 	fmt.Fprintf(w, `<s:Envelope xmlns:s="%s"><s:Body>%s</s:Body></s:Envelope>`, soapEnvelope, reply)
 }
@@ -217,17 +225,24 @@ func TestMappingByUPnP(t *testing.T) {
 		forever bool
 	}{
 		{name: "granted", bend: func(*router, *Device) {}, outer: "11.22.33.4:51820"},
-		{name: "permanent leases only", bend: func(r *router, _ *Device) { r.once["AddPortMapping"] = codePermanentOnly }, outer: "11.22.33.4:51820", forever: true},
-		{name: "same ports only", bend: func(r *router, _ *Device) { r.once["AddPortMapping"] = codeSamePorts }, outer: "11.22.33.4:51820"},
+		{name: "permanent leases only", bend: func(r *router, _ *Device) { r.once["AddPortMapping"] = codePermanentOnly },
+			outer: "11.22.33.4:51820", forever: true},
+		{name: "same ports only", bend: func(r *router, _ *Device) { r.once["AddPortMapping"] = codeSamePorts },
+			outer: "11.22.33.4:51820"},
 		{name: "taken, and version 2 chooses", bend: func(r *router, d *Device) {
 			r.answer["AddPortMapping"] = codeConflict
 			d.service.kind = serviceTypes[0]
 		}, outer: "11.22.33.4:4444"},
-		{name: "taken for good", bend: func(r *router, _ *Device) { r.answer["AddPortMapping"] = codeConflict }, forget: "code 718"},
-		{name: "not authorized", bend: func(r *router, _ *Device) { r.answer["AddPortMapping"] = codeNotAuthorized }, forget: "code 606"},
-		{name: "it cannot tell its entries", bend: func(r *router, _ *Device) { r.answer["GetSpecificPortMappingEntry"] = 401 }, outer: "11.22.33.4:51820"},
+		{name: "taken for good", bend: func(r *router, _ *Device) { r.answer["AddPortMapping"] = codeConflict },
+			forget: "code 718"},
+		{name: "not authorized", bend: func(r *router, _ *Device) { r.answer["AddPortMapping"] = codeNotAuthorized },
+			forget: "code 606"},
+		{name: "it cannot tell its entries", bend: func(r *router, _ *Device) {
+			r.answer["GetSpecificPortMappingEntry"] = 401
+		}, outer: "11.22.33.4:51820"},
 		{name: "no address outside", bend: func(r *router, _ *Device) { r.outside = "" }, forget: "external address"},
-		{name: "an address that is none", bend: func(r *router, _ *Device) { r.outside = "<b>1.2.3.4</b>" }, forget: "external address"},
+		{name: "an address that is none", bend: func(r *router, _ *Device) { r.outside = "<b>1.2.3.4</b>" },
+			forget: "external address"},
 		{name: "redirected elsewhere", bend: func(r *router, _ *Device) { r.redirect = true }, forget: "garbled"},
 	}
 	for _, tt := range tests {
