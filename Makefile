@@ -7,12 +7,18 @@ $(TIERS): private export PATH := $(CURDIR)/bin/tools:$(CURDIR)/.cache/path
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
-.PHONY: build demo test check test-unit test-race test-lab lint test-lint generate check-generated clean setup cni-tools
+.PHONY: build build-dev demo test check test-unit test-race test-lab lint test-lint generate check-generated clean setup cni-tools
 
 build: bin/skein
 
 bin/skein: $(GO_SOURCES) chaos/demo/demo.yaml
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./cmd/skein
+
+# With what measures, proves and attacks it, in labs.
+build-dev: bin/skein bin/skein-dev
+
+bin/skein-dev: $(GO_SOURCES) $(wildcard chaos/*/*.yaml)
+	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/skein-dev
 
 # The main job, shown. KEEP=1 leaves the mesh up.
 demo: setup build

@@ -9,5 +9,5 @@ test-kernel: $(if $(KERNEL_LABS),build)
 
 # What an agent takes with kernel WireGuard, measured in the guest where this kernel has none.
 .PHONY: bench-kernel
-bench-kernel: build
+bench-kernel: build-dev
 	.ci/kernel-tier -bench memory -timeout 20m $(KERNEL_FLAGS)

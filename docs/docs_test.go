@@ -101,16 +101,17 @@ func TestReadmeKnowsAll(t *testing.T) {
 
 // cli asks the real command line, built once, for help.
 type cli struct {
+	name   string // skein, or skein-dev
 	binary string
 	mu     sync.Mutex
 	help   map[string]string
 }
 
-func newCLI(t *testing.T) *cli {
+func newCLI(t *testing.T, name string) *cli {
 	t.Helper()
-	c := &cli{binary: filepath.Join(t.TempDir(), "skein"), help: map[string]string{}}
-	if out, err := exec.Command("go", "build", "-o", c.binary, "../cmd/skein").CombinedOutput(); err != nil {
-		t.Fatalf("build skein: %v\n%s", err, out)
+	c := &cli{name: name, binary: filepath.Join(t.TempDir(), name), help: map[string]string{}}
+	if out, err := exec.Command("go", "build", "-o", c.binary, "../cmd/"+name).CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", name, err, out)
 	}
 	return c
 }
@@ -128,7 +129,7 @@ func (c *cli) helpOf(words ...string) (text string, ok bool) {
 		c.help[key] = text
 	}
 	// cobra answers for the nearest parent; the usage line tells for whom.
-	usage := "skein"
+	usage := c.name
 	if len(words) > 0 {
 		usage += " " + key
 	}
@@ -140,30 +141,32 @@ var (
 	spanRE    = regexp.MustCompile("`([^`\n]+)`")
 	wordRE    = regexp.MustCompile(`^[a-z][a-z-]*$`)
 	flagRE    = regexp.MustCompile(`^--?[a-z][a-z-]*`)
-	commandRE = regexp.MustCompile(`(?:^|[|&;$(\s])skein((?:[ \t]+[^\s|&;<>)]+)*)`)
+	commandRE = regexp.MustCompile(`(?:^|[|&;$(\s])(skein(?:-dev)?)((?:[ \t]+[^\s|&;<>)]+)*)`)
 )
 
-// commands are the uses of skein in the code of a document, as words after its name.
-func commands(text string) [][]string {
+// commands are the uses of a program in the code of a document, as words after its name.
+func commands(text, program string) [][]string {
 	var code []string
 	for _, m := range blockRE.FindAllStringSubmatch(text, -1) {
 		code = append(code, strings.Split(m[1], "\n")...)
 	}
 	for _, m := range spanRE.FindAllStringSubmatch(blockRE.ReplaceAllString(text, ""), -1) {
-		if strings.HasPrefix(m[1], "skein ") {
+		if strings.HasPrefix(m[1], program+" ") {
 			code = append(code, m[1])
 		}
 	}
 	var out [][]string
 	for _, line := range code {
 		line, _, _ = strings.Cut(line, " #")
-		if line = strings.TrimPrefix(strings.TrimSpace(line), "$ "); !strings.HasPrefix(line, "skein ") {
+		if line = strings.TrimPrefix(strings.TrimSpace(line), "$ "); !strings.HasPrefix(line, program+" ") {
 			continue
 		}
 		// What `lab exec NODE --` runs is a command of its own.
 		for _, one := range strings.Split(line, " -- ") {
 			for _, m := range commandRE.FindAllStringSubmatch(one, -1) {
-				out = append(out, strings.Fields(m[1]))
+				if m[1] == program {
+					out = append(out, strings.Fields(m[2]))
+				}
 			}
 		}
 	}
@@ -172,21 +175,23 @@ func commands(text string) [][]string {
 
 // TestCommands checks the README and docs/ alone: files of design may speak of what is to come.
 func TestCommands(t *testing.T) {
-	c := newCLI(t)
+	programs := []*cli{newCLI(t, "skein"), newCLI(t, "skein-dev")}
 	files, err := filepath.Glob("*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	decisions, _ := filepath.Glob("decisions/*.md")
-	seen := 0
-	for _, file := range append(append(files, decisions...), "../README.md") {
-		for _, words := range commands(read(t, file)) {
-			seen++
-			checkCommand(t, c, file, words)
+	for _, c := range programs {
+		seen := 0
+		for _, file := range append(append(files, decisions...), "../README.md") {
+			for _, words := range commands(read(t, file), c.name) {
+				seen++
+				checkCommand(t, c, file, words)
+			}
 		}
-	}
-	if seen < 20 {
-		t.Errorf("only %d commands found: does this test still read the documents?", seen)
+		if seen < 10 {
+			t.Errorf("only %d commands of %s found: does this test still read the documents?", seen, c.name)
+		}
 	}
 }
 
@@ -201,7 +206,7 @@ func checkCommand(t *testing.T, c *cli, file string, words []string) {
 		text, ok := c.helpOf(append(slices.Clone(path), w)...)
 		if !ok {
 			if len(path) == 0 || strings.Contains(help, "Available Commands:") {
-				t.Errorf("%s: skein %s: there is no command %q", file, strings.Join(words, " "), w)
+				t.Errorf("%s: %s %s: there is no command %q", file, c.name, strings.Join(words, " "), w)
 				return
 			}
 			break // an argument
@@ -212,7 +217,7 @@ func checkCommand(t *testing.T, c *cli, file string, words []string) {
 		w = strings.Trim(w, "[]")
 		if flag := flagRE.FindString(w); flag != "" && flag != "--help" && !regexp.MustCompile(regexp.QuoteMeta(flag)+
 			`\b`).MatchString(help) {
-			t.Errorf("%s: skein %s: there is no flag %s", file, strings.Join(words, " "), flag)
+			t.Errorf("%s: %s %s: there is no flag %s", file, c.name, strings.Join(words, " "), flag)
 		}
 	}
 }

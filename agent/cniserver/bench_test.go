@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkAdd is an ADD by a client of the socket, with its address, link and routes, but without the plugin's
-// process: `skein lab bench --only pods` measures that.
+// process: `skein-dev bench --only pods` measures that.
 func BenchmarkAdd(b *testing.B) {
 	r := newRig(b, dual())
 	var took []time.Duration

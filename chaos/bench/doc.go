@@ -1,5 +1,5 @@
 // Package bench measures the figures that skein promises, with real parts, and
-// sets each beside its target: `make bench` and `skein lab bench`.
+// sets each beside its target: `make bench` and `skein-dev bench`.
 //
 // What happens between hosts is measured on real agents in a lab (package lab);
 // what one program does by itself, with the Go benchmarks and tests that stand

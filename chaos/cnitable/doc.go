@@ -1,5 +1,5 @@
 // Package cnitable runs the installed CNI plugin against a real agent: every verb, in every version of the
-// specification, under every fault that was thought of, and says what came of it: `skein lab cni`. docs/cni.md holds
+// specification, under every fault that was thought of, and says what came of it: `skein-dev cni`. docs/cni.md holds
 // its table.
 //
 // A case is tried twice in each version: by cnitool, the reference runtime of containernetworking/cni, and by the

@@ -10,7 +10,7 @@ import (
 )
 
 // Begin opens the generated part of a document.
-var Begin = marks.Begin("skein lab cni --write")
+var Begin = marks.Begin("skein-dev cni --write")
 
 // Write puts the report into a document, between its marks.
 func (r *Report) Write(path string) error {

@@ -98,7 +98,7 @@ func TestDocumentHoldsTheTable(t *testing.T) {
 				want = "failed"
 			}
 			if len(cells) <= i || strings.TrimSuffix(cells[i], " *c*") != want {
-				t.Errorf("%s, %s, %s: the document has %q, expected is %s; `skein lab cni --write docs/cni.md` tries anew", c.Verb,
+				t.Errorf("%s, %s, %s: the document has %q, expected is %s; `skein-dev cni --write docs/cni.md` tries anew", c.Verb,
 					c.Fault, v, cells, want)
 			}
 		}

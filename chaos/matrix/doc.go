@@ -1,5 +1,5 @@
 // Package matrix tries every kind of NAT with every other, with real agents in a lab, and says which
-// path each pair got and how soon: `skein lab matrix`. Expected is a table of its own, written down from
+// path each pair got and how soon: `skein-dev matrix`. Expected is a table of its own, written down from
 // what the kinds allow and not taken from package agent/path, so that the two check each other.
 //
 // Two nodes of each kind, at sites of their own, a server that relays and answers STUN, and all of them

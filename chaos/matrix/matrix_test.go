@@ -149,7 +149,7 @@ func TestDocumentHoldsTheMatrix(t *testing.T) {
 	for i, a := range Kinds() {
 		for j, b := range Kinds()[i:] {
 			if cells := rows[a]; len(cells) != len(kinds) || !strings.HasPrefix(cells[i+j], Expected(a, b).Path()) {
-				t.Errorf("%s × %s: the document has %q, expected is %s; `skein lab matrix --write docs/nat-traversal.md` "+
+				t.Errorf("%s × %s: the document has %q, expected is %s; `skein-dev matrix --write docs/nat-traversal.md` "+
 					"measures anew", a, b, cells, Expected(a, b))
 			}
 		}

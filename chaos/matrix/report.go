@@ -13,7 +13,7 @@ import (
 )
 
 // Begin opens the generated part of a document.
-var Begin = marks.Begin("skein lab matrix --write")
+var Begin = marks.Begin("skein-dev matrix --write")
 
 // Write puts the report into a document, between its marks.
 func (r *Report) Write(path string) error {

@@ -12,7 +12,7 @@ import (
 )
 
 // Begin opens the generated part of a document.
-var Begin = marks.Begin("skein lab owners --write")
+var Begin = marks.Begin("skein-dev owners --write")
 
 // Report is what a run came to.
 type Report struct {
@@ -135,7 +135,7 @@ func (r *Report) Markdown(w io.Writer) {
 	for _, v := range r.Violations {
 		fmt.Fprintf(w, "\nVIOLATION: slot %s: %s\n", v.Slot, v.Text)
 	}
-	fmt.Fprintf(w, "\n`skein lab owners --schedules %d --seed %d` repeats it.\n", r.Schedules, r.Seed)
+	fmt.Fprintf(w, "\n`skein-dev owners --schedules %d --seed %d` repeats it.\n", r.Schedules, r.Seed)
 }
 
 // Write puts the report into a document, between its marks.

@@ -12,7 +12,7 @@ import (
 )
 
 // Begin opens the generated part of a document.
-var Begin = marks.Begin("skein lab redteam --write")
+var Begin = marks.Begin("skein-dev redteam --write")
 
 // Outcome is what became of an attempt.
 type Outcome struct {

@@ -10,10 +10,11 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newBlockCmd(g *globals) *cobra.Command {
-	return group("block", "Blocks of addresses, and who has them", newBlockListCmd(g), newBlockReserveCmd(g),
+	return cli.Group("block", "Blocks of addresses, and who has them", newBlockListCmd(g), newBlockReserveCmd(g),
 		newBlockReleaseCmd(g))
 }
 
@@ -22,10 +23,10 @@ func newBlockListCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Short: "Blocks that belong to a node or are reserved",
 		Example: "  skein block list\n  skein block list --pool default --node home1\n  skein block list --reserved",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if r.GetReserved() && r.GetNode() != "" {
-				return usageError{errors.New("--reserved and --node exclude each other: a reserved block has no node")}
+				return cli.UsageError{Err: errors.New("--reserved and --node exclude each other: a reserved block has no node")}
 			}
 			blocks, err := g.client().Blocks(c.Context(), r)
 			return g.show(c, blocks, err, func(w io.Writer) { printBlocks(w, blocks.GetBlocks()) })
@@ -109,14 +110,14 @@ func newBlockReserveCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "reserve PREFIX|ADDRESS", Short: "Keep a block from all nodes", Example: "  skein block reserve 10.64.3.0/27 " +
 			"--pool default --reason 'old load balancers'\n  skein block reserve 10.64.3.7 --pool default",
-		Args: exactly(1, "one block's prefix, or an address in it"),
+		Args: cli.Exactly(1, "one block's prefix, or an address in it"),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Prefix, err = parseBlock(args[0]); err != nil {
 				return err
 			}
 			if r.GetPool() == "" {
-				return usageError{errors.New("--pool is missing: name the pool that the block is of")}
+				return cli.UsageError{Err: errors.New("--pool is missing: name the pool that the block is of")}
 			}
 			b, err := g.client().ReserveBlock(c.Context(), r)
 			return g.show(c, b, err, func(w io.Writer) {
@@ -134,7 +135,7 @@ func newBlockReleaseCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReleaseBlockRequest{}
 	c := &cobra.Command{
 		Use: "release PREFIX", Short: "End the reservation of a block", Example: "  skein block release 10.64.3.0/27",
-		Args: exactly(1, "one block's prefix"),
+		Args: cli.Exactly(1, "one block's prefix"),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Prefix, err = parseBlock(args[0]); err != nil {
@@ -165,5 +166,5 @@ func parseBlock(s string) (string, error) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
 		return s, nil
 	}
-	return "", usageError{fmt.Errorf("%q is neither a prefix such as 10.64.3.0/27 nor an address", s)}
+	return "", cli.UsageError{Err: fmt.Errorf("%q is neither a prefix such as 10.64.3.0/27 nor an address", s)}
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/skeinmesh/skein/agent/doctor"
 	"github.com/skeinmesh/skein/agent/journal"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 const (
@@ -52,7 +53,7 @@ func newBundleCmd(g *globals) *cobra.Command {
 			"hosts stay. As root it has most.",
 		Example: "  skein debug bundle\n  skein debug bundle -o /tmp/home1.tar.gz\n" +
 			"  skein debug bundle -o - | ssh host 'cat > b.tar.gz'",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return g.bundle(c, file) },
 	}
 	c.Flags().StringVarP(&file, "output", "o", "",

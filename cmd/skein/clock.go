@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // newClusterCmd has what concerns the log as a whole.
@@ -19,14 +20,14 @@ func newClusterCmd(g *globals) *cobra.Command {
 			"Tokens expire and blocks rest by the time of the log. It follows the leader's clock, and goes back by\n" +
 			"this command alone. What was stored with a later time counts as stored now. Without --yes it only shows\n" +
 			"how far off it is.",
-		Example: "  skein cluster repair-clock\n  skein cluster repair-clock --yes", Args: noArgs,
+		Example: "  skein cluster repair-clock\n  skein cluster repair-clock --yes", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().RepairClock(c.Context(), &skeinv1.RepairClockRequest{DryRun: !yes})
 			return g.show(c, r, err, func(w io.Writer) { printClock(w, r, yes) })
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "really do it")
-	return group("cluster", "The cluster as a whole", c, newRotateCmd(g))
+	return cli.Group("cluster", "The cluster as a whole", c, newRotateCmd(g))
 }
 
 func printClock(w io.Writer, r *skeinv1.RepairClockResponse, done bool) {

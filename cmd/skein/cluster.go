@@ -15,6 +15,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func candidateText(t skeinv1.CandidateType) string {
@@ -28,13 +29,13 @@ func newTokenCmd(g *globals) *cobra.Command {
 	var agentsOnly bool
 	create := &cobra.Command{
 		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create " +
-			"--uses 10 --ttl 24h\n  skein token create --role server", Args: noArgs,
+			"--uses 10 --ttl 24h\n  skein token create --role server", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if uses == 0 || ttl <= 0 {
-				return usageError{errors.New("--uses and --ttl must be above zero")}
+				return cli.UsageError{Err: errors.New("--uses and --ttl must be above zero")}
 			}
 			if _, err := events.ParseRole(role); err != nil {
-				return usageError{fmt.Errorf("--role: %w", err)}
+				return cli.UsageError{Err: fmt.Errorf("--role: %w", err)}
 			}
 			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl),
 				Label: label, AgentsOnly: agentsOnly, Role: role})
@@ -49,7 +50,7 @@ func newTokenCmd(g *globals) *cobra.Command {
 	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "the same as --role agent")
 	list := &cobra.Command{
 		Use: "list", Short: "All tokens, also those that are used up or have expired",
-		Example: "  skein token list", Args: noArgs,
+		Example: "  skein token list", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -68,19 +69,19 @@ func newTokenCmd(g *globals) *cobra.Command {
 	}
 	revoke := &cobra.Command{
 		Use: "revoke ID", Short: "Make a token useless", Example: "  skein token revoke 0f1e2d3c4b5a6978",
-		Args: exactly(1, "one token ID, as `skein token list` shows it"),
+		Args: cli.Exactly(1, "one token ID, as `skein token list` shows it"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeToken(c.Context(), &skeinv1.RevokeTokenRequest{TokenId: args[0]})
 			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "token %s revoked\n", args[0]) })
 		},
 	}
-	return group("token", "Tokens for joining", create, list, revoke)
+	return cli.Group("token", "Tokens for joining", create, list, revoke)
 }
 
 func newNodeCmd(g *globals) *cobra.Command {
 	show := &cobra.Command{
 		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1",
-		Args: exactly(1, "one node's name or ID"),
+		Args: cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ShowNode(c.Context(), &skeinv1.ShowNodeRequest{Node: args[0]})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -93,7 +94,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 	var force bool
 	revoke := &cobra.Command{
 		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good",
-		Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
+		Example: "  skein node revoke home1 --reason stolen", Args: cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason, Force: force})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -103,7 +104,8 @@ func newNodeCmd(g *globals) *cobra.Command {
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
-	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), newNodeSetCmd(g),
+	return cli.Group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true),
+		newNodeSetCmd(g),
 		newNodeRotateKeyCmd(g), revoke)
 }
 
@@ -159,7 +161,7 @@ func newEventsCmd(g *globals) *cobra.Command {
 	var follow bool
 	c := &cobra.Command{
 		Use: "events", Short: "The log of what the cluster decided", Example: "  skein events --since 10\n  skein events " +
-			"--follow", Args: noArgs,
+			"--follow", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			stream, err := g.client().Events(c.Context(), &skeinv1.EventsRequest{Since: from, Follow: follow})
 			if err != nil {
@@ -200,11 +202,11 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings " +
 			"--direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48\n  skein settings --topology site " +
-			"--site-topology dc=full", Args: noArgs,
+			"--site-topology dc=full", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			siteTopology, err := readSiteTopology(siteTopologies)
 			if err != nil {
-				return usageError{err}
+				return cli.UsageError{Err: err}
 			}
 			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{HandshakeTimeoutSeconds: handshake,
 				DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // newCNICmd makes `skein cni`. As a plugin the program never comes here: see main.
@@ -21,9 +22,10 @@ func newCNICmd(g *globals) *cobra.Command {
 			", with what they want in the environment\n" +
 			"(CNI_COMMAND) and on standard input. People install it: see docs/cni.md.",
 		Example: "  skein cni install\n  skein cni install --chain portmap,bandwidth --dry-run",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("skein cni: CNI_COMMAND is not set: container runtimes run the plugin; `skein cni " +
+			return cli.UsageError{Err: fmt.Errorf("skein cni: CNI_COMMAND is not set: container runtimes run the plugin; " +
+				"`skein cni " +
 				"install` puts it in place")}
 		},
 	}
@@ -41,7 +43,7 @@ func newCNIInstallCmd(g *globals) *cobra.Command {
 			"and right is left alone; a configuration that says something else is replaced with --force only.",
 		Example: "  skein cni install\n  skein cni install --chain portmap,bandwidth --dry-run\n  skein cni install --name " +
 			"pods --conf-dir /etc/cni/net.d",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if in.Program, err = os.Executable(); err != nil {
@@ -54,7 +56,7 @@ func newCNIInstallCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), r)
+				return cli.PrintJSON(c.OutOrStdout(), r)
 			}
 			printInstall(c.OutOrStdout(), c.ErrOrStderr(), r, in.DryRun)
 			return nil
@@ -79,14 +81,14 @@ func newCNIRemoveCmd(g *globals) *cobra.Command {
 			"plugin. Pods\n" +
 			"that run keep their links.",
 		Example: "  skein cni remove\n  skein cni remove --bin-dir /opt/cni/bin --conf-dir /etc/cni/net.d --dry-run",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := in.Uninstall()
 			if err != nil {
 				return err
 			}
 			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), r)
+				return cli.PrintJSON(c.OutOrStdout(), r)
 			}
 			printInstall(c.OutOrStdout(), c.ErrOrStderr(), r, false)
 			return nil

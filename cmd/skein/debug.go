@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // profileKinds are what the agent takes, and whether over some seconds.
@@ -32,7 +33,8 @@ var profileKinds = []struct {
 const maxProfileSeconds = 60
 
 func newDebugCmd(g *globals) *cobra.Command {
-	return group("debug", "Look inside the agent: profiles, and a bundle for maintainers", newPprofCmd(g), newBundleCmd(g))
+	return cli.Group("debug", "Look inside the agent: profiles, and a bundle for maintainers", newPprofCmd(g),
+		newBundleCmd(g))
 }
 
 // profileOrder is what `skein debug pprof` was told.
@@ -54,12 +56,12 @@ func newPprofCmd(g *globals) *cobra.Command {
 			"`go tool pprof` (of kind trace, for `go tool trace`). The default is the CPU over 10 seconds. cpu, block,\n" +
 			"mutex and trace take --seconds; the others are taken at once.",
 		Example:   "  skein debug pprof\n  skein debug pprof cpu --seconds 30 -o cpu.pprof\n  skein debug pprof heap",
-		Args:      between(0, 1, "at most one kind of profile"),
+		Args:      cli.Between(0, 1, "at most one kind of profile"),
 		ValidArgs: names,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.kind = cmp.Or(strings.Join(args, ""), "cpu")
 			if err := o.check(c.Flags().Changed("seconds"), names); err != nil {
-				return usageError{err}
+				return cli.UsageError{Err: err}
 			}
 			return g.profile(c, o)
 		},

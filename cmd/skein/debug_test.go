@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -119,7 +120,7 @@ func TestPprofUse(t *testing.T) {
 		{"debug", "pprof", "--seconds", "0"}, {"debug", "pprof", "--seconds", "61"},
 		{"debug", "pprof", "--seconds", "-1"},
 	} {
-		if _, _, err := f.skein(t, args...); !errors.As(err, new(usageError)) || len(f.asked) > 0 {
+		if _, _, err := f.skein(t, args...); !errors.As(err, new(cli.UsageError)) || len(f.asked) > 0 {
 			t.Errorf("skein %s: %v, want wrong use, and nothing asked", strings.Join(args, " "), err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/skeinmesh/skein/chaos/demo"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // newLabDemoCmd makes `skein lab demo`, which is what `make demo` runs.
@@ -16,9 +17,9 @@ func newLabDemoCmd(dir *string) *cobra.Command {
 		Use:     "demo",
 		Short:   "Show a mesh at work: three sites, seven nodes, and what networks do to them",
 		Example: "  skein lab demo\n  KEEP=1 skein lab demo",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := labContext(c.Context())
+			ctx, stop := cli.UntilSignal(c.Context())
 			defer stop()
 			return demo.Run(ctx, demo.Options{Lab: lab.Options{Dir: *dir, Artifacts: "lab-failures"},
 				Out: c.OutOrStdout(), Keep: keep})

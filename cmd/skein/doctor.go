@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/doctor"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // askWait is how long the agent may take to answer one question of doctor's or a bundle's.
@@ -35,11 +36,11 @@ func newDoctorCmd(g *globals) *cobra.Command {
 			"configuration (forceEndpoint, stunServers). As root it sees most; it tells what it could not see.\n\n" +
 			"The exit status is 1 when a finding is a failure, else 0.",
 		Example: "  skein doctor\n  skein doctor -o json",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			report, _ := g.examine(c.Context())
 			if g.output == "json" {
-				if err := printJSON(c.OutOrStdout(), report); err != nil {
+				if err := cli.PrintJSON(c.OutOrStdout(), report); err != nil {
 					return err
 				}
 			} else {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // downPatience is how long an agent that took the order may need to end.
@@ -35,10 +36,11 @@ func newDownCmd(g *globals) *cobra.Command {
 			"An agent that runs as a service stays down until `systemctl start skein` or the next boot. To keep it from\n" +
 			"starting at boot: `systemctl disable skein`.",
 		Example: "  skein down\n  skein down --purge\n  systemctl disable skein && skein down --purge",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if forget && !purge {
-				return usageError{errors.New("--forget needs --purge: what a node has in the kernel goes before its identity")}
+				return cli.UsageError{Err: errors.New("--forget needs --purge: what a node has in the kernel goes before its " +
+					"identity")}
 			}
 			if err := g.down(cmd, purge, wait); err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func TestUnitOfAnAgent(t *testing.T) {
@@ -42,7 +43,7 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{nil, 0, 0},
 		{plain, 1, 1},
-		{usageError{plain}, 2, 2},
+		{cli.UsageError{Err: plain}, 2, 2},
 		{agent.ErrFinal, 1, exitFinal},
 		{fmt.Errorf("up: %w", agent.ErrFinal), 1, exitFinal},
 		{errors.Join(agent.ErrFinal, plain), 1, exitFinal},

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // drainLook is how often a drain is looked at while somebody waits for it.
@@ -27,13 +28,13 @@ func newNodeDrainCmd(g *globals) *cobra.Command {
 			"member\n" +
 			"that drains leads its site only where nobody else can; packets go by other leaders without a loss.",
 		Example: "  skein node drain gw1\n  skein node drain gw1 --dry-run\n  skein node drain gw1 --undo",
-		Args:    exactly(1, "one node's name or ID"),
+		Args:    cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if undo && dry {
-				return usageError{errors.New("--undo and --dry-run exclude each other")}
+				return cli.UsageError{Err: errors.New("--undo and --dry-run exclude each other")}
 			}
 			if wait < 0 {
-				return usageError{fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", wait)}
+				return cli.UsageError{Err: fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", wait)}
 			}
 			r, err := g.client().DrainNode(c.Context(), &skeinv1.DrainNodeRequest{Node: args[0], Undo: undo, DryRun: dry})
 			if err != nil || undo || dry || wait == 0 || len(r.GetSlots()) == 0 {

@@ -13,10 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newEgressCmd(g *globals) *cobra.Command {
-	return group("egress", "Ways out of the mesh with an address of their own",
+	return cli.Group("egress", "Ways out of the mesh with an address of their own",
 		newEgressCreateCmd(g), newEgressListCmd(g), newEgressShowCmd(g), newEgressUpdateCmd(g), newEgressRemoveCmd(g),
 		newEgressAttachCmd(g), newEgressDetachCmd(g))
 }
@@ -38,7 +39,7 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 			"  skein egress create internet/nat --destination 0.0.0.0/0 --gateway-label egress=yes --address 192.0.2.7 --pool " +
 			"public\n" +
 			"  skein egress create lab/net --destination 192.168.10.0/24 --gateway-label site=lab --probe icmp:192.168.10.1",
-		Args: exactly(1, oneEgress),
+		Args: cli.Exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := parseEgress(args[0])
 			if err != nil {
@@ -49,10 +50,12 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 			case err != nil:
 				return err
 			case len(e.GetDestinations()) == 0:
-				return usageError{errors.New("--destination is missing: name at least one, such as --destination 0.0.0.0/0,::/0 " +
+				return cli.UsageError{Err: errors.New("--destination is missing: name at least one, such as --destination " +
+					"0.0.0.0/0,::/0 " +
 					"for everything outside the mesh")}
 			case len(e.GetGateways()) == 0:
-				return usageError{errors.New("--gateway-label is missing: name the labels of the nodes that shall be gateways, " +
+				return cli.UsageError{Err: errors.New("--gateway-label is missing: name the labels of the nodes that shall be " +
+					"gateways, " +
 					"such as --gateway-label egress=yes")}
 			}
 			e.Namespace, e.Name, e.Pool = namespace, name, rules.pool
@@ -80,7 +83,7 @@ func newEgressUpdateCmd(g *globals) *cobra.Command {
 			"connections along where their source address goes with them.",
 		Example: "  skein egress update nat --replicas 3\n  skein egress update nat --destination 192.0.2.0/24 " +
 			"--fou-source-port-auto",
-		Args: exactly(1, oneEgress),
+		Args: cli.Exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := parseEgress(args[0])
 			if err != nil {
@@ -91,7 +94,7 @@ func newEgressUpdateCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if len(fields) == 0 {
-				return usageError{fmt.Errorf("nothing to change; see `%s --help`", c.CommandPath())}
+				return cli.UsageError{Err: fmt.Errorf("nothing to change; see `%s --help`", c.CommandPath())}
 			}
 			r, err := g.client().ChangeEgress(c.Context(),
 				&skeinv1.ChangeEgressRequest{Change: &skeinv1.ChangeEgress{Namespace: namespace, Name: name, Set: set,
@@ -110,7 +113,7 @@ func newEgressUpdateCmd(g *globals) *cobra.Command {
 func newEgressRemoveCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "remove [NAMESPACE/]NAME", Short: "Remove an egress: its clients' packets for its destinations find no way out",
-		Example: "  skein egress remove internet/nat", Args: exactly(1, oneEgress),
+		Example: "  skein egress remove internet/nat", Args: cli.Exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := parseEgress(args[0])
 			if err != nil {
@@ -127,7 +130,7 @@ func newEgressRemoveCmd(g *globals) *cobra.Command {
 func newEgressListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "All egresses and who owns their slots", Example: "  skein egress list\n  skein egress list -o " +
-			"json", Args: noArgs,
+			"json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Egresses(c.Context(), &skeinv1.EgressesRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printEgresses(w, r.GetEgresses()) })
@@ -138,7 +141,7 @@ func newEgressListCmd(g *globals) *cobra.Command {
 func newEgressShowCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "show [NAMESPACE/]NAME", Short: "All about an egress: slots, gateways, clients",
-		Example: "  skein egress show internet/nat\n  skein egress show nat -o json", Args: exactly(1, oneEgress),
+		Example: "  skein egress show internet/nat\n  skein egress show nat -o json", Args: cli.Exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := findEgress(args[0])
 			if err != nil {
@@ -157,7 +160,7 @@ func newEgressAttachCmd(g *globals) *cobra.Command {
 		Long: "Let a running pod of this host use egresses, besides those that its annotations named when it started. The\n" +
 			"first named comes first where two have the same destination.",
 		Example: "  skein egress attach web/nginx-1 internet/nat\n  skein egress attach nginx-1 nat lab/net",
-		Args:    between(2, 64, "a pod and one or more egresses"),
+		Args:    cli.Between(2, 64, "a pod and one or more egresses"),
 		RunE:    func(c *cobra.Command, args []string) error { return g.attach(c, args, container, false) },
 	}
 	c.Flags().StringVar(&container, "container", "", "the container's ID, where two pods have the same name")
@@ -168,7 +171,7 @@ func newEgressDetachCmd(g *globals) *cobra.Command {
 	var container string
 	c := &cobra.Command{
 		Use: "detach [NAMESPACE/]POD EGRESS…", Short: "End that a running pod of this host uses egresses",
-		Example: "  skein egress detach web/nginx-1 internet/nat", Args: between(2, 64, "a pod and one or more egresses"),
+		Example: "  skein egress detach web/nginx-1 internet/nat", Args: cli.Between(2, 64, "a pod and one or more egresses"),
 		RunE: func(c *cobra.Command, args []string) error { return g.attach(c, args, container, true) },
 	}
 	c.Flags().StringVar(&container, "container", "", "the container's ID, where two pods have the same name")
@@ -218,7 +221,7 @@ func parseName(s, what string) (namespace, name string, err error) {
 		namespace, name = defaultNamespace, s
 	}
 	if namespace == "" || name == "" || strings.Contains(name, "/") {
-		return "", "", usageError{fmt.Errorf("%q is no %s: want NAME or NAMESPACE/NAME", s, what)}
+		return "", "", cli.UsageError{Err: fmt.Errorf("%q is no %s: want NAME or NAMESPACE/NAME", s, what)}
 	}
 	return namespace, name, nil
 }
@@ -256,12 +259,13 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 	e = &skeinv1.Egress{Replicas: r.replicas, FouSourcePortAuto: r.auto}
 	if f.Changed("replicas") && r.replicas == 0 {
 		return nil, nil,
-			usageError{errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` ends it")}
+			cli.UsageError{Err: errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` ends it")}
 	}
 	for _, text := range present(r.destinations) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil || p.Addr().Is4In6() {
-			return nil, nil, usageError{fmt.Errorf("--destination %s: this is no network; write one such as 192.0.2.0/24, or "+
+			return nil, nil, cli.UsageError{Err: fmt.Errorf("--destination %s: this is no network; write one such as "+
+				"192.0.2.0/24, or "+
 				"0.0.0.0/0 for everything", text)}
 		}
 		e.Destinations = append(e.Destinations, p.String())
@@ -277,11 +281,11 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 		e.Addresses = append(e.Addresses, a)
 	}
 	if r.lease < 0 || r.lease%time.Millisecond != 0 || r.lease/time.Millisecond > math.MaxUint32 {
-		return nil, nil, usageError{fmt.Errorf("--lease %s: want whole milliseconds, such as 1.2s", r.lease)}
+		return nil, nil, cli.UsageError{Err: fmt.Errorf("--lease %s: want whole milliseconds, such as 1.2s", r.lease)}
 	}
 	e.LeaseMillis = uint32(r.lease / time.Millisecond)
 	if r.drain < 0 || r.drain%time.Millisecond != 0 || r.drain/time.Millisecond > math.MaxUint32 {
-		return nil, nil, usageError{fmt.Errorf("--drain %s: want whole milliseconds, such as 10m", r.drain)}
+		return nil, nil, cli.UsageError{Err: fmt.Errorf("--drain %s: want whole milliseconds, such as 10m", r.drain)}
 	}
 	e.DrainMillis = uint32(r.drain / time.Millisecond)
 	if f.Changed("spread") {
@@ -310,10 +314,10 @@ func parseLabels(texts []string) (map[string]string, error) {
 	for _, text := range texts {
 		k, v, ok := strings.Cut(text, "=")
 		if !ok || k == "" {
-			return nil, usageError{fmt.Errorf("--gateway-label %s: want KEY=VALUE, such as egress=yes", text)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--gateway-label %s: want KEY=VALUE, such as egress=yes", text)}
 		}
 		if _, twice := out[k]; twice {
-			return nil, usageError{fmt.Errorf("--gateway-label %s: the label %s is asked for already", text, k)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--gateway-label %s: the label %s is asked for already", text, k)}
 		}
 		out[k] = v
 	}
@@ -326,7 +330,7 @@ func parseSource(text string) (*skeinv1.EgressAddress, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(part))
 		if err != nil || a.Zone() != "" || a.Is4In6() {
-			return nil, usageError{fmt.Errorf("--address %s: %q is no IP address; write one such as 192.0.2.7, or "+
+			return nil, cli.UsageError{Err: fmt.Errorf("--address %s: %q is no IP address; write one such as 192.0.2.7, or "+
 				"192.0.2.7,2001:db8::7", text, part)}
 		}
 		to := &out.Ipv6
@@ -334,7 +338,8 @@ func parseSource(text string) (*skeinv1.EgressAddress, error) {
 			to = &out.Ipv4
 		}
 		if *to != "" {
-			return nil, usageError{fmt.Errorf("--address %s: a comma joins the IPv4 and the IPv6 address of one slot; repeat "+
+			return nil, cli.UsageError{Err: fmt.Errorf("--address %s: a comma joins the IPv4 and the IPv6 address of one "+
+				"slot; repeat "+
 				"--address for the next", text)}
 		}
 		*to = a.String()
@@ -354,7 +359,7 @@ func checkProbe(text string) error {
 		err = errors.New("no such kind")
 	}
 	if err != nil {
-		return usageError{fmt.Errorf("--probe %s: want icmp:ADDRESS or tcp:ADDRESS:PORT, such as icmp:192.0.2.1 or "+
+		return cli.UsageError{Err: fmt.Errorf("--probe %s: want icmp:ADDRESS or tcp:ADDRESS:PORT, such as icmp:192.0.2.1 or "+
 			"tcp:[2001:db8::1]:443", text)}
 	}
 	return nil

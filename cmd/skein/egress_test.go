@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 const (
@@ -215,7 +216,7 @@ func TestEgressCommandsRefuse(t *testing.T) {
 		{"egress list -o yaml", "-o yaml: allowed: table, json"},
 	} {
 		_, _, err := f.skein(t, strings.Fields(c.args)...)
-		var u usageError
+		var u cli.UsageError
 		if !errors.As(err, &u) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("skein %s: %v; want a mistake in usage: %s", c.args, err, c.want)
 		}
@@ -228,7 +229,7 @@ func TestEgressCommandsRefuse(t *testing.T) {
 	for _, args := range []string{made, "egress list", "egress show nat", "egress update nat --replicas 2",
 		"egress remove nat", "egress attach a nat", "egress detach a nat", "explain egress nat", "node drain gw1"} {
 		_, _, err := f.skein(t, strings.Fields(args)...)
-		var u usageError
+		var u cli.UsageError
 		if err == nil || errors.As(err, &u) ||
 			err.Error() != "there is no egress default/nat: `skein egress list` shows all" {
 			t.Errorf("skein %s: %v", args, err)

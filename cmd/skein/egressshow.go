@@ -13,6 +13,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // mostClients is how many clients of a node a table shows: -o json has the rest.
@@ -24,7 +25,7 @@ func newExplainEgressCmd(g *globals) *cobra.Command {
 		Use: "egress [NAMESPACE/]NAME", Short: "Why an egress is as it is, or was: gateways, slots, leases, clients",
 		Example: "  skein explain egress nat\n  skein explain egress internet/nat --client web/nginx-1\n" +
 			"  skein explain egress nat --client 10.64.0.5\n  skein explain egress nat --at 10m",
-		Args: exactly(1, oneEgress),
+		Args: cli.Exactly(1, oneEgress),
 		RunE: func(c *cobra.Command, args []string) error {
 			namespace, name, err := findEgress(args[0])
 			if err != nil {
@@ -32,7 +33,7 @@ func newExplainEgressCmd(g *globals) *cobra.Command {
 			}
 			if client != "" && !strings.Contains(client, "/") {
 				if _, err := parseAddress(client); err != nil {
-					return usageError{fmt.Errorf("--client %s: want a pod as NAMESPACE/POD, or an IP address", client)}
+					return cli.UsageError{Err: fmt.Errorf("--client %s: want a pod as NAMESPACE/POD, or an IP address", client)}
 				}
 			}
 			r := &skeinv1.ExplainEgressRequest{Namespace: namespace, Name: name, Client: client}

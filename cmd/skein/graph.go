@@ -10,6 +10,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/graph"
 )
 
@@ -30,7 +31,7 @@ func newGraphCmd(g *globals) *cobra.Command {
 			"NAT types and paths as far as this node's journal goes back. The picture says what is not known.",
 		Example: "  skein graph -o svg >mesh.svg\n  skein graph | dot -Tpng >mesh.png\n" +
 			"  skein graph --at 10m -o svg >before.svg",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return g.graph(c, format, at) },
 	}
 	c.Flags().StringVarP(&format, "output", "o", "dot", "output: dot, svg or json")
@@ -49,7 +50,7 @@ func (g *globals) graph(c *cobra.Command, format, at string) error {
 		draw = (*graph.Graph).SVG
 	case "json":
 	default:
-		return usageError{fmt.Errorf("-o %s: allowed: dot, svg, json", format)}
+		return cli.UsageError{Err: fmt.Errorf("-o %s: allowed: dot, svg, json", format)}
 	}
 	r := &skeinv1.GraphRequest{}
 	var err error

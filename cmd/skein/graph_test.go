@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/graph"
 )
 
@@ -157,7 +158,7 @@ func TestGraphCommand(t *testing.T) {
 		{"graph", "-o", "table"}, {"graph", "-o", "png"}, {"graph", "--at", "soon"}, {"graph", "home1"},
 	} {
 		before := len(f.asked)
-		if _, _, err := f.skein(t, args...); !errors.As(err, new(usageError)) || len(f.asked) != before {
+		if _, _, err := f.skein(t, args...); !errors.As(err, new(cli.UsageError)) || len(f.asked) != before {
 			t.Errorf("skein %s: %v", strings.Join(args, " "), err)
 		}
 	}

@@ -14,10 +14,11 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/imports/coil"
 	"github.com/skeinmesh/skein/imports/kilo"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newImportCmd(g *globals) *cobra.Command {
-	return group("import", "Take over from another system", newImportCoilCmd(g), newImportKiloCmd(g))
+	return cli.Group("import", "Take over from another system", newImportCoilCmd(g), newImportKiloCmd(g))
 }
 
 func newImportCoilCmd(g *globals) *cobra.Command {
@@ -49,7 +50,7 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 			"  skein import coil coil.yaml --gateways egress=yes\n" +
 			"  skein import coil --takeover --dry-run\n  skein import coil --takeover\n" +
 			"  skein import coil --replace --kubeconfig admin.conf --dry-run",
-		Args: between(0, 1, "one file, or - for standard input"),
+		Args: cli.Between(0, 1, "one file, or - for standard input"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := old.check(c, args); err != nil {
 				return err
@@ -183,10 +184,10 @@ func parseRenames(flags []string) (map[string]string, error) {
 	for _, f := range flags {
 		from, to, ok := strings.Cut(f, "=")
 		if !ok || from == "" || to == "" {
-			return nil, usageError{fmt.Errorf("--node %s: want COIL=SKEIN, such as node1.example.com=node1", f)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--node %s: want COIL=SKEIN, such as node1.example.com=node1", f)}
 		}
 		if _, twice := out[from]; twice {
-			return nil, usageError{fmt.Errorf("--node %s: %s is named twice", f, from)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--node %s: %s is named twice", f, from)}
 		}
 		out[from] = to
 	}
@@ -232,7 +233,7 @@ func newImportKiloCmd(g *globals) *cobra.Command {
 			"no counterpart, and in which order to move. FILE may be - for standard input. Nothing is changed, and no agent\n" +
 			"is asked: annotations act as they are, once agents know the apiserver.",
 		Example: "  kubectl get nodes,peers.kilo.squat.ai -o yaml > kilo.yaml\n  skein import kilo kilo.yaml",
-		Args:    exactly(1, "one file, or - for standard input"),
+		Args:    cli.Exactly(1, "one file, or - for standard input"),
 		RunE: func(c *cobra.Command, args []string) error {
 			data, what, err := readImport(args[0], c.InOrStdin())
 			if err != nil {
@@ -243,7 +244,7 @@ func newImportKiloCmd(g *globals) *cobra.Command {
 				return fmt.Errorf("%s: %w", what, err)
 			}
 			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), r)
+				return cli.PrintJSON(c.OutOrStdout(), r)
 			}
 			printKilo(c.OutOrStdout(), r)
 			return nil

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/kube"
 )
 
@@ -24,7 +25,8 @@ func tokenOf(text string) (cluster, id string, err error) {
 func enterByKubernetes(o *agent.Options, server bool) error {
 	k := o.Config.Kubernetes
 	if k.Kubeconfig == "" || k.Node == "" {
-		return usageError{errors.New("--join-kubernetes needs kubernetes.kubeconfig, and kubernetes.node or the variable " +
+		return cli.UsageError{Err: errors.New("--join-kubernetes needs kubernetes.kubeconfig, and kubernetes.node or the " +
+			"variable " +
 			nodeVariable)}
 	}
 	e := &kube.Entrance{

@@ -13,10 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newIPCmd(g *globals) *cobra.Command {
-	return group("ip", "Addresses of pods", newIPWhoCmd(g), newIPListCmd(g), newIPReserveCmd(g), newIPReleaseCmd(g),
+	return cli.Group("ip", "Addresses of pods", newIPWhoCmd(g), newIPListCmd(g), newIPReserveCmd(g), newIPReleaseCmd(g),
 		newIPReservedCmd(g))
 }
 
@@ -31,7 +32,7 @@ func newIPWhoCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "who ADDRESS", Short: "Who has an address, or had it then, and which event says so",
 		Example: "  skein ip who 10.64.0.5\n  skein ip who 10.64.0.5 --at 14:03:05\n  skein ip who 10.64.0.5 --at 17",
-		Args:    exactly(1, oneAddress),
+		Args:    cli.Exactly(1, oneAddress),
 		RunE:    func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, false) },
 	}
 	c.Flags().StringVar(&at, "at", "", atHelp)
@@ -43,7 +44,7 @@ func newExplainAddressCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "address ADDRESS", Short: "Who has an address, why, and who had it before",
 		Example: "  skein explain address 10.64.0.5\n  skein explain address 10.64.0.5 --at 10m",
-		Args:    exactly(1, oneAddress),
+		Args:    cli.Exactly(1, oneAddress),
 		RunE:    func(c *cobra.Command, args []string) error { return g.who(c, args[0], at, true) },
 	}
 	c.Flags().StringVar(&at, "at", "", atHelp)
@@ -66,7 +67,7 @@ func (g *globals) who(c *cobra.Command, address, at string, history bool) error 
 func parseAddress(s string) (string, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
-		return "", usageError{fmt.Errorf("%q is no IP address", s)}
+		return "", cli.UsageError{Err: fmt.Errorf("%q is no IP address", s)}
 	}
 	return a.Unmap().String(), nil
 }
@@ -95,7 +96,7 @@ func parseAt(s string, now time.Time) (index uint64, ns int64, err error) {
 		}
 		return 0, t.UnixNano(), nil
 	}
-	return 0, 0, usageError{fmt.Errorf("--at %s: want an index such as 17, a time such as 2026-01-02T15:04:05Z, "+
+	return 0, 0, cli.UsageError{Err: fmt.Errorf("--at %s: want an index such as 17, a time such as 2026-01-02T15:04:05Z, "+
 		"\"2026-01-02 15:04:05\" or 15:04:05, or an age such as 5m", s)}
 }
 
@@ -166,7 +167,7 @@ func podName(p *skeinv1.Holder) string {
 func newIPListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "This node's pods and their addresses",
-		Example: "  skein ip list\n  skein ip list -o json", Args: noArgs,
+		Example: "  skein ip list\n  skein ip list -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Pods(c.Context(), &skeinv1.PodsRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printPods(w, r.GetPods()) })
@@ -209,7 +210,7 @@ func newIPReserveCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReserveAddressRequest{}
 	c := &cobra.Command{
 		Use: "reserve ADDRESS", Short: "Keep an address for one pod, wherever it runs",
-		Example: "  skein ip reserve 10.64.0.5 --for mail/postfix-0", Args: exactly(1, oneAddress),
+		Example: "  skein ip reserve 10.64.0.5 --for mail/postfix-0", Args: cli.Exactly(1, oneAddress),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Address, err = parseAddress(args[0]); err != nil {
@@ -235,9 +236,9 @@ func parsePod(s string) (namespace, pod string, err error) {
 	namespace, pod, ok := strings.Cut(s, "/")
 	switch {
 	case s == "":
-		return "", "", usageError{errors.New("--for is missing: name the pod as NAMESPACE/POD")}
+		return "", "", cli.UsageError{Err: errors.New("--for is missing: name the pod as NAMESPACE/POD")}
 	case !ok || namespace == "" || pod == "" || strings.Contains(pod, "/"):
-		return "", "", usageError{fmt.Errorf("--for %s: want NAMESPACE/POD, such as mail/postfix-0", s)}
+		return "", "", cli.UsageError{Err: fmt.Errorf("--for %s: want NAMESPACE/POD, such as mail/postfix-0", s)}
 	}
 	return namespace, pod, nil
 }
@@ -246,7 +247,7 @@ func newIPReleaseCmd(g *globals) *cobra.Command {
 	r := &skeinv1.ReleaseAddressRequest{}
 	c := &cobra.Command{
 		Use: "release ADDRESS", Short: "End the reservation of an address", Example: "  skein ip release 10.64.0.5",
-		Args: exactly(1, oneAddress),
+		Args: cli.Exactly(1, oneAddress),
 		RunE: func(c *cobra.Command, args []string) error {
 			var err error
 			if r.Address, err = parseAddress(args[0]); err != nil {
@@ -265,7 +266,7 @@ func newIPReleaseCmd(g *globals) *cobra.Command {
 
 func newIPReservedCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "reserved", Short: "Addresses that are kept for pods", Example: "  skein ip reserved", Args: noArgs,
+		Use: "reserved", Short: "Addresses that are kept for pods", Example: "  skein ip reserved", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Statics(c.Context(), &skeinv1.StaticsRequest{})
 			return g.show(c, r, err, func(w io.Writer) {

@@ -7,15 +7,13 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // newLabCmd makes `skein lab`: a cluster of real agents behind real NATs, on one machine.
@@ -28,15 +26,14 @@ func newLabCmd() *cobra.Command {
 			"as a YAML file describes it (docs/lab.md). It needs root and touches nothing outside its namespaces.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab up examples/three-sites.yaml\n  skein lab exec " +
 			"home1 -- skein status\n  skein lab down",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
+			return cli.NeedSubcommand(c, nil)
 		},
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
 	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir),
-		newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir), newLabCNICmd(&dir),
-		newLabOwnersCmd(&dir), newLabRedteamCmd(&dir))
+		newLabDemoCmd(&dir))
 	return c
 }
 
@@ -46,20 +43,20 @@ func newLabUpCmd(dir *string) *cobra.Command {
 		Use:     "up FILE",
 		Short:   "Bring a lab up and leave it up",
 		Example: "  skein lab up examples/three-sites.yaml",
-		Args:    exactly(1, "one lab file"),
+		Args:    cli.Exactly(1, "one lab file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := lab.Load(args[0])
 			if err != nil {
 				return err
 			}
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			l, err := lab.Up(ctx, spec, lab.Options{Dir: *dir, Progress: labProgress(labNotes(cmd)), Artifacts: artifacts})
+			l, err := lab.Up(ctx, spec, lab.Options{Dir: *dir, Progress: cli.Progress(cli.Notes(cmd)), Artifacts: artifacts})
 			if err != nil {
 				return err
 			}
-			if labJSON(cmd) {
-				return printJSON(cmd.OutOrStdout(), l.Status(ctx))
+			if cli.JSON(cmd) {
+				return cli.PrintJSON(cmd.OutOrStdout(), l.Status(ctx))
 			}
 			labHints(cmd.OutOrStdout(), l)
 			return nil
@@ -92,15 +89,15 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 		Use:     "status [NAME|FILE]",
 		Short:   "Show a lab's nodes and the paths between them",
 		Example: "  skein lab status\n  skein lab status three-sites -o json",
-		Args:    between(0, 1, "at most one lab's name or file"),
+		Args:    cli.Between(0, 1, "at most one lab's name or file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := labFind(*dir, args)
 			if err != nil {
 				return err
 			}
 			st := l.Status(cmd.Context())
-			if labJSON(cmd) {
-				return printJSON(cmd.OutOrStdout(), st)
+			if cli.JSON(cmd) {
+				return cli.PrintJSON(cmd.OutOrStdout(), st)
 			}
 			labTable(cmd.OutOrStdout(), st)
 			return nil
@@ -117,7 +114,7 @@ func newLabExecCmd(dir *string) *cobra.Command {
 			"makes skein's commands ask that node's agent. The exit status is the command's.",
 		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180\n  skein lab " +
 			"exec home1/web -- ip addr",
-		Args: between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
+		Args: cli.Between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string
 			if name != "" {
@@ -155,7 +152,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 		Long: "Bring each file's lab up, run its steps and take it down again, one after the other. The exit status is\n" +
 			"0 only when every step of every file held. A failed run leaves logs, states and the kernel's tables in a folder.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab run -o json examples/*.yaml",
-		Args:    between(1, math.MaxInt, "one lab file or several"),
+		Args:    cli.Between(1, math.MaxInt, "one lab file or several"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var specs []*lab.Spec
 			var errs []error
@@ -166,7 +163,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
 			opts.Dir = *dir
 			var results []*lab.Result
@@ -177,8 +174,8 @@ func newLabRunCmd(dir *string) *cobra.Command {
 				res, err := labRunOne(ctx, cmd, spec, opts)
 				results, errs = append(results, res), append(errs, err)
 			}
-			if labJSON(cmd) {
-				errs = append(errs, printJSON(cmd.OutOrStdout(), results))
+			if cli.JSON(cmd) {
+				errs = append(errs, cli.PrintJSON(cmd.OutOrStdout(), results))
 			}
 			return errors.Join(errs...)
 		},
@@ -189,10 +186,10 @@ func newLabRunCmd(dir *string) *cobra.Command {
 }
 
 func labRunOne(ctx context.Context, cmd *cobra.Command, spec *lab.Spec, opts lab.RunOptions) (*lab.Result, error) {
-	w := labNotes(cmd)
+	w := cli.Notes(cmd)
 	fmt.Fprintf(w, "lab %s (%s): %d sites, %d nodes, %d steps\n", spec.Name, spec.File, len(spec.Sites), len(spec.Nodes),
 		len(spec.Steps))
-	opts.Progress = labProgress(w)
+	opts.Progress = cli.Progress(w)
 	res, err := lab.Run(ctx, spec, opts)
 	held := 0
 	for _, s := range res.Steps {
@@ -216,7 +213,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
 			"after a crash too, and finding nothing is no error.",
 		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
-		Args:    between(0, 1, "at most one lab's name or file"),
+		Args:    cli.Between(0, 1, "at most one lab's name or file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := labNames(*dir, args, all)
 			if err != nil {
@@ -229,7 +226,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 					err = errors.Join(err, derr)
 					continue
 				}
-				fmt.Fprintf(labNotes(cmd), "lab %s is down\n", name)
+				fmt.Fprintf(cli.Notes(cmd), "lab %s is down\n", name)
 			}
 			return err
 		},
@@ -272,32 +269,6 @@ func labFind(dir string, args []string) (*lab.Lab, error) {
 		return nil, errors.New("no lab is up: `skein lab up FILE` brings one up")
 	}
 	return lab.Attach(names[0], lab.Options{Dir: dir})
-}
-
-// labContext ends with a signal, so that what was begun is taken down again.
-func labContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-}
-
-// labJSON tells whether JSON was asked for.
-func labJSON(cmd *cobra.Command) bool {
-	f := cmd.Flag("output")
-	return f != nil && f.Value.String() == "json"
-}
-
-// labNotes is where people read what goes on: not in the way of JSON.
-func labNotes(cmd *cobra.Command) io.Writer {
-	if labJSON(cmd) {
-		return cmd.ErrOrStderr()
-	}
-	return cmd.OutOrStdout()
-}
-
-func labProgress(w io.Writer) func(string) {
-	start := time.Now()
-	return func(line string) {
-		fmt.Fprintf(w, "%6.1fs  %s\n", time.Since(start).Seconds(), strings.ReplaceAll(line, "\n", "\n         "))
-	}
 }
 
 // labTable shows the nodes, then the paths as a matrix.

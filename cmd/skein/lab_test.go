@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // skein runs the command line and returns what it prints.
@@ -63,7 +64,7 @@ func TestLabUsage(t *testing.T) {
 	for _, args := range [][]string{{}, {"up"}, {"up", "a", "b"}, {"run"}, {"exec", "home1"},
 		{"down", "a", "b"}, {"sideways"}} {
 		_, err := skeinLab(t, args...)
-		var u usageError
+		var u cli.UsageError
 		if !errors.As(err, &u) {
 			t.Errorf("skein lab %s: %v; want a mistake in usage", strings.Join(args, " "), err)
 		}

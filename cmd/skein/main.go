@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // version is set by the linker for releases.
@@ -26,11 +27,6 @@ var version = ""
 // systemd calls it NOTCONFIGURED, after the Linux Standard Base. 2 could not be taken: the Go runtime ends with it when
 // it panics.
 const exitFinal = 6
-
-// usageError makes the exit status 2.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
 
 // globals are the flags that every command has.
 type globals struct {
@@ -58,15 +54,10 @@ func run(args []string) int {
 }
 
 func exitStatus(err error, supervised bool) int {
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, new(usageError)):
-		return 2
-	case supervised && errors.Is(err, agent.ErrFinal):
+	if supervised && errors.Is(err, agent.ErrFinal) {
 		return exitFinal
 	}
-	return 1
+	return cli.ExitStatus(err)
 }
 
 func newRoot() *cobra.Command {
@@ -77,16 +68,13 @@ func newRoot() *cobra.Command {
 		Example:       "  skein up --init\n  skein token create\n  skein up --join TOKEN\n  skein status",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          noArgs,
+		Args:          cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return c.Help()
 		},
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			g.configAsked = c.Flags().Changed("config")
-			if g.output != "table" && g.output != "json" {
-				return usageError{fmt.Errorf("-o %s: allowed: table, json", g.output)}
-			}
-			return nil
+			return cli.CheckOutput(g.output)
 		},
 	}
 	f := root.PersistentFlags()
@@ -95,10 +83,7 @@ func newRoot() *cobra.Command {
 	f.StringVar(&g.runDir, "run-dir", os.Getenv("SKEIN_RUN_DIR"), "directory of the agent's sockets (default "+
 		config.DefaultRunDir+", or $SKEIN_RUN_DIR)")
 	f.StringVar(&g.config, "config", config.DefaultFile, "configuration file")
-	f.StringVarP(&g.output, "output", "o", "table", "output: table or json")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
-	})
+	cli.OutputFlag(root, &g.output)
 	root.AddCommand(
 		newUpCmd(g), newDownCmd(g), newReloadCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newGraphCmd(g),
 		newNetcheckCmd(g),
@@ -108,7 +93,7 @@ func newRoot() *cobra.Command {
 		newImportCmd(g), newEgressCmd(g),
 		newPeerCmd(g), newSiteCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),
 	)
-	strict(root)
+	cli.Strict(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	return root
 }
@@ -137,63 +122,6 @@ func (g *globals) socket() string {
 	return filepath.Join(run, config.SocketName)
 }
 
-func noArgs(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q for %q; see `%s --help`", args[0], c.CommandPath(),
-			c.CommandPath())}
-	}
-	return nil
-}
-
-// exactly demands n arguments.
-func exactly(n int, what string) cobra.PositionalArgs { return between(n, n, what) }
-
-// between demands from least to most arguments.
-func between(least, most int, what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > most {
-			return usageError{fmt.Errorf("%s takes %s; see `%s --help`", c.CommandPath(), what, c.CommandPath())}
-		}
-		return nil
-	}
-}
-
-// strict makes every complaint about arguments a usage error, and a missing or unknown subcommand one too.
-func strict(c *cobra.Command) {
-	for _, sub := range c.Commands() {
-		strict(sub)
-	}
-	if c.HasSubCommands() && !c.Runnable() {
-		c.Args, c.RunE = noArgs, needSubcommand
-	}
-	if check := c.Args; check != nil {
-		c.Args = func(c *cobra.Command, args []string) error {
-			err := check(c, args)
-			var u usageError
-			if err == nil || errors.As(err, &u) {
-				return err
-			}
-			return usageError{fmt.Errorf("%s: %w; see `%s --help`", c.CommandPath(), err, c.CommandPath())}
-		}
-	}
-}
-
-func needSubcommand(c *cobra.Command, _ []string) error {
-	return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
-}
-
-// group makes a command that only holds others.
-func group(use, short string, subs ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: needSubcommand}
-	for _, s := range subs {
-		if c.Example == "" {
-			c.Example = s.Example
-		}
-		c.AddCommand(s)
-	}
-	return c
-}
-
 func versionText() string {
 	if version != "" {
 		return version
@@ -213,7 +141,7 @@ func versionText() string {
 
 func newVersionCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Example: "  skein version -o json", Args: noArgs,
+		Use: "version", Short: "Print the version", Example: "  skein version -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b, _ := debug.ReadBuildInfo()
 			v := struct {
@@ -221,7 +149,7 @@ func newVersionCmd(g *globals) *cobra.Command {
 				Go      string `json:"go"`
 			}{versionText(), b.GoVersion}
 			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), v)
+				return cli.PrintJSON(c.OutOrStdout(), v)
 			}
 			fmt.Fprintf(c.OutOrStdout(), "skein %s (%s)\n", v.Version, v.Go)
 			return nil

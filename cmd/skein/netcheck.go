@@ -9,13 +9,14 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newNetcheckCmd(g *globals) *cobra.Command {
 	var refresh bool
 	c := &cobra.Command{
 		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck " +
-			"--refresh -o json", Args: noArgs,
+			"--refresh -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Netcheck(c.Context(), &skeinv1.NetcheckRequest{Refresh: refresh})
 			return g.show(c, r, err, func(w io.Writer) { printNetcheck(w, r) })

@@ -11,6 +11,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/addr"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // nodeFields are what `skein node set` sets, as its flags and as the API calls them.
@@ -35,7 +36,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			"  skein node set edge1 --unset leader,force-endpoint",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("want one node's name or ID, and labels if any")}
+				return cli.UsageError{Err: errors.New("want one node's name or ID, and labels if any")}
 			}
 			return nil
 		},
@@ -45,7 +46,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if c.Flags().Changed("name") && name == "" {
-				return usageError{errors.New("--name \"\": a node needs a name")}
+				return cli.UsageError{Err: errors.New("--name \"\": a node needs a name")}
 			}
 			set := func(flag string) bool {
 				if !c.Flags().Changed(flag) {
@@ -70,7 +71,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			if set("internal-ip") {
 				ip, err := addr.Internal(internal)
 				if err != nil {
-					return usageError{fmt.Errorf("--internal-ip: %w", err)}
+					return cli.UsageError{Err: fmt.Errorf("--internal-ip: %w", err)}
 				}
 				if ip.IsValid() {
 					r.Settings.InternalIp = ip.String()
@@ -80,21 +81,22 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 				r.Settings.PersistentKeepalive = keepalive
 			}
 			if leader && noLeader {
-				return usageError{errors.New("--leader and --no-leader exclude each other")}
+				return cli.UsageError{Err: errors.New("--leader and --no-leader exclude each other")}
 			}
 			for _, flag := range unset {
 				field, ok := nodeFields[flag]
 				if !ok {
-					return usageError{fmt.Errorf("--unset %q: want one or more of site, leader, force-endpoint, internal-ip, "+
-						"persistent-keepalive", flag)}
+					return cli.UsageError{Err: fmt.Errorf(
+						"--unset %q: want one or more of site, leader, force-endpoint, internal-ip, "+
+							"persistent-keepalive", flag)}
 				}
 				if slices.Contains(r.Fields, field) {
-					return usageError{fmt.Errorf("%s is to be set and taken back at once: say one of the two", flag)}
+					return cli.UsageError{Err: fmt.Errorf("%s is to be set and taken back at once: say one of the two", flag)}
 				}
 				r.Fields = append(r.Fields, field)
 			}
 			if len(r.GetFields())+len(r.GetSetLabels())+len(r.GetRemoveLabels()) == 0 && name == "" {
-				return usageError{errors.New("say what is to be set: LABEL=VALUE, LABEL-, --name, --site, " +
+				return cli.UsageError{Err: errors.New("say what is to be set: LABEL=VALUE, LABEL-, --name, --site, " +
 					"--leader, --no-leader, --force-endpoint, --internal-ip, --persistent-keepalive, or --unset")}
 			}
 			a, err := g.client().SetNode(c.Context(), r)
@@ -127,16 +129,16 @@ func readLabelChanges(r *skeinv1.SetNodeRequest, texts []string) error {
 		if !sets {
 			bare, removes := strings.CutSuffix(text, "-")
 			if !removes || bare == "" {
-				return usageError{fmt.Errorf("%q: want LABEL=VALUE to set a label, or LABEL- to remove one", text)}
+				return cli.UsageError{Err: fmt.Errorf("%q: want LABEL=VALUE to set a label, or LABEL- to remove one", text)}
 			}
 			key = bare
 		}
 		_, twice := r.GetSetLabels()[key]
 		switch {
 		case key == "":
-			return usageError{fmt.Errorf("%q: a label needs a key: want LABEL=VALUE, such as egress=yes", text)}
+			return cli.UsageError{Err: fmt.Errorf("%q: a label needs a key: want LABEL=VALUE, such as egress=yes", text)}
 		case twice || slices.Contains(r.GetRemoveLabels(), key):
-			return usageError{fmt.Errorf("label %s is named twice: say one of the two", key)}
+			return cli.UsageError{Err: fmt.Errorf("label %s is named twice: say one of the two", key)}
 		case !sets:
 			r.RemoveLabels = append(r.RemoveLabels, key)
 		default:

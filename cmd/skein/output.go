@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +14,8 @@ import (
 	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // printProto writes a message as JSON: the fields of the API, in lowerCamelCase, with all values.
@@ -23,22 +24,7 @@ func printProto(w io.Writer, m proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("encode as JSON: %w", err)
 	}
-	return printJSON(w, json.RawMessage(b))
-}
-
-// printJSON writes indented JSON. It also undoes protojson's deliberately unstable spacing.
-func printJSON(w io.Writer, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("encode as JSON: %w", err)
-	}
-	var out bytes.Buffer
-	if err := json.Indent(&out, b, "", "  "); err != nil {
-		return fmt.Errorf("encode as JSON: %w", err)
-	}
-	out.WriteByte('\n')
-	_, err = w.Write(out.Bytes())
-	return err
+	return cli.PrintJSON(w, json.RawMessage(b))
 }
 
 // tableWidth is what every table fits into.

@@ -10,12 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newStateCmd(g *globals) *cobra.Command {
 	var at string
 	c := &cobra.Command{
-		Use: "state", Short: "The agreed state, now or then", Args: noArgs,
+		Use: "state", Short: "The agreed state, now or then", Args: cli.NoArgs,
 		Example: "  skein state\n  skein state --at 17 -o json\n  skein state --at 5m",
 		RunE: func(c *cobra.Command, _ []string) error {
 			q := &skeinv1.StateRequest{}
@@ -36,7 +37,7 @@ func newDiffCmd(g *globals) *cobra.Command {
 	var node string
 	c := &cobra.Command{
 		Use: "diff A B", Short: "What changed between two moments, in what is agreed or in a node's kernel",
-		Args: exactly(2, "two moments"),
+		Args: cli.Exactly(2, "two moments"),
 		Example: "  skein diff 10 20\n  skein diff 2h 1h\n  skein diff 14:00:00 14:05:00 --plan\n" +
 			"  skein diff 10m 5m --plan --node home1",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -46,13 +47,14 @@ func newDiffCmd(g *globals) *cobra.Command {
 			for i, arg := range args {
 				var err error
 				if index[i], at[i], err = parseAt(arg, now); err != nil || arg == "" {
-					return usageError{fmt.Errorf("%q is no moment: want an index such as 17, "+
+					return cli.UsageError{Err: fmt.Errorf("%q is no moment: want an index such as 17, "+
 						"a time such as 2026-01-02T15:04:05Z or 15:04:05, or an age such as 5m", arg)}
 				}
 			}
 			if !plan {
 				if node != "" {
-					return usageError{fmt.Errorf("--node %s: what is agreed is the same at every node; it goes with --plan", node)}
+					return cli.UsageError{Err: fmt.Errorf("--node %s: what is agreed is the same at every node; it goes with --plan",
+						node)}
 				}
 				r, err := g.client().Diff(c.Context(), &skeinv1.DiffRequest{
 					From: index[0], To: index[1], FromTime: at[0], ToTime: at[1],
@@ -140,7 +142,7 @@ func newPlanCmd(g *globals) *cobra.Command {
 	var node, at string
 	var diff bool
 	c := &cobra.Command{
-		Use: "plan", Short: "What the kernel should hold, now or then, and what would change", Args: noArgs,
+		Use: "plan", Short: "What the kernel should hold, now or then, and what would change", Args: cli.NoArgs,
 		Example: "  skein plan\n  skein plan --diff\n  skein plan --at 5m\n  skein plan --node home1 --at 17",
 		RunE: func(c *cobra.Command, _ []string) error {
 			q := &skeinv1.PlanRequest{Node: node, Diff: diff}

@@ -18,6 +18,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // peerKeepalive is the keepalive of a plain peer, in seconds: it keeps the ways through its NAT open, so that each
@@ -28,7 +29,7 @@ const peerKeepalive = 25
 const privateKeyHere = "PUT-THE-PRIVATE-KEY-HERE"
 
 func newPeerCmd(g *globals) *cobra.Command {
-	return group("peer", "Plain WireGuard peers: phones, laptops, routers", newPeerAddCmd(g), newPeerListCmd(g),
+	return cli.Group("peer", "Plain WireGuard peers: phones, laptops, routers", newPeerAddCmd(g), newPeerListCmd(g),
 		newPeerRemoveCmd(g))
 }
 
@@ -47,13 +48,13 @@ func newPeerAddCmd(g *globals) *cobra.Command {
 			"kept.",
 		Example: "  skein peer add phone --expires 24h\n  skein peer add office --public-key KEY --allowed-ips " +
 			"192.168.8.0/24 --via gw1,gw2",
-		Args: exactly(1, "one name"),
+		Args: cli.Exactly(1, "one name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if !slices.Contains([]string{"auto", "always", "never"}, qrWhen) {
-				return usageError{fmt.Errorf("--qr %s: allowed: auto, always, never", qrWhen)}
+				return cli.UsageError{Err: fmt.Errorf("--qr %s: allowed: auto, always, never", qrWhen)}
 			}
 			if c.Flags().Changed("expires") && expires <= 0 {
-				return usageError{fmt.Errorf("--expires %s: want a time from now, such as 24h", expires)}
+				return cli.UsageError{Err: fmt.Errorf("--expires %s: want a time from now, such as 24h", expires)}
 			}
 			private, public, err := peerKeys(publicKey)
 			if err != nil {
@@ -102,7 +103,8 @@ func peerKeys(given string) (private string, public []byte, err error) {
 		public, err := base64.StdEncoding.DecodeString(given)
 		if err != nil || len(public) != len(identity.WireGuardKey{}) {
 			return "", nil,
-				usageError{fmt.Errorf("--public-key %.60q is no WireGuard key: want 44 characters, as `wg pubkey` prints them",
+				cli.UsageError{Err: fmt.Errorf("--public-key %.60q is no WireGuard key: want 44 characters, as `wg pubkey` "+
+					"prints them",
 					given)}
 		}
 		return "", public, nil
@@ -157,7 +159,7 @@ func printAdded(w io.Writer, r *skeinv1.AddPlainPeerResponse, text string) error
 		Configuration string      `json:"configuration"`
 		Warnings      []string    `json:"warnings"`
 	}
-	return printJSON(w, added{jsonMessage{r.GetPeer()}, r.GetIndex(), text, append([]string{}, r.GetWarnings()...)})
+	return cli.PrintJSON(w, added{jsonMessage{r.GetPeer()}, r.GetIndex(), text, append([]string{}, r.GetWarnings()...)})
 }
 
 // jsonMessage is a message inside of other JSON.
@@ -213,7 +215,7 @@ func isTerminal(w io.Writer) bool {
 func newPeerListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "Plain peers, and who carries them",
-		Example: "  skein peer list\n  skein peer list -o json", Args: noArgs,
+		Example: "  skein peer list\n  skein peer list -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().PlainPeers(c.Context(), &skeinv1.PlainPeersRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -255,7 +257,7 @@ func printPlainPeers(w io.Writer, peers []*skeinv1.PlainPeerView) {
 
 func newPeerRemoveCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME", Short: "Throw a plain peer out", Example: "  skein peer remove phone", Args: exactly(1,
+		Use: "remove NAME", Short: "Throw a plain peer out", Example: "  skein peer remove phone", Args: cli.Exactly(1,
 			"one plain peer's name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RemovePlainPeer(c.Context(), &skeinv1.RemovePlainPeerRequest{Name: args[0]})

@@ -17,10 +17,11 @@ import (
 	"github.com/spf13/pflag"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newPoolCmd(g *globals) *cobra.Command {
-	return group("pool", "Pools of addresses for pods",
+	return cli.Group("pool", "Pools of addresses for pods",
 		newPoolCreateCmd(g), newPoolListCmd(g), newPoolShowCmd(g), newPoolExtendCmd(g), newPoolSetCmd(g), newPoolDrainCmd(g),
 		newPoolRemoveCmd(g))
 }
@@ -37,7 +38,7 @@ func newPoolCreateCmd(g *globals) *cobra.Command {
 			"named default serves every namespace that has no pool of its own.",
 		Example: "  skein pool create default --subnet 10.64.0.0/16,fd00:64::/112\n" +
 			"  skein pool create public --subnet 192.0.2.64/28 --block-size-bits 0 --namespace ingress --quota ingress=8",
-		Args: exactly(1, onePool),
+		Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			pool, _, err := rules.read(c.Flags())
 			if err != nil {
@@ -66,7 +67,7 @@ func newPoolExtendCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "extend NAME", Short: "Add subnets to a pool", Example: "  skein pool extend default --subnet " +
 			"10.65.0.0/16,fd00:65::/112",
-		Args: exactly(1, onePool),
+		Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			add, err := parseSubnets(subnets)
 			if err != nil {
@@ -91,14 +92,14 @@ func newPoolSetCmd(g *globals) *cobra.Command {
 		Long: "Change a pool's rules. Each flag replaces what was there; \"\" empties a list, and 0 ends a limit or a time.",
 		Example: "  skein pool set default --cooldown 5m --sticky 10m\n" +
 			"  skein pool set public --namespace ingress --namespace mail --quota ''",
-		Args: exactly(1, onePool),
+		Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			set, fields, err := rules.read(c.Flags())
 			if err != nil {
 				return err
 			}
 			if len(fields) == 0 {
-				return usageError{fmt.Errorf("nothing to set; see `%s --help`", c.CommandPath())}
+				return cli.UsageError{Err: fmt.Errorf("nothing to set; see `%s --help`", c.CommandPath())}
 			}
 			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0],
 				Set: set, Fields: fields}})
@@ -116,7 +117,7 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drain NAME", Short: "Take nothing new from a pool", Example: "  skein pool drain old\n  skein pool drain old " +
 			"--undo",
-		Args: exactly(1, onePool),
+		Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{
 				Name: args[0], Set: &skeinv1.Pool{Draining: !undo}, Fields: []string{"draining"}}})
@@ -137,7 +138,7 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 func newPoolListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "All pools and how full they are",
-		Example: "  skein pool list\n  skein pool list -o json", Args: noArgs,
+		Example: "  skein pool list\n  skein pool list -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Pools(c.Context(), &skeinv1.PoolsRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printPools(w, r.GetPools()) })
@@ -148,7 +149,7 @@ func newPoolListCmd(g *globals) *cobra.Command {
 func newPoolShowCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "All about a pool: use, holders, quotas, static addresses",
-		Example: "  skein pool show default", Args: exactly(1, onePool),
+		Example: "  skein pool show default", Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			v, err := g.poolOf(c.Context(), args[0])
 			r := &skeinv1.PoolsResponse{Pools: []*skeinv1.PoolView{v}}
@@ -188,10 +189,10 @@ func (p *poolRules) read(f *pflag.FlagSet) (pool *skeinv1.Pool, fields []string,
 		ns, count, _ := strings.Cut(q, "=")
 		n, err := strconv.ParseUint(count, 10, 32)
 		if ns == "" || err != nil {
-			return nil, nil, usageError{fmt.Errorf("--quota %s: want NAMESPACE=N, such as ingress=8", q)}
+			return nil, nil, cli.UsageError{Err: fmt.Errorf("--quota %s: want NAMESPACE=N, such as ingress=8", q)}
 		}
 		if _, twice := pool.Quotas[ns]; twice {
-			return nil, nil, usageError{fmt.Errorf("--quota %s: the namespace %s has one already", q, ns)}
+			return nil, nil, cli.UsageError{Err: fmt.Errorf("--quota %s: the namespace %s has one already", q, ns)}
 		}
 		if pool.Quotas == nil {
 			pool.Quotas = map[string]uint32{}
@@ -216,7 +217,7 @@ func present(words []string) []string {
 
 func wholeSeconds(flag string, d time.Duration) (uint32, error) {
 	if d < 0 || d%time.Second != 0 || d/time.Second > math.MaxUint32 {
-		return 0, usageError{fmt.Errorf("%s %s: want whole seconds, such as 90s or 5m", flag, d)}
+		return 0, cli.UsageError{Err: fmt.Errorf("%s %s: want whole seconds, such as 90s or 5m", flag, d)}
 	}
 	return uint32(d / time.Second), nil
 }
@@ -229,7 +230,7 @@ func subnetFlag(c *cobra.Command, to *[]string) {
 // say.
 func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 	if len(flags) == 0 {
-		return nil, usageError{errors.New("--subnet is missing: name at least one, such as --subnet " +
+		return nil, cli.UsageError{Err: errors.New("--subnet is missing: name at least one, such as --subnet " +
 			"10.64.0.0/16,fd00:64::/112")}
 	}
 	var out []*skeinv1.PoolSubnet
@@ -238,7 +239,7 @@ func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 		for part := range strings.SplitSeq(flag, ",") {
 			p, err := netip.ParsePrefix(strings.TrimSpace(part))
 			if err != nil || p.Addr().Is4In6() {
-				return nil, usageError{fmt.Errorf("--subnet %s: %q is no subnet; write one such as 10.64.0.0/16, or "+
+				return nil, cli.UsageError{Err: fmt.Errorf("--subnet %s: %q is no subnet; write one such as 10.64.0.0/16, or "+
 					"10.64.0.0/16,fd00:64::/112", flag, part)}
 			}
 			to := &s.Ipv6
@@ -246,7 +247,8 @@ func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 				to = &s.Ipv4
 			}
 			if *to != "" {
-				return nil, usageError{fmt.Errorf("--subnet %s: a comma joins one IPv4 and one IPv6 subnet; repeat --subnet for "+
+				return nil, cli.UsageError{Err: fmt.Errorf("--subnet %s: a comma joins one IPv4 and one IPv6 subnet; repeat "+
+					"--subnet for "+
 					"more", flag)}
 			}
 			*to = p.String()

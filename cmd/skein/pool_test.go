@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 const threeDays = 72 * time.Hour
@@ -163,7 +164,7 @@ func TestAddressCommandsRefuse(t *testing.T) {
 		{"import coil - --node a=b --node a=c", "a is named twice"},
 	} {
 		_, _, err := f.skein(t, strings.Fields(c.args)...)
-		var u usageError
+		var u cli.UsageError
 		if !errors.As(err, &u) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("skein %s: %v; want a mistake in usage: %s", c.args, err, c.want)
 		}
@@ -176,7 +177,7 @@ func TestAddressCommandsRefuse(t *testing.T) {
 	for _, args := range []string{"pool remove a", "pool list", "block list", "ip who 10.64.0.1", "ip list", "ip reserved",
 		"block release 10.64.0.0/27", "ip release 10.64.0.1"} {
 		_, _, err := f.skein(t, strings.Fields(args)...)
-		var u usageError
+		var u cli.UsageError
 		if err == nil || errors.As(err, &u) || err.Error() != "pool a still has 3 blocks: drain it first with skein pool "+
 			"drain a" {
 			t.Errorf("skein %s: %v", args, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // poolLook is how often a pool is looked at while somebody waits until it is empty.
@@ -24,13 +25,13 @@ func newPoolRemoveCmd(g *globals) *cobra.Command {
 			"the\n" +
 			"command waits until the last pod that has an address of it has ended, and removes it then. A command that is\n" +
 			"stopped leaves the pool draining; give it again to go on, or take it back with `skein pool drain NAME --undo`.",
-		Example: "  skein pool remove old\n  skein pool remove old --when-empty --timeout 1h", Args: exactly(1, onePool),
+		Example: "  skein pool remove old\n  skein pool remove old --when-empty --timeout 1h", Args: cli.Exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case limit < 0:
-				return usageError{fmt.Errorf("--timeout %s: want a time such as 1h; 0 waits as long as it takes", limit)}
+				return cli.UsageError{Err: fmt.Errorf("--timeout %s: want a time such as 1h; 0 waits as long as it takes", limit)}
 			case limit > 0 && !whenEmpty:
-				return usageError{errors.New("--timeout is for --when-empty: without it nothing is waited for")}
+				return cli.UsageError{Err: errors.New("--timeout is for --when-empty: without it nothing is waited for")}
 			}
 			if whenEmpty {
 				if err := g.emptyPool(c, args[0], limit); err != nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func TestPoolRemoveWhenEmpty(t *testing.T) {
@@ -73,7 +74,7 @@ func TestPoolRemoveWhenEmpty(t *testing.T) {
 	}
 	f := newFakeAgent(t)
 	for _, args := range []string{"--timeout 1h", "--when-empty --timeout -1s"} {
-		if _, _, err := f.skein(t, strings.Fields("pool remove old "+args)...); !errors.As(err, new(usageError)) ||
+		if _, _, err := f.skein(t, strings.Fields("pool remove old "+args)...); !errors.As(err, new(cli.UsageError)) ||
 			len(f.asked) > 0 {
 			t.Errorf("%s: %v", args, err)
 		}

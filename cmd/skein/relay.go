@@ -7,12 +7,13 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newRelayCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "relay", Short: "This node's relay sessions, and what it relays for others",
-		Example: "  skein relay\n  skein relay -o json", Args: noArgs,
+		Example: "  skein relay\n  skein relay -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Relay(c.Context(), &skeinv1.RelayRequest{})
 			if err != nil {

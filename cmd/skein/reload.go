@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newReloadCmd(g *globals) *cobra.Command {
@@ -20,7 +21,7 @@ func newReloadCmd(g *globals) *cobra.Command {
 			"nothing.\n\n" +
 			"The agent also does so by itself when the file changes, and on SIGHUP. --dry-run only checks the file.",
 		Example: "  skein reload\n  skein reload --dry-run",
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := g.client().Reload(cmd.Context(), &skeinv1.ReloadRequest{DryRun: dryRun})
 			return g.show(cmd, r, err, func(w io.Writer) { reloadText(w, r, dryRun, time.Now()) })

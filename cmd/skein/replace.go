@@ -18,6 +18,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/imports/coil"
 	"github.com/skeinmesh/skein/imports/coil/replace"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/kube"
 )
 
@@ -52,19 +53,19 @@ func (o *replaceOptions) check(c *cobra.Command, args []string) error {
 	}
 	if !o.replace {
 		if f := given("bare", "kubeconfig", "pool", "timeout"); f != "" {
-			return usageError{fmt.Errorf("%s goes with --replace: nothing else asks the apiserver", f)}
+			return cli.UsageError{Err: fmt.Errorf("%s goes with --replace: nothing else asks the apiserver", f)}
 		}
 		return nil
 	}
 	if f := given("takeover", "undo", "gateways", "node", "bin-dir", "conf-dir", "name"); f != "" {
-		return usageError{fmt.Errorf("--replace and %s exclude each other: import and take the hosts over first, "+
+		return cli.UsageError{Err: fmt.Errorf("--replace and %s exclude each other: import and take the hosts over first, "+
 			"then give --replace alone", f)}
 	}
 	if len(args) > 0 {
-		return usageError{errors.New("--replace takes no file: it is about blocks that were imported before")}
+		return cli.UsageError{Err: errors.New("--replace takes no file: it is about blocks that were imported before")}
 	}
 	if o.timeout <= 0 {
-		return usageError{fmt.Errorf("--timeout %s: want a time such as 5m", o.timeout)}
+		return cli.UsageError{Err: fmt.Errorf("--timeout %s: want a time such as 5m", o.timeout)}
 	}
 	return nil
 }
@@ -99,7 +100,7 @@ func (g *globals) replaceOld(c *cobra.Command, o replaceOptions, dry bool) error
 		if !dry {
 			out.Left = done.Left
 		}
-		if err := printJSON(c.OutOrStdout(), out); err != nil {
+		if err := cli.PrintJSON(c.OutOrStdout(), out); err != nil {
 			return err
 		}
 	} else {

@@ -9,6 +9,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // newRoleCmd is `skein node grant`, or `skein node withdraw`.
@@ -20,14 +21,15 @@ func newRoleCmd(g *globals, withdraw bool) *cobra.Command {
 			"server\n" +
 			"votes on what is agreed, and is an admin. Every other member is an agent and speaks for itself only.",
 		Example: "  skein node grant home1 admin\n  skein node grant dc2 server",
-		Args:    exactly(2, "one node's name or ID, and a role: admin or server"),
+		Args:    cli.Exactly(2, "one node's name or ID, and a role: admin or server"),
 		RunE: func(c *cobra.Command, args []string) error {
 			role, err := events.ParseRole(args[1])
 			if err != nil {
-				return usageError{err}
+				return cli.UsageError{Err: err}
 			}
 			if role == events.RoleAgent {
-				return usageError{errors.New("every member is an agent: name the role admin or server; `skein node revoke` " +
+				return cli.UsageError{Err: errors.New("every member is an agent: name the role admin or server; `skein node " +
+					"revoke` " +
 					"throws a member out")}
 			}
 			r, err := g.client().SetRole(c.Context(), &skeinv1.SetRoleRequest{Node: args[0], Role: args[1],

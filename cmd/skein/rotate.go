@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newRotateCmd(g *globals) *cobra.Command {
@@ -16,7 +17,7 @@ func newRotateCmd(g *globals) *cobra.Command {
 		Long: "Encrypt gossip with a new key, which the leader makes. Each node uses it some seconds after it has it,\n" +
 			"and still reads what the two keys before encrypt, so nothing of gossip is lost. A node that was away gets\n" +
 			"the keys with the log.",
-		Example: "  skein cluster rotate gossip-key", Args: noArgs,
+		Example: "  skein cluster rotate gossip-key", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().RotateGossipKey(c.Context(), &skeinv1.RotateGossipKeyRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -24,7 +25,7 @@ func newRotateCmd(g *globals) *cobra.Command {
 			})
 		},
 	}
-	return group("rotate", "Give the cluster new keys", key)
+	return cli.Group("rotate", "Give the cluster new keys", key)
 }
 
 // gossipKeysText says which gossip keys are agreed, and which of them is used.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newNodeRotateKeyCmd(g *globals) *cobra.Command {
@@ -19,7 +20,7 @@ func newNodeRotateKeyCmd(g *globals) *cobra.Command {
 		Long: "Give this host another WireGuard key. Its peers get to know the next key first, so that the tunnels\n" +
 			"carry on: packets wait for as long as a handshake takes, and none is lost. A peer that is away hears of\n" +
 			"it when it is back. The host's identity stays: for another one, let it leave and join as a new node.",
-		Example: "  skein node rotate-key", Args: noArgs,
+		Example: "  skein node rotate-key", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().RotateNodeKey(c.Context(), &skeinv1.RotateNodeKeyRequest{Force: force})
 			return g.show(c, r, err, func(w io.Writer) {

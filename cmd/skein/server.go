@@ -14,13 +14,15 @@ import (
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // serverLook is how often servers are looked at while somebody waits for one.
 const serverLook = 250 * time.Millisecond
 
 func newServerCmd(g *globals) *cobra.Command {
-	return group("server", "Servers: the members that vote on what is agreed", newServerAddCmd(g), newServerRemoveCmd(g),
+	return cli.Group("server", "Servers: the members that vote on what is agreed", newServerAddCmd(g),
+		newServerRemoveCmd(g),
 		newServerListCmd(g), newServerRecoverCmd(g))
 }
 
@@ -31,7 +33,7 @@ func newServerAddCmd(g *globals) *cobra.Command {
 		Long: "Make a member a server, which votes on what is agreed once it has kept up with the log for some seconds. " +
 			"The\n" +
 			"command waits for that; nothing is restarted. It is `skein node grant NODE server`, with the waiting.",
-		Example: "  skein server add dc2", Args: exactly(1, "one node's name or ID"),
+		Example: "  skein server add dc2", Args: cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r := &skeinv1.SetRoleRequest{Node: args[0], Role: string(events.RoleServer)}
 			return g.setServer(c, r, wait, func(s *skeinv1.ServerStatus) (done bool, why string) {
@@ -52,7 +54,7 @@ func newServerRemoveCmd(g *globals) *cobra.Command {
 			"The last\n" +
 			"server stays. Where two voters would be left, neither of which may fail, --force is needed. A server that leads\n" +
 			"hands over. It is `skein node withdraw NODE server`, with the waiting.",
-		Example: "  skein server remove dc2", Args: exactly(1, "one node's name or ID"),
+		Example: "  skein server remove dc2", Args: cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r := &skeinv1.SetRoleRequest{Node: args[0], Role: string(events.RoleServer), Withdraw: true, Force: force}
 			return g.setServer(c, r, wait, func(s *skeinv1.ServerStatus) (done bool, why string) {
@@ -67,7 +69,7 @@ func newServerRemoveCmd(g *globals) *cobra.Command {
 
 func newServerListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "The servers, who of them leads, and who votes", Example: "  skein server list", Args: noArgs,
+		Use: "list", Short: "The servers, who of them leads, and who votes", Example: "  skein server list", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Status(c.Context(), &skeinv1.StatusRequest{})
 			if err != nil {
@@ -81,7 +83,7 @@ func newServerListCmd(g *globals) *cobra.Command {
 				for _, s := range r.GetServers() {
 					out = append(out, jsonMessage{s})
 				}
-				return printJSON(c.OutOrStdout(), out)
+				return cli.PrintJSON(c.OutOrStdout(), out)
 			}
 			printServers(c.OutOrStdout(), r.GetServers())
 			return nil
@@ -102,7 +104,7 @@ func printServers(w io.Writer, servers []*skeinv1.ServerStatus) {
 func (g *globals) setServer(c *cobra.Command, r *skeinv1.SetRoleRequest, limit time.Duration,
 	is func(*skeinv1.ServerStatus) (done bool, why string)) error {
 	if limit < 0 {
-		return usageError{fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", limit)}
+		return cli.UsageError{Err: fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", limit)}
 	}
 	set, err := g.client().SetRole(c.Context(), r)
 	if err != nil {
@@ -171,10 +173,10 @@ func newServerRecoverCmd(g *globals) *cobra.Command {
 		Long: "Make this server the only voter of its cluster, after a majority of the servers is lost for good.\n\n" +
 			"The agent must be stopped. What only the lost servers knew is gone. The lost servers must never start\n" +
 			"again with their old state directories. See docs/recovery.md.",
-		Example: "  skein server recover --yes", Args: noArgs,
+		Example: "  skein server recover --yes", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !yes {
-				return usageError{errors.New("this cannot be undone: read `skein server recover --help`, then add --yes")}
+				return cli.UsageError{Err: errors.New("this cannot be undone: read `skein server recover --help`, then add --yes")}
 			}
 			cfg, err := g.load()
 			if err != nil {
@@ -185,7 +187,7 @@ func newServerRecoverCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if g.output == "json" {
-				return printJSON(c.OutOrStdout(), r)
+				return cli.PrintJSON(c.OutOrStdout(), r)
 			}
 			fmt.Fprintf(c.OutOrStdout(), "this server is now the only voter, at event %d; the old Raft files are in %s\nstart "+
 				"it with `skein up`, then let new servers join\n", r.Index, r.Backup)

@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func (f *fakeAgent) SetRole(_ context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.SetRoleResponse, error) {
@@ -77,7 +78,7 @@ func TestServerAddAndRemove(t *testing.T) {
 	for _, args := range []string{"server add", "server add a b", "server remove", "server add dc2 --wait -1s",
 		"server list all"} {
 		before := len(f.asked)
-		if _, _, err := f.skein(t, strings.Fields(args)...); !errors.As(err, new(usageError)) || len(f.asked) != before {
+		if _, _, err := f.skein(t, strings.Fields(args)...); !errors.As(err, new(cli.UsageError)) || len(f.asked) != before {
 			t.Errorf("skein %s: %v", args, err)
 		}
 	}

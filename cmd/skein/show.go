@@ -13,11 +13,12 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newStatusCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "This node at a glance", Example: "  skein status\n  skein status -o json", Args: noArgs,
+		Use: "status", Short: "This node at a glance", Example: "  skein status\n  skein status -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := g.client().Status(c.Context(), &skeinv1.StatusRequest{})
 			return g.show(c, s, err, func(w io.Writer) { printStatus(w, s) })
@@ -171,7 +172,7 @@ func gossipText(g *skeinv1.GossipStatus) string {
 
 func newNodesCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "nodes", Short: "All members, by site", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
+		Use: "nodes", Short: "All members, by site", Example: "  skein nodes\n  skein nodes -o json", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -269,7 +270,7 @@ func role(n *skeinv1.NodeView) string {
 func newPeersCmd(g *globals) *cobra.Command {
 	var node, at string
 	c := &cobra.Command{
-		Use: "peers", Short: "How each peer is reached", Args: noArgs,
+		Use: "peers", Short: "How each peer is reached", Args: cli.NoArgs,
 		Example: "  skein peers\n  skein peers --node home1\n  skein peers --at 5m\n  skein peers -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			q := &skeinv1.PeersRequest{Node: node}
@@ -314,11 +315,11 @@ func newExplainCmd(g *globals) *cobra.Command {
 	peer := &cobra.Command{
 		Use: "peer NODE", Short: "Why a peer is reached the way it is", Example: "  skein explain peer home1\n  skein " +
 			"explain peer home1 --at 5m\n  skein explain peer home1 --at 2026-01-02T15:04:05Z",
-		Args: exactly(1, "one node's name or ID"),
+		Args: cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ns, err := parseTime(at, time.Now())
 			if err != nil {
-				return usageError{err}
+				return cli.UsageError{Err: err}
 			}
 			r, err := g.client().ExplainPeer(c.Context(), &skeinv1.ExplainPeerRequest{Peer: args[0], At: ns})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -328,7 +329,7 @@ func newExplainCmd(g *globals) *cobra.Command {
 		},
 	}
 	peer.Flags().StringVar(&at, "at", "", "a time (RFC 3339) or an age (such as 5m) instead of now")
-	return group("explain", "Say why something is as it is", peer, newExplainAddressCmd(g), newExplainEgressCmd(g))
+	return cli.Group("explain", "Say why something is as it is", peer, newExplainAddressCmd(g), newExplainEgressCmd(g))
 }
 
 // parseTime reads a time or an age; empty is 0, for now.

@@ -10,17 +10,18 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func newSiteCmd(g *globals) *cobra.Command {
-	return group("site", "Sites, and networks of theirs that others know under other addresses", newSiteListCmd(g),
+	return cli.Group("site", "Sites, and networks of theirs that others know under other addresses", newSiteListCmd(g),
 		newSiteTranslateCmd(g))
 }
 
 func newSiteListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "The sites, their nodes, and what of them is translated", Example: "  skein site list",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Sites(c.Context(), &skeinv1.SitesRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -54,13 +55,13 @@ func newSiteTranslateCmd(g *globals) *cobra.Command {
 			"\"\".",
 		Example: "  skein site translate home --prefix 192.168.1.0/24 --as 10.201.1.0/24\n" +
 			"  skein site translate home --prefix 192.168.1.0/24 --remove",
-		Args: exactly(1, "one site's name"),
+		Args: cli.Exactly(1, "one site's name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case prefix == "":
-				return usageError{errors.New("--prefix is missing: the network of the site, such as 192.168.1.0/24")}
+				return cli.UsageError{Err: errors.New("--prefix is missing: the network of the site, such as 192.168.1.0/24")}
 			case remove == (as != ""):
-				return usageError{errors.New("name either --as PREFIX or --remove")}
+				return cli.UsageError{Err: errors.New("name either --as PREFIX or --remove")}
 			case remove:
 				r, err := g.client().RemoveSiteTranslation(c.Context(),
 					&skeinv1.RemoveSiteTranslationRequest{Site: args[0], Prefix: prefix})

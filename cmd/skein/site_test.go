@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 func (f *fakeAgent) Sites(_ context.Context, r *skeinv1.SitesRequest) (*skeinv1.SitesResponse, error) {
@@ -44,7 +45,8 @@ func TestSites(t *testing.T) {
 		want string
 	}{{translate, "name either --as PREFIX or --remove"}, {with("--remove", "--as", "10.201.1.0/24"), "name either"},
 		{[]string{"site", "translate", "", "--as", "10.201.1.0/24"}, "--prefix is missing"}} {
-		if _, _, err := f.skein(t, c.args...); !errors.As(err, new(usageError)) || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := f.skein(t, c.args...); !errors.As(err, new(cli.UsageError)) ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("skein %s: %v; want a mistake in usage: %s", c.args, err, c.want)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/imports/coil"
 	"github.com/skeinmesh/skein/imports/coil/takeover"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
 // takeoverOptions are the flags about this host.
@@ -37,13 +38,14 @@ func (o *takeoverOptions) flags(c *cobra.Command) {
 func (o *takeoverOptions) check(args []string, dry bool) error {
 	switch {
 	case o.undo && !o.takeover:
-		return usageError{fmt.Errorf("--undo goes with --takeover: an import is undone by `skein pool remove`")}
+		return cli.UsageError{Err: fmt.Errorf("--undo goes with --takeover: an import is undone by `skein pool remove`")}
 	case o.undo && (dry || len(args) > 0):
-		return usageError{fmt.Errorf("--undo takes no file and no --dry-run")}
+		return cli.UsageError{Err: fmt.Errorf("--undo takes no file and no --dry-run")}
 	case !o.takeover && len(args) == 0:
-		return usageError{fmt.Errorf("skein import coil takes one file, or - for standard input, or --takeover, or " +
-			"--replace; see " +
-			"`skein import coil --help`")}
+		return cli.UsageError{Err: fmt.Errorf(
+			"skein import coil takes one file, or - for standard input, or --takeover, or " +
+				"--replace; see " +
+				"`skein import coil --help`")}
 	}
 	return nil
 }
@@ -75,7 +77,7 @@ func (g *globals) takeOver(c *cobra.Command, o takeoverOptions, in *coil.Import,
 		}
 	}
 	if g.output == "json" {
-		return printJSON(c.OutOrStdout(), tookOver{p.Lines(), p.Notes, !dry && !p.Nothing()})
+		return cli.PrintJSON(c.OutOrStdout(), tookOver{p.Lines(), p.Notes, !dry && !p.Nothing()})
 	}
 	for _, n := range p.Notes {
 		fmt.Fprintln(c.ErrOrStderr(), wrap("note: "+n, 6))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/usage"
 )
 
@@ -40,14 +41,14 @@ func newTopCmd(g *globals) *cobra.Command {
 		Use: "top", Short: "What this host's agent costs and does, as it goes",
 		Long: "What this host's agent costs and does: rates between two samples of its counters, again and again\n" +
 			"until Ctrl-C. On a terminal the figures are refreshed in place; else each interval has its lines.",
-		Example: "  skein top\n  skein top --once --interval 10s -o json\n  skein top --peers 40", Args: noArgs,
+		Example: "  skein top\n  skein top --once --interval 10s -o json\n  skein top --peers 40", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if t.interval < topIntervalMin || t.interval > topIntervalMax {
-				return usageError{fmt.Errorf("--interval %s: allowed: %s to %s", t.interval, topIntervalMin,
+				return cli.UsageError{Err: fmt.Errorf("--interval %s: allowed: %s to %s", t.interval, topIntervalMin,
 					topIntervalMax)}
 			}
 			if peers < 0 {
-				return usageError{fmt.Errorf("--peers %d: how many peers to show, 0 for none", peers)}
+				return cli.UsageError{Err: fmt.Errorf("--peers %d: how many peers to show, 0 for none", peers)}
 			}
 			client := g.client()
 			t.ask = func(ctx context.Context) (*skeinv1.UsageResponse, error) {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
@@ -67,7 +68,7 @@ func TestTopUse(t *testing.T) {
 		{"top", "--interval", "1ms"}, {"top", "--interval", "2h"}, {"top", "--interval", "often"},
 		{"top", "--peers", "-1"}, {"top", "home1"}, {"top", "-o", "yaml"},
 	} {
-		if _, _, err := f.skein(t, args...); !errors.As(err, new(usageError)) || len(f.asked) > 0 {
+		if _, _, err := f.skein(t, args...); !errors.As(err, new(cli.UsageError)) || len(f.asked) > 0 {
 			t.Errorf("skein %s: %v, want wrong use, and nothing asked", strings.Join(args, " "), err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/procs"
 	"github.com/skeinmesh/skein/internal/slack"
@@ -78,23 +79,25 @@ func newUpCmd(g *globals) *cobra.Command {
 			"state directory just resumes and needs neither.",
 		Example: "  skein up --init\n  skein up --join skein1_…\n  skein up --config /etc/skein/skein.yaml\n  skein up " +
 			"--role relay --join skein1_…",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if initCluster && (token != "" || tokenFile != "") {
-				return usageError{errors.New("--init and --join exclude each other: a node creates a cluster or joins one")}
+				return cli.UsageError{Err: errors.New(
+					"--init and --join exclude each other: a node creates a cluster or joins one")}
 			}
 			if joinKubernetes != "" && (initCluster || token != "" || tokenFile != "") {
-				return usageError{errors.New("--join-kubernetes decides by itself whether this node creates a cluster or joins " +
+				return cli.UsageError{Err: errors.New("--join-kubernetes decides by itself whether this node creates a cluster " +
+					"or joins " +
 					"one: leave --init and --join out")}
 			}
 			if joinKubernetes != "" && joinKubernetes != "agent" && joinKubernetes != "server" {
-				return usageError{fmt.Errorf("--join-kubernetes %s: allowed: agent, server", joinKubernetes)}
+				return cli.UsageError{Err: fmt.Errorf("--join-kubernetes %s: allowed: agent, server", joinKubernetes)}
 			}
 			if role != "agent" && role != "relay" {
-				return usageError{fmt.Errorf("--role %s: allowed: agent, relay", role)}
+				return cli.UsageError{Err: fmt.Errorf("--role %s: allowed: agent, relay", role)}
 			}
 			if patience <= 0 {
-				return usageError{fmt.Errorf("--join-timeout %s: want more than zero", patience)}
+				return cli.UsageError{Err: fmt.Errorf("--join-timeout %s: want more than zero", patience)}
 			}
 			if tokenFile != "" {
 				b, err := os.ReadFile(tokenFile)

@@ -73,6 +73,7 @@ type options struct {
 	bench   string
 	owners  int
 	skein   string
+	dev     string
 	cache   string
 	run     string
 	guest   bool
@@ -86,11 +87,12 @@ func main() {
 		o.labs = append(o.labs, s)
 		return nil
 	})
-	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein lab bench --only`, instead of "+
+	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein-dev bench --only`, instead of "+
 		"tests; a target that is missed is no failure")
-	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein lab owners` tries, instead of tests; in the "+
+	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein-dev owners` tries, instead of tests; in the "+
 		"guest also with its wall clock turned")
 	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab, -bench and -owners")
+	flag.StringVar(&o.dev, "skein-dev", "bin/skein-dev", "static skein-dev binary, for -bench and -owners")
 	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has all that is needed")
@@ -173,15 +175,15 @@ func (o options) testArgs(binary, run string) []string {
 	return args
 }
 
-// benchArgs measure figures, with a skein program at path.
-func (o options) benchArgs(path string) []string {
-	return []string{path, "lab", "bench", "--only", o.bench}
+// benchArgs measure figures, with a skein-dev program at path.
+func (o options) benchArgs(path, skein string) []string {
+	return []string{path, "bench", "--skein", skein, "--only", o.bench}
 }
 
-// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets a small
+// ownersArgs look for a slot with two owners, with a skein-dev program at path. A guest is emulated, so it gets a small
 // mesh and more time.
-func (o options) ownersArgs(path string, guest bool) []string {
-	args := []string{path, "lab", "owners", "--schedules", strconv.Itoa(o.owners)}
+func (o options) ownersArgs(path, skein string, guest bool) []string {
+	args := []string{path, "owners", "--skein", skein, "--schedules", strconv.Itoa(o.owners)}
 	if guest {
 		args = append(args, "--small", "--clock", "--recovery", "150s")
 	}
@@ -201,10 +203,11 @@ func native(o options, tests []testBinary, env []string) error {
 	}
 	if o.bench != "" {
 		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench,
-			Args: o.benchArgs(o.skein), Report: true}, env))
+			Args: o.benchArgs(o.dev, o.skein), Report: true}, env))
 	}
 	if o.owners > 0 {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "owners", Args: o.ownersArgs(o.skein, false)},
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "owners",
+			Args: o.ownersArgs(o.dev, o.skein, false)},
 			env))
 	}
 	return errors.Join(errs...)
@@ -266,14 +269,14 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		p.Plan.Steps = append(p.Plan.Steps, step)
 	}
 	if o.bench != "" {
-		p.Files["/bin/skein"] = o.skein
+		p.Files["/bin/skein"], p.Files["/bin/skein-dev"] = o.skein, o.dev
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "bench " + o.bench, Dir: "/tmp",
-			Args: o.benchArgs("/bin/skein"), Report: true})
+			Args: o.benchArgs("/bin/skein-dev", "/bin/skein"), Report: true})
 	}
 	if o.owners > 0 {
-		p.Files["/bin/skein"] = o.skein
+		p.Files["/bin/skein"], p.Files["/bin/skein-dev"] = o.skein, o.dev
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "owners", Dir: "/tmp",
-			Args: o.ownersArgs("/bin/skein", true)})
+			Args: o.ownersArgs("/bin/skein-dev", "/bin/skein", true)})
 	}
 	if len(o.labs) > 0 || o.owners > 0 {
 		if p.Busybox, err = exec.LookPath("busybox"); err != nil {

@@ -19,7 +19,7 @@ func TestSoakOptions(t *testing.T) {
 		{"--crowd 5 lab.yaml", "either --crowd or a lab file"},
 	} {
 		dir := t.TempDir()
-		cmd := newLabSoakCmd(&dir)
+		cmd := newSoakCmd(&globals{labs: dir})
 		cmd.SetArgs(strings.Fields(c.args))
 		cmd.SetOut(new(bytes.Buffer))
 		cmd.SetErr(new(bytes.Buffer))

@@ -13,10 +13,11 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/chaos/soak"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabSoakCmd makes `skein lab soak`.
-func newLabSoakCmd(dir *string) *cobra.Command {
+// newSoakCmd makes `skein-dev soak`.
+func newSoakCmd(g *globals) *cobra.Command {
 	var opts soak.Options
 	var artifacts string
 	var crowd int
@@ -29,9 +30,9 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 			"agree, every pair reaches the other, every pair that can be direct is direct, nothing decided is forgotten.\n" +
 			"No agent may crash, and at rest the mesh may hold no more goroutines, files, connections and memory than it\n" +
 			"held before the first kill. By how much they grow in an hour is reported.",
-		Example: "  skein lab soak --for 5m\n  skein lab soak --for 1m --seed 7 examples/three-sites.yaml\n" +
-			"  skein lab soak --for 30m --crowd 40 --burn 2 --freeze",
-		Args: between(0, 1, "at most one lab file"),
+		Example: "  skein-dev soak --for 5m\n  skein-dev soak --for 1m --seed 7 examples/three-sites.yaml\n" +
+			"  skein-dev soak --for 30m --crowd 40 --burn 2 --freeze",
+		Args: cli.Between(0, 1, "at most one lab file"),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			spec, err := soakLab(c, args, crowd, &opts)
 			if err != nil {
@@ -40,12 +41,12 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 			if !c.Flags().Changed("seed") {
 				opts.Seed = rand.Uint64N(1 << 32)
 			}
-			ctx, stop := labContext(c.Context())
+			ctx, stop := cli.UntilSignal(c.Context())
 			defer stop()
-			progress := labProgress(labNotes(c))
+			progress := cli.Progress(cli.Notes(c))
 			opts.Progress = func(format string, a ...any) { progress(fmt.Sprintf(format, a...)) }
 			opts.Progress("seed %d: repeat these kills with --seed %d", opts.Seed, opts.Seed)
-			l, err := lab.Up(ctx, spec, lab.Options{Dir: *dir, Progress: progress, Artifacts: artifacts})
+			l, err := lab.Up(ctx, spec, lab.Options{Dir: g.labs, Binary: g.skein, Progress: progress, Artifacts: artifacts})
 			if err != nil {
 				return err
 			}
@@ -56,8 +57,8 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 				where, serr := l.SaveArtifacts(down, artifacts)
 				err = errors.Join(fmt.Errorf("%w\nlogs and states are in %s", err, where), serr)
 			}
-			if labJSON(c) {
-				return errors.Join(err, printJSON(c.OutOrStdout(), report))
+			if cli.JSON(c) {
+				return errors.Join(err, cli.PrintJSON(c.OutOrStdout(), report))
 			}
 			printSoak(c.OutOrStdout(), report)
 			return err
@@ -88,15 +89,15 @@ func soakLab(c *cobra.Command, args []string, crowd int, opts *soak.Options) (*l
 	f := c.Flags()
 	switch {
 	case opts.For <= 0:
-		return nil, usageError{errors.New("--for must be above zero")}
+		return nil, cli.UsageError{Err: errors.New("--for must be above zero")}
 	case opts.Sample <= 0:
-		return nil, usageError{errors.New("--sample must be above zero")}
+		return nil, cli.UsageError{Err: errors.New("--sample must be above zero")}
 	case opts.Burn < 0, opts.Half < 0, opts.Spare < 0, opts.Settle < 0:
-		return nil, usageError{errors.New("--burn, --half, --spare and --settle must not be below zero")}
+		return nil, cli.UsageError{Err: errors.New("--burn, --half, --spare and --settle must not be below zero")}
 	case f.Changed("crowd") && (crowd < 2 || crowd > fabric.MaxHosts):
-		return nil, usageError{fmt.Errorf("--crowd must be 2 to %d", fabric.MaxHosts)}
+		return nil, cli.UsageError{Err: fmt.Errorf("--crowd must be 2 to %d", fabric.MaxHosts)}
 	case crowd > 0 && len(args) > 0:
-		return nil, usageError{errors.New("either --crowd or a lab file")}
+		return nil, cli.UsageError{Err: errors.New("either --crowd or a lab file")}
 	case len(args) == 1:
 		return lab.Load(args[0])
 	case crowd == 0:

@@ -8,10 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/chaos/bench"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabBenchCmd makes `skein lab bench`: the figures that are promised, measured.
-func newLabBenchCmd(dir *string) *cobra.Command {
+// newBenchCmd makes `skein-dev bench`: the figures that are promised, measured.
+func newBenchCmd(g *globals) *cobra.Command {
 	var opts bench.Options
 	var write string
 	c := &cobra.Command{
@@ -20,19 +21,19 @@ func newLabBenchCmd(dir *string) *cobra.Command {
 		Long: "Measure every figure that is promised and print it beside its target. Times between hosts come from real\n" +
 			"agents in a lab; rates of the code from its Go benchmarks, for which it needs the source and Go.\n" +
 			"The exit status is 0 only when every target is reached.",
-		Example: "  skein lab bench\n  skein lab bench --quick\n  skein lab bench --only memory\n" +
-			"  skein lab bench --only sites --faults killed,zombie-new --runs 5",
-		Args: noArgs,
+		Example: "  skein-dev bench\n  skein-dev bench --quick\n  skein-dev bench --only memory\n" +
+			"  skein-dev bench --only sites --faults killed,zombie-new --runs 5",
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			opts.Dir, opts.Binary, opts.Progress = g.labs, g.skein, cli.Progress(cmd.ErrOrStderr())
 			r, err := bench.Run(ctx, opts)
 			if err != nil {
 				return err
 			}
-			if labJSON(cmd) {
-				err = printJSON(cmd.OutOrStdout(), r)
+			if cli.JSON(cmd) {
+				err = cli.PrintJSON(cmd.OutOrStdout(), r)
 			} else {
 				r.Text(cmd.OutOrStdout())
 			}

@@ -8,10 +8,11 @@ import (
 
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/redteam"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabRedteamCmd makes `skein lab redteam`: a hostile member, pod, neighbour or stranger gains nothing.
-func newLabRedteamCmd(dir *string) *cobra.Command {
+// newRedteamCmd makes `skein-dev redteam`: a hostile member, pod, neighbour or stranger gains nothing.
+func newRedteamCmd(g *globals) *cobra.Command {
 	var opts redteam.Options
 	var write, artifacts, holes string
 	c := &cobra.Command{
@@ -26,14 +27,14 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 			"time; what it loses beside an attack is shown. The exit status is 0 only when every attempt was made, none " +
 			"gained\n" +
 			"anything, and the pair lost less than 5 % more beside any of them than without.",
-		Example: "  skein lab redteam\n  skein lab redteam --only 'LAN neighbour'\n  skein lab redteam --write " +
+		Example: "  skein-dev redteam\n  skein-dev redteam --only 'LAN neighbour'\n  skein-dev redteam --write " +
 			"docs/security.md",
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			opts.Progress = labProgress(cmd.ErrOrStderr())
-			opts.Lab = lab.Options{Dir: *dir, Progress: opts.Progress, Artifacts: artifacts}
+			opts.Progress = cli.Progress(cmd.ErrOrStderr())
+			opts.Lab = lab.Options{Dir: g.labs, Binary: g.skein, Progress: opts.Progress, Artifacts: artifacts}
 			opts.Artifacts = artifacts
 			var r *redteam.Report
 			var err error
@@ -45,8 +46,8 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 			if r == nil {
 				return err
 			}
-			if labJSON(cmd) {
-				err = errors.Join(err, printJSON(cmd.OutOrStdout(), r))
+			if cli.JSON(cmd) {
+				err = errors.Join(err, cli.PrintJSON(cmd.OutOrStdout(), r))
 			} else {
 				r.Text(cmd.OutOrStdout())
 			}

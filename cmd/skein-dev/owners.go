@@ -13,10 +13,11 @@ import (
 
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/owners"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabOwnersCmd makes `skein lab owners`: no egress slot forwards in two places, whatever goes wrong.
-func newLabOwnersCmd(dir *string) *cobra.Command {
+// newOwnersCmd makes `skein-dev owners`: no egress slot forwards in two places, whatever goes wrong.
+func newOwnersCmd(g *globals) *cobra.Command {
 	opts := owners.Options{Recovery: 40 * time.Second}
 	var write, artifacts, plant string
 	c := &cobra.Command{
@@ -29,23 +30,23 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 			"outside the mesh takes down who sends each packet of each slot, and compares that with the event log. The exit " +
 			"status\n" +
 			"is 0 only when no packet was seen that the log does not allow, and the mesh recovered after each schedule.",
-		Example: "  skein lab owners --schedules 6\n  skein lab owners --schedules 200 --seed 7 --write docs/egress-proof.md",
-		Args:    noArgs,
+		Example: "  skein-dev owners --schedules 6\n  skein-dev owners --schedules 200 --seed 7 --write docs/egress-proof.md",
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.Schedules < 1 {
-				return usageError{errors.New("--schedules must be above zero")}
+				return cli.UsageError{Err: errors.New("--schedules must be above zero")}
 			}
 			if plant != "" && (write != "" || !slices.Contains(owners.Plants(), plant)) {
-				return usageError{fmt.Errorf("--plant knows %s, and is not for a report that is kept",
+				return cli.UsageError{Err: fmt.Errorf("--plant knows %s, and is not for a report that is kept",
 					strings.Join(owners.Plants(), ", "))}
 			}
 			if !cmd.Flags().Changed("seed") {
 				opts.Seed = rand.Uint64N(1 << 32)
 			}
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			opts.Progress = labProgress(cmd.ErrOrStderr())
-			opts.Lab = lab.Options{Dir: *dir, Progress: opts.Progress, Artifacts: artifacts}
+			opts.Progress = cli.Progress(cmd.ErrOrStderr())
+			opts.Lab = lab.Options{Dir: g.labs, Binary: g.skein, Progress: opts.Progress, Artifacts: artifacts}
 			opts.Artifacts = artifacts
 			run := owners.Run
 			if plant != "" {
@@ -55,8 +56,8 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 				}
 			}
 			r, err := run(ctx, opts)
-			if labJSON(cmd) {
-				err = errors.Join(err, printJSON(cmd.OutOrStdout(), r))
+			if cli.JSON(cmd) {
+				err = errors.Join(err, cli.PrintJSON(cmd.OutOrStdout(), r))
 			} else {
 				r.Text(cmd.OutOrStdout())
 			}

@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/chaos/matrix"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabMatrixCmd makes `skein lab matrix`: every kind of NAT with every other.
-func newLabMatrixCmd(dir *string) *cobra.Command {
+// newMatrixCmd makes `skein-dev matrix`: every kind of NAT with every other.
+func newMatrixCmd(g *globals) *cobra.Command {
 	var opts matrix.Options
 	var write string
 	var quick bool
@@ -19,26 +20,26 @@ func newLabMatrixCmd(dir *string) *cobra.Command {
 		Short: "Try every kind of NAT with every other: expected path, path, times",
 		Long: "Bring up two nodes of each kind of NAT in one mesh and see which path each pair of kinds gets, and how\n" +
 			"soon. The exit status is 0 only when every pair gets the path that is expected (docs/nat-traversal.md).",
-		Example: "  skein lab matrix\n  skein lab matrix --quick\n  skein lab matrix --kinds symmetric,double",
-		Args:    noArgs,
+		Example: "  skein-dev matrix\n  skein-dev matrix --quick\n  skein-dev matrix --kinds symmetric,double",
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case quick && len(opts.Kinds) > 0:
-				return usageError{errors.New("--quick and --kinds both choose kinds: give one of them")}
+				return cli.UsageError{Err: errors.New("--quick and --kinds both choose kinds: give one of them")}
 			case write != "" && (quick || len(opts.Kinds) > 0):
-				return usageError{errors.New("--write keeps the whole matrix: leave out --quick and --kinds")}
+				return cli.UsageError{Err: errors.New("--write keeps the whole matrix: leave out --quick and --kinds")}
 			case quick:
 				opts.Kinds = matrix.Quick
 			}
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			opts.Dir, opts.Binary, opts.Progress = g.labs, g.skein, cli.Progress(cmd.ErrOrStderr())
 			r, err := matrix.Run(ctx, opts)
 			if err != nil {
 				return err
 			}
-			if labJSON(cmd) {
-				err = printJSON(cmd.OutOrStdout(), r)
+			if cli.JSON(cmd) {
+				err = cli.PrintJSON(cmd.OutOrStdout(), r)
 			} else {
 				r.Text(cmd.OutOrStdout())
 			}

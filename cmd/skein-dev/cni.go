@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/chaos/cnitable"
+	"github.com/skeinmesh/skein/internal/cli"
 )
 
-// newLabCNICmd makes `skein lab cni`: every verb of CNI in every version, under every fault.
-func newLabCNICmd(dir *string) *cobra.Command {
+// newCNICmd makes `skein-dev cni`: every verb of CNI in every version, under every fault.
+func newCNICmd(g *globals) *cobra.Command {
 	var opts cnitable.Options
 	var write, verb, fault string
 	c := &cobra.Command{
@@ -19,24 +20,24 @@ func newLabCNICmd(dir *string) *cobra.Command {
 		Long: "Bring up a small mesh, install the plugin on a node, and try every verb in every version of the CNI\n" +
 			"specification under every fault, by cnitool and by the plugin's own command line (docs/cni.md). The exit\n" +
 			"status is 0 only when everything came out as expected. `make cni-tools` builds cnitool, portmap and bandwidth.",
-		Example: "  skein lab cni\n  skein lab cni --verb CHECK\n  skein lab cni --fault quorum --versions 1.1.0",
-		Args:    noArgs,
+		Example: "  skein-dev cni\n  skein-dev cni --verb CHECK\n  skein-dev cni --fault quorum --versions 1.1.0",
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if write != "" && (verb != "" || fault != "" || len(opts.Versions) > 0) {
-				return usageError{errors.New("--write keeps the whole table: leave out --verb, --fault and --versions")}
+				return cli.UsageError{Err: errors.New("--write keeps the whole table: leave out --verb, --fault and --versions")}
 			}
 			opts.Only = func(c cnitable.Case) bool {
 				return (verb == "" || strings.EqualFold(c.Verb, verb)) && strings.Contains(c.Fault, fault)
 			}
-			ctx, stop := labContext(cmd.Context())
+			ctx, stop := cli.UntilSignal(cmd.Context())
 			defer stop()
-			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			opts.Dir, opts.Binary, opts.Progress = g.labs, g.skein, cli.Progress(cmd.ErrOrStderr())
 			r, err := cnitable.Run(ctx, opts)
 			if err != nil {
 				return err
 			}
-			if labJSON(cmd) {
-				err = printJSON(cmd.OutOrStdout(), r)
+			if cli.JSON(cmd) {
+				err = cli.PrintJSON(cmd.OutOrStdout(), r)
 			} else {
 				r.Text(cmd.OutOrStdout())
 			}
