@@ -57,21 +57,9 @@ type tail struct {
 	closed  bool
 }
 
-// ReplicaOption changes how a replica is opened.
-type ReplicaOption func(*replicaOptions)
-
-type replicaOptions struct{ cluster string }
-
-// ExpectCluster makes opening fail with ErrForeignCluster if the directory holds another cluster's state.
-func ExpectCluster(id string) ReplicaOption { return func(o *replicaOptions) { o.cluster = id } }
-
 // OpenReplica opens the replica in a state directory, or starts an empty one. A damaged file is an
 // ErrCorrupt that says how to recover; it is left as it is. Only one process may have it open.
-func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Replica, error) {
-	var o replicaOptions
-	for _, option := range options {
-		option(&o)
-	}
+func OpenReplica(dir string, log *slog.Logger) (*Replica, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
@@ -79,12 +67,6 @@ func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Repli
 	s, err := openStore(path)
 	if err != nil {
 		return nil, fmt.Errorf("open the replica: %w", err)
-	}
-	if o.cluster != "" && s.cluster != "" && s.cluster != o.cluster {
-		s.db.Close()
-		return nil, fmt.Errorf("open the replica in %s: %w: it holds cluster %s, wanted is %s; use another --state-dir or "+
-			"move this one away",
-			dir, ErrForeignCluster, s.cluster, o.cluster)
 	}
 	state, evs, err := s.load(tailEvents)
 	if err != nil {

@@ -246,7 +246,7 @@ func TestAccessors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.s.Node(bID) != b || !w.s.Server(bID).GetVoter() || w.s.Revoked(bID) != nil || w.s.NodeCount() != 3 ||
+	if w.s.Node(bID) != b || !w.s.Server(bID).GetVoter() || w.s.Revoked(bID) != nil || len(w.s.Nodes()) != 3 ||
 		w.s.Revoked(idOf("c")).GetReason() != "stolen" || w.s.Server(idOf("c")) != nil || len(w.s.Servers()) != 2 ||
 		len(w.s.RevokedNodes()) != 1 ||
 		w.s.Token(tokenID("2")).GetUsesLeft() != 2 || w.s.Token("x") != nil ||

@@ -166,9 +166,6 @@ func (s *State) SameMembers(o *State) bool {
 		s.rangeTable.root == o.rangeTable.root
 }
 
-// NodeCount is the number of live members.
-func (s *State) NodeCount() int { return s.nodes.n }
-
 // Revoked is the record of a node that was revoked, or nil.
 func (s *State) Revoked(id identity.ID) *skeinv1.RevokedNode { return find(&s.revoked, id.String()) }
 

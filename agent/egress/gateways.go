@@ -179,7 +179,7 @@ func (g *Gateways) open(ref Ref) *gateway {
 	}
 	if g.announcer == nil { // a node that is no gateway has perhaps no right to enter network namespaces
 		var err error
-		if g.announcer, err = announce.New(announce.Options{Log: g.cfg.Log, Valid: g.answers, Insist: true}); err != nil {
+		if g.announcer, err = announce.New(announce.Options{Log: g.cfg.Log, Valid: g.answers}); err != nil {
 			g.problem("announcing", err.Error())
 		} else {
 			g.problem("announcing", "")

@@ -76,8 +76,7 @@ type RenewerConfig struct {
 //
 // How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver
 // from the handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run
-// ends nothing is dropped: the tickets run out by themselves, and an agent that is back before goes on. DropAll ends
-// forwarding for good.
+// ends nothing is dropped: the tickets run out by themselves, and an agent that is back before goes on.
 type Renewer struct {
 	cfg RenewerConfig
 
@@ -182,24 +181,6 @@ func (r *Renewer) TakeOver(slot Slot, epoch uint64, last bool) {
 			r.do(h.TakeOver(epoch, last, r.cfg.Now()))
 		}
 	})
-}
-
-// DropAll ends forwarding for all slots, and returns when it has or the context ends. Run must be running.
-func (r *Renewer) DropAll(ctx context.Context) error {
-	done := make(chan struct{})
-	r.post(func() {
-		for _, s := range sorted(r.holders) {
-			r.do(r.holders[s].Gone())
-			delete(r.holders, s)
-		}
-		close(done)
-	})
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Live reports whether a granted ticket of the slot runs: only then this node may answer for the slot's address.

@@ -16,9 +16,6 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// ProbeTime is how long another host has to answer for an address, without Options.Insist.
-const ProbeTime = 100 * time.Millisecond
-
 // repeats are when an address is announced, counted from the first time.
 var repeats = []time.Duration{0, 100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second}
 
@@ -38,9 +35,6 @@ type Options struct {
 	Valid func(netip.Addr) bool
 	// Conflict is told of an address that another host answers for, at most once a second for each. Nil: it is logged.
 	Conflict func(addr netip.Addr, link string, other net.HardwareAddr)
-	// Insist announces at once, and goes on when another host claims the address: for addresses that somebody else decides
-	// about. It is announced again a second after such a claim, when it is still ours.
-	Insist bool
 }
 
 // Announcer answers for addresses. Make one with New.
@@ -60,11 +54,9 @@ type Announcer struct {
 
 type address struct {
 	link   string
-	probe  bool // asks whether another host has it, next
 	due    time.Time
 	first  time.Time // announcement; zero: none yet
 	next   int       // of repeats
-	lost   bool      // another host has it
 	report time.Time // last conflict
 }
 
@@ -125,7 +117,7 @@ func (a *Announcer) poke() {
 }
 
 func (a *Announcer) begin(link string) *address {
-	return &address{link: link, probe: true, due: time.Now()}
+	return &address{link: link, due: time.Now()}
 }
 
 // Close ends all answers.
@@ -244,7 +236,7 @@ func (a *Announcer) refreshLink(name string) error {
 	up := attrs.RawFlags&unix.IFF_UP != 0 && attrs.RawFlags&unix.IFF_RUNNING != 0
 	if up && !a.up[name] {
 		for _, s := range a.addrs {
-			if s.link == name && !s.lost {
+			if s.link == name {
 				*s = *a.begin(name)
 			}
 		}
@@ -264,7 +256,7 @@ func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
 		switch {
 		case p == nil:
 			wait, missing = min(wait, retryEvery), true
-		case s.lost || !a.up[s.link] || s.next >= len(repeats):
+		case !a.up[s.link] || s.next >= len(repeats):
 		case now.Before(s.due):
 			wait = min(wait, s.due.Sub(now))
 		case !valid[addr]:
@@ -306,19 +298,14 @@ func (a *Announcer) validNow(now time.Time) map[netip.Addr]bool {
 
 // job is what is sent about one address.
 type job struct {
-	p               *port
-	addr            netip.Addr
-	probe, announce bool
+	p     *port
+	addr  netip.Addr
+	probe bool // also asks whether another host has the address
 }
 
 // due moves an address on, and tells what is to be sent.
 func (a *Announcer) due(s *address, p *port, addr netip.Addr, now time.Time) job {
-	j := job{p: p, addr: addr, probe: s.probe, announce: !s.probe || a.o.Insist}
-	s.probe = false
-	if !j.announce {
-		s.due = now.Add(ProbeTime)
-		return j
-	}
+	j := job{p: p, addr: addr, probe: s.next == 0}
 	if s.next == 0 {
 		s.first = now
 	}
@@ -330,10 +317,8 @@ func (a *Announcer) due(s *address, p *port, addr netip.Addr, now time.Time) job
 
 func (j job) send() error {
 	var errs []error
-	if j.announce {
-		for _, f := range announcement(j.p.mac, j.addr) {
-			errs = append(errs, j.p.send(f))
-		}
+	for _, f := range announcement(j.p.mac, j.addr) {
+		errs = append(errs, j.p.send(f))
 	}
 	if j.probe {
 		errs = append(errs, j.p.send(probe(j.p.mac, j.addr)))
@@ -355,12 +340,12 @@ func (a *Announcer) hear(p *port, m message) {
 	}
 }
 
-// has tells whether an address is named for a link, and nobody else has it.
+// has tells whether an address is named for a link.
 func (a *Announcer) has(p *port, addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.addrs[addr]
-	return s != nil && s.link == p.name && a.ports[p.name] == p && !s.lost
+	return s != nil && s.link == p.name && a.ports[p.name] == p
 }
 
 // claims tells whether an address has been announced besides.
@@ -382,8 +367,8 @@ func (a *Announcer) conflict(p *port, m message) {
 		a.mu.Unlock()
 		return
 	}
-	s.report, s.lost = now, !a.o.Insist
-	if a.o.Insist && s.next >= len(repeats) { // not at once: where the address has moved, we hear of it a little later
+	s.report = now
+	if s.next >= len(repeats) { // not at once: where the address has moved, we hear of it a little later
 		s.next, s.due = len(repeats)-1, now.Add(defendAfter)
 		a.poke()
 	}
@@ -398,17 +383,4 @@ func (a *Announcer) tell(p *port, m message) {
 	}
 	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other",
 		net.HardwareAddr(m.from[:]).String())
-}
-
-// Lost are the addresses that were given up as another host has them.
-func (a *Announcer) Lost() map[netip.Addr]string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	out := map[netip.Addr]string{}
-	for addr, s := range a.addrs {
-		if s.lost {
-			out[addr] = s.link
-		}
-	}
-	return out
 }

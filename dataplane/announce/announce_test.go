@@ -37,14 +37,14 @@ func prefixes(number string) []netip.Prefix {
 		netip.MustParsePrefix("2001:db8:2::" + number + "/64")}
 }
 
-func newHost(t *testing.T, lan *testgw.LAN, number string, insist bool) *host {
+func newHost(t *testing.T, lan *testgw.LAN, number string) *host {
 	t.Helper()
 	h := &host{NS: testns.New(t, "ho")}
 	h.valid.Store(true)
 	lan.Attach(h.NS, prefixes(number))
 	var err error
 	h.a, err = announce.New(announce.Options{
-		NetNS: testgw.Path(h.NS), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Insist: insist,
+		NetNS: testgw.Path(h.NS), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Valid:    func(netip.Addr) bool { return h.valid.Load() },
 		Conflict: func(netip.Addr, string, net.HardwareAddr) { h.conflicts.Add(1) },
 	})
@@ -150,7 +150,7 @@ func resolves(t *testing.T, n *testns.NS, h *host) {
 
 func TestNeighbourResolvesAndFollows(t *testing.T) {
 	lan := testgw.NewLAN(t)
-	one, two, n := newHost(t, lan, "1", true), newHost(t, lan, "2", true), newNeighbour(t, lan)
+	one, two, n := newHost(t, lan, "1"), newHost(t, lan, "2"), newNeighbour(t, lan)
 	one.a.Set(both)
 	resolves(t, n, one)
 	one.valid.Store(false)
@@ -169,7 +169,7 @@ func TestNeighbourResolvesAndFollows(t *testing.T) {
 
 func TestNothingIsAnsweredWithoutRight(t *testing.T) {
 	lan := testgw.NewLAN(t)
-	one, n := newHost(t, lan, "1", true), newNeighbour(t, lan)
+	one, n := newHost(t, lan, "1"), newNeighbour(t, lan)
 	one.a.Set(both)
 	resolves(t, n, one)
 	one.valid.Store(false)
@@ -212,7 +212,7 @@ func unanswered(t *testing.T, n *testns.NS) {
 // An address that is named before the right to it comes is announced when it comes.
 func TestRightComesLater(t *testing.T) {
 	lan := testgw.NewLAN(t)
-	one, two, n := newHost(t, lan, "1", true), newHost(t, lan, "2", true), newNeighbour(t, lan)
+	one, two, n := newHost(t, lan, "1"), newHost(t, lan, "2"), newNeighbour(t, lan)
 	one.a.Set(both)
 	resolves(t, n, one)
 	two.valid.Store(false)
@@ -227,7 +227,7 @@ func TestRightComesLater(t *testing.T) {
 
 func TestLinkGoesAndComes(t *testing.T) {
 	lan := testgw.NewLAN(t)
-	one, n := newHost(t, lan, "1", true), newNeighbour(t, lan)
+	one, n := newHost(t, lan, "1"), newNeighbour(t, lan)
 	one.a.Set(both)
 	resolves(t, n, one)
 	set := func(f func(netlink.Link) error) {
@@ -245,36 +245,4 @@ func TestLinkGoesAndComes(t *testing.T) {
 	set(netlink.LinkDel)
 	lan.Attach(one.NS, prefixes("1"))
 	resolves(t, n, one)
-}
-
-// Without insisting, an address that a host of the LAN has is reported and left to it.
-func TestAnothersAddressIsLeft(t *testing.T) {
-	lan := testgw.NewLAN(t)
-	one, n := newHost(t, lan, "1", false), newNeighbour(t, lan)
-	owner := testns.New(t, "ow")
-	lan.Attach(owner, prefixes("99"))
-	owned := func() {
-		for _, a := range addrs {
-			send(t, n, a)
-			until(t, "the owner answers", func() bool { m := knows(t, n, a); return m != "" && m != one.mac(t) })
-		}
-	}
-	owned() // its link is up, and the bridge's port: it is asked only a few times
-	one.a.Set(both)
-	until(t, "both are given up", func() bool { return len(one.a.Lost()) == 2 })
-	if got := one.conflicts.Load(); got != 2 {
-		t.Errorf("%d reports", got)
-	}
-	owned()
-}
-
-// An address that nobody has is announced after it was asked for.
-func TestFreeAddressIsTaken(t *testing.T) {
-	lan := testgw.NewLAN(t)
-	one, n := newHost(t, lan, "1", false), newNeighbour(t, lan)
-	one.a.Set(both)
-	resolves(t, n, one)
-	if got := one.conflicts.Load(); got != 0 || len(one.a.Lost()) != 0 {
-		t.Errorf("%d reports", got)
-	}
 }

@@ -5,9 +5,8 @@
 // moment of the answer: a process that was stopped and goes on must not answer from old state.
 //
 // An address that is new is announced at once (ARP in both forms, an unsolicited neighbour advertisement that
-// overrides) and again after 100 ms, 500 ms and 2 s, and whenever its link comes up. An address that another host
-// answers for is reported. Unless Options.Insist is set an address is asked for first, announced after ProbeTime if
-// nobody answered, and given up as soon as another host claims it, until Set has left it out once.
+// overrides) and again after 100 ms, 500 ms and 2 s, and whenever its link comes up. Who has an address is decided
+// elsewhere: one that another host answers for is reported, and announced again a second later when it is still ours.
 //
 // All methods are safe for concurrent use. Needs CAP_NET_RAW and CAP_NET_ADMIN. Source: DESIGN.md section 11 of the
 // project; RFC 826, RFC 5227, RFC 4861 sections 4.3, 4.4 and 7.2.

@@ -186,7 +186,7 @@ func announcer(t testing.TB, g *testgw.Gateway, valid *atomic.Bool) *announce.An
 	t.Helper()
 	valid.Store(true)
 	a, err := announce.New(announce.Options{NetNS: testgw.Path(g.NS),
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Insist: true,
+		Log:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Valid: func(netip.Addr) bool { return valid.Load() }})
 	if err != nil {
 		t.Fatal(err)
