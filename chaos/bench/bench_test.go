@@ -86,7 +86,8 @@ func TestReport(t *testing.T) {
 		!strings.Contains(text.String(), "x: 2 s") {
 		t.Errorf("%s", text.String())
 	}
-	if !strings.Contains(doc.String(), `| a | ≤ 1 s | 2 s | MISSED | 0.0 | a\|b |`) {
+	if !strings.Contains(doc.String(), "| 1 | a | ≤ 1 s | 2 s | MISSED | 0.0 |\n| 2 | b |") ||
+		!strings.Contains(doc.String(), "\n1. a|b. Missed by x: 2 s\n") {
 		t.Errorf("%s", doc.String())
 	}
 }
@@ -196,7 +197,7 @@ func TestReportKeepsSections(t *testing.T) {
 	}
 	b, err := os.ReadFile(file)
 	if text := string(b); err != nil || strings.Contains(text, "first") || !strings.Contains(text, "second") ||
-		!strings.HasSuffix(text, "|\n\n## Another's\n\nwords\n") {
+		!strings.HasSuffix(text, "|\n\n\n## Another's\n\nwords\n") {
 		t.Errorf("%v\n%s", err, text)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 )
 
 // Report is all that a run has measured.
@@ -120,18 +121,42 @@ func (r *Report) WriteFile(file string) error {
 	return os.WriteFile(file, []byte(text.String()), 0o644)
 }
 
-// Table writes figures as docs/bench.md has them, and what is known of those that missed their targets.
+// Table writes figures as docs/bench.md has them, below that how each was taken, and what is known of those that missed
+// their targets.
 func Table(w io.Writer, figures []Figure) {
-	fmt.Fprint(w, "| figure | target | got | | load | how |\n|---|---|---|---|---|---|\n")
+	fmt.Fprint(w, "| | figure | target | got | | load |\n|---|---|---|---|---|---|\n")
 	cell := strings.NewReplacer("|", `\|`, "\n", " ")
-	for _, f := range figures {
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f | %s |\n", cell.Replace(strings.TrimSpace(f.Name)), f.Target,
-			cell.Replace(f.Got), f.mark(), f.Load, cell.Replace(f.How))
+	for i, f := range figures {
+		fmt.Fprintf(w, "| %d | %s | %s | %s | %s | %.1f |\n", i+1, cell.Replace(strings.TrimSpace(f.Name)), f.Target,
+			cell.Replace(f.Got), f.mark(), f.Load)
 	}
-	for _, f := range figures {
-		if f.Verdict != Missed || len(f.Detail) == 0 {
-			continue
+	fmt.Fprintln(w)
+	for i, f := range figures {
+		note := strings.Join(strings.Fields(f.How), " ")
+		if f.Verdict == Missed && len(f.Detail) > 0 {
+			note = strings.Trim(note+". Missed by "+strings.Join(f.Detail, "; "), ". ")
 		}
-		fmt.Fprintf(w, "\nMissed by \"%s\": %s.\n", strings.TrimSpace(f.Name), strings.Join(f.Detail, "; "))
+		if note != "" {
+			fill(w, fmt.Sprintf("%d. ", i+1), note)
+		}
 	}
+}
+
+// fill writes an item of a list in lines of at most 120 columns.
+func fill(w io.Writer, mark, text string) {
+	const columns = 120
+	indent := strings.Repeat(" ", len(mark))
+	line := mark
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+			line += word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns:
+			fmt.Fprintln(w, line)
+			line = indent + word
+		default:
+			line += " " + word
+		}
+	}
+	fmt.Fprintln(w, line)
 }
