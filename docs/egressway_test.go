@@ -43,6 +43,16 @@ func gatewaySteps(way []egressns.Step) (out []packetway.Step) {
 	return out
 }
 
+// gatewayHostSteps lead a packet for a slot into the gateway's network namespace.
+func gatewayHostSteps(route string) []packetway.Step {
+	n := dataplane.DefaultNumbers()
+	return []packetway.Step{
+		{Where: fmt.Sprintf("rule %d", n.EgressRule()), Text: fmt.Sprintf("from all lookup %d (ways to gateways' namespaces)",
+			n.EgressTable())},
+		{Where: fmt.Sprintf("table %d", n.EgressTable()), Text: route},
+	}
+}
+
 // egressWay is the way of one packet out, and of its answer: pod 10.64.1.5 on one host, slot with endpoint 10.64.0.32
 // and source address 192.0.2.7 on another.
 func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (out, back []packetway.Stop) {
@@ -62,8 +72,7 @@ func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (
 		{Name: "the pod's network namespace", Steps: here, Leaves: tunnel},
 		mesh("WireGuard, by the peer whose AllowedIPs hold 10.64.0.32/32: the owner of the slot", tunnel),
 		{Name: "the gateway node",
-			Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.DefaultNumbers().PodTable()),
-				Text: "10.64.0.32 dev sk… (the other end is eth0 in the gateway's namespace)"}}, Leaves: tunnel},
+			Steps: gatewayHostSteps("10.64.0.32 dev sk… (the other end is eth0 in the gateway's namespace)"), Leaves: tunnel},
 		{Name: "the gateway's network namespace, one for each egress", Steps: gatewaySteps(through),
 			Leaves: "192.0.2.7 → 198.51.100.9; of a slot without an address: 169.254.101.N → 198.51.100.9"},
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: "its own routes", Text: "out of its uplink; " +
@@ -72,10 +81,10 @@ func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (
 	}
 	return out, []packetway.Stop{
 		{Name: "outside", Steps: []packetway.Step{{Where: "ARP, NDP", Text: "192.0.2.7 is at the owner, which answers for " +
-			"it while its lease runs; or a router knows from table 119"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
+			"it while its lease runs; or a router knows " +
+			fmt.Sprintf("from table %d", dataplane.DefaultNumbers().ExportTable())}}, Leaves: "198.51.100.9 → 192.0.2.7"},
 		{Name: "the gateway node",
-			Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.DefaultNumbers().PodTable()),
-				Text: "192.0.2.7 dev sk…"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
+			Steps: gatewayHostSteps("192.0.2.7 dev sk…"), Leaves: "198.51.100.9 → 192.0.2.7"},
 		{Name: "the gateway's network namespace", Steps: gatewaySteps(again), Leaves: tunnelBack},
 		mesh("WireGuard, to the node that has the pod's block", tunnelBack),
 		{Name: "the pod's network namespace", Steps: []packetway.Step{
