@@ -428,3 +428,20 @@ func quotedLines(text string) map[int]bool {
 		}
 	}
 }
+
+// TestDecisions: the list of decisions has each page, under its title.
+func TestDecisions(t *testing.T) {
+	list := read(t, "decisions/README.md")
+	pages, err := filepath.Glob("decisions/[0-9]*.md")
+	if err != nil || len(pages) < 50 {
+		t.Fatalf("%d pages, error %v", len(pages), err)
+	}
+	for _, page := range pages {
+		title, _, _ := strings.Cut(read(t, page), "\n")
+		number := filepath.Base(page)[:4]
+		title = strings.TrimPrefix(title, "# "+number+": ")
+		if row := "| [" + number + "](" + filepath.Base(page) + ") | " + title + " |\n"; !strings.Contains(list, row) {
+			t.Errorf("decisions/README.md has no row %q", row)
+		}
+	}
+}
