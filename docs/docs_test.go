@@ -376,6 +376,19 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// TestPagesSayForWhom: each page begins with whom it is for.
+func TestPagesSayForWhom(t *testing.T) {
+	pages, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, "decisions/README.md") {
+		if !regexp.MustCompile(`^# [^\n]+\n\nFor [a-z]`).MatchString(read(t, page)) {
+			t.Errorf("%s does not begin with whom it is for", page)
+		}
+	}
+}
+
 // TestGoLinesFit: lines of Go end at 120 columns. What stands between backquotes cannot be broken, nor is what a
 // program writes.
 func TestGoLinesFit(t *testing.T) {

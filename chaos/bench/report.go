@@ -97,7 +97,7 @@ func (r *Report) Text(w io.Writer) {
 func (r *Report) Markdown(w io.Writer) {
 	fmt.Fprintf(w, `# Measured
 
-Written by `+"`make bench WRITE=docs/bench.md`"+` on %s. %s
+For anyone who wants to know how fast skein is, and how large. Written by `+"`make bench WRITE=docs/bench.md`"+` on %s. %s
 
 "Load" is the kernel's one-minute mean of processes ready to run when the figure was taken; on a machine that
 does other work too, times are longer than they need to be. Hosts are network namespaces on one machine: between
