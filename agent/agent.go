@@ -371,7 +371,7 @@ func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, e
 		case ctx.Err() != nil || errors.As(err, &revoked):
 			return nil, false, err
 		}
-		a.log.Warn("this host has not joined; it tries again", "err", err)
+		a.log.Warn("this host has not joined; it tries again", "error", err)
 		refused = err
 	}
 }

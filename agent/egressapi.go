@@ -385,7 +385,7 @@ func (a *Agent) egressNews(ctx context.Context, p egressPicture, index uint64, u
 		return h != nil && h.GetNamespace() == namespace && h.GetName() == name
 	})
 	if err != nil {
-		a.log.Warn("explain an egress: the journal cannot be read", "err", err)
+		a.log.Warn("explain an egress: the journal cannot be read", "error", err)
 	}
 	for _, e := range entries {
 		out = append(out, egressNews{e.GetTime(), slotHeldText(a.name(), e.GetSlotHeld())})

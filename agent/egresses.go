@@ -121,11 +121,11 @@ func (e *egresses) run(ctx context.Context) {
 func (e *egresses) sweep() {
 	for _, file := range e.gateways.Strays() {
 		if err := egressns.Remove(file); err != nil {
-			e.a.log.Warn("remove the network namespace of an egress that has ended", "file", file, "err", err)
+			e.a.log.Warn("remove the network namespace of an egress that has ended", "file", file, "error", err)
 		}
 	}
 	if err := e.gateways.ForgetStrays(); err != nil {
-		e.a.log.Warn("remove the clients of an egress that has ended", "err", err)
+		e.a.log.Warn("remove the clients of an egress that has ended", "error", err)
 	}
 }
 

@@ -88,7 +88,7 @@ func (a *Agent) collectEgresses(out chan<- prometheus.Metric) {
 	defer cancel()
 	r, err := a.egress.Report(ctx, a.id, &skeinv1.EgressReportRequest{})
 	if err != nil {
-		a.log.Debug("metrics: this node's egresses cannot be read", "err", err)
+		a.log.Debug("metrics: this node's egresses cannot be read", "error", err)
 		return
 	}
 	collectReport(r, out)

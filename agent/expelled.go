@@ -134,7 +134,7 @@ func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
 		err = a.replica.Reset(r.GetState())
 	}
 	if err != nil {
-		a.log.Warn("news from a server", "err", err)
+		a.log.Warn("news from a server", "error", err)
 		return
 	}
 	a.roster.update(a.replica.State())

@@ -71,7 +71,7 @@ func (f *front) serve(ctx context.Context) {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				break
 			}
-			f.log.Warn("relay and join port: accept", "err", err)
+			f.log.Warn("relay and join port: accept", "error", err)
 			wait(ctx, 100*time.Millisecond)
 			continue
 		}
@@ -84,7 +84,7 @@ func (f *front) serve(ctx context.Context) {
 			t, alpn, peer, err := f.handshake(ctx, c)
 			leave()
 			if err != nil {
-				f.log.Debug("relay and join port: handshake refused", "from", c.RemoteAddr().String(), "err", err)
+				f.log.Debug("relay and join port: handshake refused", "from", c.RemoteAddr().String(), "error", err)
 				c.Close()
 				return
 			}

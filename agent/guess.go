@@ -45,17 +45,17 @@ var guessPhases = map[birthday.Phase]path.GuessPhase{
 func (a *Agent) openGuessing(ctx context.Context) {
 	memory, err := birthday.OpenMemory(a.cfg.StateDir, time.Now())
 	if err != nil {
-		a.log.Warn("former outcomes of guessing ports are forgotten", "err", err)
+		a.log.Warn("former outcomes of guessing ports are forgotten", "error", err)
 	}
 	a.guess = birthday.New(birthday.Config{
 		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Attest: a.pool.Attest, Shared: a.sharedMappings,
 		Told:   a.toldOutcomes,
 		Newest: func(ctx context.Context) (netip.AddrPort, error) { return a.reflexive.NewestMapping(ctx) },
-		Report: a.onGuess, Memory: memory, Mark: a.numbers.MarkWG, Log: a.log.With("part", "birthday"),
+		Report: a.onGuess, Memory: memory, Mark: a.numbers.MarkWG, Log: a.log.With("component", "birthday"),
 	})
 	have, err := a.plane.Rewrites(ctx)
 	if err != nil {
-		a.log.Warn("port rewrites of a former run cannot be read", "err", err)
+		a.log.Warn("port rewrites of a former run cannot be read", "error", err)
 	}
 	a.rewrites.adopt(have, time.Now())
 }
@@ -200,7 +200,7 @@ func (a *Agent) proxyRewrites(ctx context.Context, wanted []dataplane.PortRewrit
 					a.prober.Handle(from, netip.Addr{}, b, at)
 				})
 			if err != nil {
-				a.log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "err", err)
+				a.log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "error", err)
 				return
 			}
 			a.prober.SetDetour(r.Remote, p)

@@ -56,7 +56,7 @@ func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node
 			if errors.Is(err, ErrJoinRefused) {
 				return nil, err
 			}
-			log.Info("seed did not admit this node yet", "seed", seed.GetAddress(), "err", err)
+			log.Info("seed did not admit this node yet", "seed", seed.GetAddress(), "error", err)
 			// What was cut off by the end of our patience says less than what came before.
 			if ctx.Err() == nil || failures[seed.GetAddress()] == nil {
 				failures[seed.GetAddress()] = err
@@ -124,7 +124,7 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 	defer stop()
 	request := &skeinv1.JoinRequest{}
 	if err := readMessage(c, request, maxJoinRequest); err != nil {
-		a.log.Debug("join request", "from", c.RemoteAddr().String(), "err", err)
+		a.log.Debug("join request", "from", c.RemoteAddr().String(), "error", err)
 		return
 	}
 	if request.GetTokenId() == "" {
@@ -139,10 +139,10 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 			code = e.Code
 		}
 		response = &skeinv1.JoinResponse{ErrorCode: string(code), ErrorMessage: err.Error(), Time: time.Now().UnixNano()}
-		a.log.Info("joiner not admitted", "node", peer.String(), "name", request.GetNode().GetName(), "err", err)
+		a.log.Info("joiner not admitted", "node", peer.String(), "name", request.GetNode().GetName(), "error", err)
 	}
 	if err := writeMessage(c, response); err != nil {
-		a.log.Info("answer to a joiner", "node", peer.String(), "err", err)
+		a.log.Info("answer to a joiner", "node", peer.String(), "error", err)
 	}
 }
 
@@ -159,7 +159,7 @@ func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 		return
 	}
 	if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{r}); len(errs) > 0 {
-		a.log.Warn("a joiner's first record", "err", errors.Join(errs...))
+		a.log.Warn("a joiner's first record", "error", errors.Join(errs...))
 	}
 }
 

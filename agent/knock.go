@@ -168,7 +168,7 @@ func (a *Agent) askToKnock(peer identity.ID) {
 	if err == nil {
 		err = a.control.SendRelayed(peer, control.ChannelSignal, b)
 	}
-	a.log.Info("a peer answers no handshake, and is asked to begin one", "peer", a.roster.Name(peer), "err", err)
+	a.log.Info("a peer answers no handshake, and is asked to begin one", "peer", a.roster.Name(peer), "error", err)
 }
 
 // alive tells whether the way to a peer is.

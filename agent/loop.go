@@ -628,7 +628,7 @@ func (a *Agent) watchState(ctx context.Context) {
 // followLinks wakes the loop for every change of this host's links.
 func (a *Agent) followLinks(ctx context.Context) {
 	if err := a.links.follow(ctx, a.wakeUp); err != nil {
-		a.log.Warn("links are read twice a second instead", "err", err)
+		a.log.Warn("links are read twice a second instead", "error", err)
 	}
 }
 
@@ -684,7 +684,7 @@ func (a *Agent) signalBy(send func(identity.ID, byte, []byte) error, peer identi
 func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	s, err := decodeSignal(from, b)
 	if err != nil {
-		a.log.Debug("signal refused", "from", from.String(), "err", err)
+		a.log.Debug("signal refused", "from", from.String(), "error", err)
 		return
 	}
 	if b := s.GetBirthday(); b != nil && a.guess != nil {

@@ -134,7 +134,7 @@ func (p *plainPeers) run(ctx context.Context) {
 func (p *plainPeers) close() {
 	if p.carrier != nil {
 		if err := p.carrier.Close(); err != nil {
-			p.a.log.Warn("end the sessions of plain peers", "err", err)
+			p.a.log.Warn("end the sessions of plain peers", "error", err)
 		}
 		p.carrier = nil
 	}
@@ -204,7 +204,7 @@ func (p *plainPeers) act(c carried, do plainpeer.Action) {
 		err = p.carrier.Drop(index)
 	}
 	if err != nil {
-		p.a.log.Warn("configuring a plain peer", "peer", c.GetName(), "err", err)
+		p.a.log.Warn("configuring a plain peer", "peer", c.GetName(), "error", err)
 	}
 }
 
@@ -426,7 +426,7 @@ func (a *Agent) expirePlainPeers(ctx context.Context, lead consensus.Lead) {
 			}
 			if ctx.Err() == nil {
 				a.log.Warn("a plain peer has expired and cannot be removed; it will be tried again", "peer",
-					next.GetName(), "err", err)
+					next.GetName(), "error", err)
 			}
 			left = plainEvery
 		}

@@ -147,7 +147,7 @@ func (p *pods) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer
 	if err == nil || errors.As(err, &refused) || ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return answer, err
 	}
-	p.a.log.Debug("a proposal for pods' addresses was not decided", "err", err)
+	p.a.log.Debug("a proposal for pods' addresses was not decided", "error", err)
 	return nil, errUndecided
 }
 
@@ -194,7 +194,7 @@ func (p *pods) audit() {
 		p.a.log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod",
 			l.Pod, "container", l.Key.ContainerID)
 		if err := podnet.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID); err != nil {
-			p.a.log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "err", err)
+			p.a.log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "error", err)
 		}
 	}
 }

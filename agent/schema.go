@@ -26,7 +26,7 @@ func (a *Agent) announceSchema(ctx context.Context) {
 				a.log.Info("told the cluster which events this version folds", "from", events.SchemaMin, "to", events.SchemaMax)
 				return
 			}
-			a.log.Debug("tell the cluster which events this version folds", "err", err)
+			a.log.Debug("tell the cluster which events this version folds", "error", err)
 		}
 		if !wait(ctx, announceEvery) {
 			return

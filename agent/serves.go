@@ -140,7 +140,7 @@ func (a *Agent) uninstall(former *cni.Install) {
 		return
 	}
 	if _, err := former.Remove(); err != nil {
-		a.log.Warn("the former network configuration stays", "file", filepath.Join(former.ConfDir, former.File), "err", err)
+		a.log.Warn("the former network configuration stays", "file", filepath.Join(former.ConfDir, former.File), "error", err)
 	}
 }
 
@@ -176,7 +176,7 @@ func (a *Agent) install(ctx context.Context, in *cni.Install) (conf string, err 
 func (a *Agent) servesNow() {
 	a.servesOnce.Do(func() {
 		if err := os.WriteFile(filepath.Join(a.cfg.RunDir, servedFile), []byte(a.bootID+"\n"), 0o600); err != nil {
-			a.log.Warn("the agent's next start will take the host for one that has started anew", "err", err)
+			a.log.Warn("the agent's next start will take the host for one that has started anew", "error", err)
 		}
 		close(a.serves)
 	})

@@ -70,7 +70,7 @@ func (a *Agent) onEcho(from identity.ID, at, self netip.AddrPort, b []byte) {
 		return
 	}
 	if err := a.witnesses.mirror.Take(from, at, self, b); err != nil {
-		a.log.Debug("an echo was not answered", "from", from.String(), "err", err)
+		a.log.Debug("an echo was not answered", "from", from.String(), "error", err)
 	}
 }
 

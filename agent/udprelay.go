@@ -152,7 +152,7 @@ func (p pinger) SendPingSize(peer identity.ID, to netip.AddrPort, size int) ([12
 func (a *Agent) onRelay(from netip.AddrPort, local netip.Addr, payload []byte, _ time.Time) {
 	if answer, ok := a.pool.TakeChallenge(from, payload); ok {
 		if err := a.socket.SendFrom(local, from, answer); err != nil {
-			a.log.Debug("a relay's challenge could not be answered", "from", from, "err", err)
+			a.log.Debug("a relay's challenge could not be answered", "from", from, "error", err)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (t *term) care(ctx context.Context) {
 		s.checkServers(ctx, seen)
 		t.yieldClock()
 		if err := t.finishRecovery(ctx); err != nil { // else servers that are lost would be added again
-			t.log.Error("the servers that the recovery left out are still in the state; trying again", "err", err)
+			t.log.Error("the servers that the recovery left out are still in the state; trying again", "error", err)
 		} else {
 			for t.careOnce(ctx) {
 			}
@@ -59,7 +59,7 @@ func (t *term) introduceRoles(ctx context.Context) {
 	_, err := t.propose(ctx, &skeinv1.Command{Issuer: t.server.cfg.ID.String(),
 		Body: &skeinv1.Command_IntroduceRoles{IntroduceRoles: &skeinv1.IntroduceRoles{}}})
 	if err != nil && ctx.Err() == nil {
-		t.log.Warn("cannot note that commands need a role; it will be tried again", "err", err)
+		t.log.Warn("cannot note that commands need a role; it will be tried again", "error", err)
 	}
 }
 
@@ -103,7 +103,7 @@ func (t *term) careOnce(ctx context.Context) bool {
 	t.log.Info("voter care", "step", step.kind.String(), "server", step.id)
 	if err := t.take(ctx, step, configuration.Index()); err != nil {
 		if ctx.Err() == nil {
-			t.log.Warn("voter care failed; it will be tried again", "step", step.kind.String(), "server", step.id, "err", err)
+			t.log.Warn("voter care failed; it will be tried again", "step", step.kind.String(), "server", step.id, "error", err)
 		}
 		return false
 	}
@@ -148,7 +148,7 @@ func (t *term) keepKeyFrom(ctx context.Context, gone raft.ServerID) {
 	defer cancel()
 	if _, err = t.propose(ctx, &skeinv1.Command{Issuer: t.server.cfg.ID.String(),
 		Body: &skeinv1.Command_RotateGossipKey{RotateGossipKey: &skeinv1.RotateGossipKey{}}}); err != nil {
-		t.log.Warn("a revoked server may know the gossip key that is used", "server", gone, "err", err,
+		t.log.Warn("a revoked server may know the gossip key that is used", "server", gone, "error", err,
 			"next", "skein cluster rotate gossip-key")
 	}
 }

@@ -110,7 +110,7 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 			c.Expect(a.GetIndex())
 			return a, err
 		}
-		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "err", err)
+		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "error", err)
 		select {
 		case <-time.After(max(wait/2, RetryAfter(err)) + rand.N(wait/2)):
 			wait = min(2*wait, retryMax)

@@ -236,6 +236,6 @@ func (t *term) yieldClock() {
 	t.log.Error("this leader's clock is far from the other voters': it hands over", "to", id, "next",
 		"set this host's clock: start an NTP client")
 	if err := s.wait(s.raft.LeadershipTransferToServer(id, raft.ServerAddress(id))); err != nil {
-		t.log.Warn("handing over failed; it will be tried again", "to", id, "err", err)
+		t.log.Warn("handing over failed; it will be tried again", "to", id, "error", err)
 	}
 }

@@ -149,12 +149,12 @@ func (c *Client) ended(s source, err error) {
 	switch {
 	case errors.Is(err, errForged):
 		c.log.Error("a leader of this site passed on what no server has signed; it is not followed for a while",
-			"leader", id, "err", err)
+			"leader", id, "error", err)
 	case errors.Is(err, ErrDiverged):
-		c.log.Error("this node's agreed history differs from a server's", "server", id, "err", err, "next", divergedNext)
+		c.log.Error("this node's agreed history differs from a server's", "server", id, "error", err, "next", divergedNext)
 		c.tellDiverged(fmt.Errorf("this node's agreed history differs from that of server %s: %w", id, err))
 	case !repeated:
-		c.log.Info("a subscription ended", "server", id, "err", err)
+		c.log.Info("a subscription ended", "server", id, "error", err)
 	}
 }
 

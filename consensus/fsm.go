@@ -27,7 +27,7 @@ type fsm struct {
 // stop ends the applying for good: what comes later would be folded on the wrong state.
 func (f *fsm) stop(err error) error {
 	if f.halted.CompareAndSwap(nil, &err) {
-		f.log.Error("this server can fold the log no further and stops", "err", err)
+		f.log.Error("this server can fold the log no further and stops", "error", err)
 		if f.halt != nil {
 			f.halt(err)
 		}

@@ -54,7 +54,7 @@ func (n *inbound) serve() {
 			err = n.sender(id)
 		}
 		if err != nil {
-			n.log.Warn("refused a Raft connection", "node", id, "err", err)
+			n.log.Warn("refused a Raft connection", "node", id, "error", err)
 			c.Close()
 			continue
 		}
@@ -109,7 +109,7 @@ func (n *inbound) take(id identity.ID, r raft.RPC, to func(raft.RPC)) {
 		err = checkClaim(id, r.Command)
 	}
 	if err != nil {
-		n.log.Warn("refused a Raft request", "node", id, "request", fmt.Sprintf("%T", r.Command), "err", err)
+		n.log.Warn("refused a Raft request", "node", id, "request", fmt.Sprintf("%T", r.Command), "error", err)
 		r.Respond(nil, err)
 		n.drop(id) // whatever else it has sent
 		return

@@ -199,7 +199,7 @@ func (t *term) loop(ctx context.Context) {
 			e, next, err := t.decide(spec, p)
 			e.before, newest = newest, e
 			if spec = next; err != nil {
-				t.log.Error("a decision cannot be folded; the speculative state is taken anew", "err", err)
+				t.log.Error("a decision cannot be folded; the speculative state is taken anew", "error", err)
 				spec = nil
 			}
 			inFlight++
@@ -359,7 +359,7 @@ func (t *term) tell(p *proposal) {
 	}
 	if p.err != nil {
 		t.log.Info("command refused", "command", kind, "issuer", p.command.GetIssuer(), "request",
-			p.command.GetRequestId(), "err", p.err)
+			p.command.GetRequestId(), "error", p.err)
 		return
 	}
 	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(),

@@ -391,7 +391,7 @@ func (c *Client) audit(ctx context.Context, signers <-chan identity.ID) {
 		c.status.Unconfirmed = err
 		c.mu.Unlock()
 		if next.Reset(auditEvery/2 + rand.N(auditEvery)); err != nil {
-			c.log.Debug("no server could be asked how far the log is", "err", err)
+			c.log.Debug("no server could be asked how far the log is", "error", err)
 			next.Reset(auditAgain + rand.N(auditAgain))
 		}
 	}

@@ -94,7 +94,7 @@ func (r *Replica) takeSpilled() error {
 			continue
 		}
 		if err := r.catchUp(b); err != nil {
-			r.log.Warn("the newest events wait for Raft", "from", b.Base+1, "err", err)
+			r.log.Warn("the newest events wait for Raft", "from", b.Base+1, "error", err)
 			break
 		}
 	}
@@ -234,7 +234,7 @@ func (r *Replica) keep(evs []*skeinv1.Event, next *events.State) error {
 	if r.lazy {
 		r.later = append(r.later, group{evs, next})
 		if err := r.spill.add(&skeinv1.Batch{Base: evs[0].Index - 1, Events: evs}); err != nil && len(r.later) == 1 {
-			r.log.Warn("kill -9 within the next moment would cost the newest events until Raft has a leader", "err", err)
+			r.log.Warn("kill -9 within the next moment would cost the newest events until Raft has a leader", "error", err)
 		}
 	} else if err := r.store.append([]group{{evs, next}}); err != nil {
 		return fmt.Errorf("store events: %w", err)
@@ -398,7 +398,7 @@ func (r *Replica) flushLater() {
 	defer r.mu.Unlock()
 	r.timer = nil
 	if err != nil {
-		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "err", err,
+		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "error", err,
 			"unwritten", r.unwritten())
 		r.timer = time.AfterFunc(5*lazyDelay, r.flushLater)
 	} else if len(r.later) > 0 {

@@ -105,7 +105,7 @@ func (s *Server) setPatience(t timeouts) bool {
 	c := s.raft.ReloadableConfig()
 	c.HeartbeatTimeout, c.ElectionTimeout = t.leader, t.votes
 	if err := s.raft.ReloadConfig(c); err != nil {
-		s.log.Warn("Raft's time-out cannot be set; a dead leader is noticed later", "err", err)
+		s.log.Warn("Raft's time-out cannot be set; a dead leader is noticed later", "error", err)
 		return false
 	}
 	return true

@@ -328,7 +328,7 @@ func (g *Gossip) useKeys(keys [][]byte) {
 		return
 	}
 	if err := installKeys(g.ring, keys, keys[0]); err != nil {
-		g.log.Error("cannot use the new gossip key", "err", err)
+		g.log.Error("cannot use the new gossip key", "error", err)
 	}
 }
 

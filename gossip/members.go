@@ -169,7 +169,7 @@ func (d *delegate) LocalState(join bool) []byte {
 	}
 	b, err := proto.Marshal(encodeDigests(d.g.cfg.Self, d.g.tables()[(*pool)(d).table()].digest()))
 	if err != nil {
-		d.g.log.Error("cannot encode digests", "err", err)
+		d.g.log.Error("cannot encode digests", "error", err)
 		return nil
 	}
 	return b
@@ -308,7 +308,7 @@ func (p *pool) announce() {
 		p.pace.Load().news()
 		// It waits for the broadcast to have gone out, or for the timeout; there is nothing to wait for.
 		if err := p.ml.UpdateNode(time.Millisecond); err != nil {
-			p.g.log.Debug("own number is still being announced", "err", err)
+			p.g.log.Debug("own number is still being announced", "error", err)
 		}
 		select {
 		case <-p.ctx.Done():

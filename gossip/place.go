@@ -97,7 +97,7 @@ func (g *Gossip) SetPlace(next Place) {
 	g.place.Store(&next)
 	if moved {
 		if err := g.setPools(&next); err != nil {
-			g.log.Error("cannot gossip with the site", "site", next.Site, "err", err)
+			g.log.Error("cannot gossip with the site", "site", next.Site, "error", err)
 		}
 	}
 	g.placeChanged()

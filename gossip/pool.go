@@ -70,7 +70,7 @@ func (p *pool) open() (err error) {
 		return err
 	}
 	if pace, err := newPacer(p.ml, p.queue, p.g.cfg.Lag); err != nil {
-		p.g.log.Warn("gossip looks for news ten times a second, also while there is none", "err", err)
+		p.g.log.Warn("gossip looks for news ten times a second, also while there is none", "error", err)
 	} else {
 		p.pace.Store(pace)
 	}
@@ -86,7 +86,7 @@ func (p *pool) close(leave bool) {
 		if leave {
 			p.pace.Load().news() // the goodbye
 			if err := p.ml.Leave(leaveTimeout); err != nil {
-				p.g.log.Debug("could not say goodbye to everybody", "err", err)
+				p.g.log.Debug("could not say goodbye to everybody", "error", err)
 			}
 		}
 		p.pace.Load().end()

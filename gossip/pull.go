@@ -385,6 +385,6 @@ func (g *Gossip) serve(conn net.Conn, peer identity.ID) {
 	_ = conn.SetDeadline(time.Now().Add(pullTimeout))
 	if err := g.exchange().answer(conn, peer); err != nil && g.ctx.Err() == nil {
 		g.stats.add(&g.stats.BadFrames)
-		g.log.Debug("record stream ended early", "peer", peer, "err", err)
+		g.log.Debug("record stream ended early", "peer", peer, "error", err)
 	}
 }

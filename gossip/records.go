@@ -143,7 +143,7 @@ func (g *Gossip) publishVersion(r *skeinv1.Record) bool {
 	}
 	s, err := Sign(g.cfg.Key, r)
 	if err != nil {
-		g.log.Error("cannot publish the own record", "err", err)
+		g.log.Error("cannot publish the own record", "error", err)
 		return true
 	}
 	g.own.seq++
@@ -289,7 +289,7 @@ func (g *Gossip) foreignOwn(m mark) {
 	g.own.epoch, g.own.seq = m.Epoch, m.Seq
 	if raised && g.cfg.Dir != "" {
 		if err := raiseEpoch(g.cfg.Dir, m.Epoch); err != nil {
-			g.log.Error("cannot note the higher epoch", "err", err)
+			g.log.Error("cannot note the higher epoch", "error", err)
 		}
 	}
 	if time.Since(g.own.jumped) > jumpQuiet {
@@ -488,7 +488,7 @@ func (g *Gossip) published() bool {
 
 func (g *Gossip) refuse(err error) {
 	g.stats.refused(err)
-	g.log.Debug("refused a record", "err", err)
+	g.log.Debug("refused a record", "error", err)
 }
 
 // take merges records that came over a stream; they are not broadcast again.
@@ -593,7 +593,7 @@ func (g *Gossip) keepOnDisk() {
 		spacing = diskWait(bytes, time.Since(began))
 		if err != nil {
 			g.stats.add(&g.stats.DiskErrors)
-			g.log.Error("cannot keep the records on disk", "err", err)
+			g.log.Error("cannot keep the records on disk", "error", err)
 			return
 		}
 		g.stats.add(&g.stats.DiskWrites)

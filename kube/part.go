@@ -110,7 +110,7 @@ func (p *Part) Open(h part.Host, r prometheus.Registerer) error {
 	}
 	c, err := loadCopy(p.cfg.Dir)
 	if err != nil {
-		p.log.Warn("it is made anew once the apiserver is heard", "err", err)
+		p.log.Warn("it is made anew once the apiserver is heard", "error", err)
 	}
 	p.before = c
 	if c.Node != nil && c.Node.Name == p.cfg.Node {
@@ -242,7 +242,7 @@ func (p *Part) keep() {
 		c.Pods = p.before.Pods
 	}
 	if err := saveCopy(p.cfg.Dir, c); err != nil {
-		p.log.Warn("the next start knows only what the last copy has, before the apiserver is heard", "err", err)
+		p.log.Warn("the next start knows only what the last copy has, before the apiserver is heard", "error", err)
 	}
 }
 

@@ -362,7 +362,7 @@ func (e *Engine) finish(s *session, ev Event, cost int) {
 		return
 	}
 	if err := e.memory.Save(all); err != nil {
-		e.c.Log.Warn("the outcome of guessing ports is not kept", "err", err)
+		e.c.Log.Warn("the outcome of guessing ports is not kept", "error", err)
 	}
 }
 

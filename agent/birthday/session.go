@@ -225,7 +225,7 @@ func (s *session) word(p skeinv1.Signal_Birthday_Phase) *skeinv1.Signal_Birthday
 func (s *session) say(b *skeinv1.Signal_Birthday) {
 	b.Session = s.id
 	if err := s.e.c.Signal(s.peer, &skeinv1.Signal{Body: &skeinv1.Signal_Birthday_{Birthday: b}}); err != nil {
-		s.e.c.Log.Debug("a signal about guessing ports was not sent", "peer", s.peer, "err", err)
+		s.e.c.Log.Debug("a signal about guessing ports was not sent", "peer", s.peer, "error", err)
 	}
 }
 

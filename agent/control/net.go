@@ -332,7 +332,7 @@ func (n *Net) accept(l net.Listener) {
 			if n.ctx.Err() != nil {
 				return
 			}
-			n.cfg.Log.Warn("control net: accept", "err", err)
+			n.cfg.Log.Warn("control net: accept", "error", err)
 			select { // out of file descriptors, most likely: give others time to close some
 			case <-time.After(100 * time.Millisecond):
 			case <-n.ctx.Done():
@@ -342,7 +342,7 @@ func (n *Net) accept(l net.Listener) {
 		}
 		leave, err := n.enter(c)
 		if err != nil {
-			n.cfg.Log.Debug("control net: connection refused", "from", c.RemoteAddr().String(), "err", err)
+			n.cfg.Log.Debug("control net: connection refused", "from", c.RemoteAddr().String(), "error", err)
 			turnAway(c)
 			continue
 		}
@@ -381,7 +381,7 @@ func (n *Net) serve(c net.Conn, way string, leave func()) {
 	err := t.HandshakeContext(ctx)
 	leave()
 	if err != nil {
-		n.cfg.Log.Debug("control net: handshake refused", "from", c.RemoteAddr().String(), "way", way, "err", err)
+		n.cfg.Log.Debug("control net: handshake refused", "from", c.RemoteAddr().String(), "way", way, "error", err)
 		c.Close()
 		return
 	}

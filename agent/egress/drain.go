@@ -109,7 +109,7 @@ func (k *Keeper) end(ctx context.Context, d Drained) {
 			done()
 			return
 		case events.CodeOf(err) != "":
-			k.log.Warn("the end of slots that drain was refused", "egress", d.Ref.String(), "err", err)
+			k.log.Warn("the end of slots that drain was refused", "egress", d.Ref.String(), "error", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(refusedFor):

@@ -87,7 +87,7 @@ func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	former := filepath.Join(g.cfg.Dir, name)
 	if err := egressns.Rename(former, file); err != nil {
 		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(),
-			"file", former, "err", err)
+			"file", former, "error", err)
 		return former
 	}
 	return file

@@ -100,7 +100,7 @@ func (gw *gateway) load() *Registry {
 		known, err = DecodeRegistry(b)
 	}
 	if err != nil {
-		gw.g.cfg.Log.Warn("the clients that this gateway knew are not read", "egress", gw.ref.String(), "err", err)
+		gw.g.cfg.Log.Warn("the clients that this gateway knew are not read", "egress", gw.ref.String(), "error", err)
 		return NewRegistry()
 	}
 	return known
@@ -123,7 +123,7 @@ func (gw *gateway) save() {
 		err = os.Rename(tmp, gw.known)
 	}
 	if err != nil {
-		gw.g.cfg.Log.Warn("the clients of this gateway are not kept over a restart", "egress", gw.ref.String(), "err", err)
+		gw.g.cfg.Log.Warn("the clients of this gateway are not kept over a restart", "egress", gw.ref.String(), "error", err)
 		return
 	}
 	if gw.saved = b; gw.formerKnown != "" {
@@ -230,7 +230,7 @@ func (gw *gateway) run(ctx context.Context) {
 	if gone {
 		gw.removeClients()
 		if err := egressns.Remove(gw.file); err != nil {
-			gw.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", gw.ref.String(), "err", err)
+			gw.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", gw.ref.String(), "error", err)
 		}
 	}
 }
@@ -245,7 +245,7 @@ func (gw *gateway) countFlows() (draining bool) {
 	if e.GetDraining() > 0 && ns != nil {
 		flows, err := ns.Flows()
 		if err != nil {
-			gw.g.cfg.Log.Warn("whether slots that drain still have flows is not known", "egress", gw.ref.String(), "err", err)
+			gw.g.cfg.Log.Warn("whether slots that drain still have flows is not known", "egress", gw.ref.String(), "error", err)
 		}
 		for n := events.Replicas(e); err == nil && n < e.GetReplicas(); n++ {
 			if flows[int(n)] == 0 {
@@ -323,7 +323,7 @@ func (gw *gateway) open() (*egressns.NS, error) {
 	if ns.Holds() {
 		if queue, err = hold.Open(gw.file, egressns.HoldQueue, gw.g.cfg.Log); err != nil {
 			gw.g.cfg.Log.Warn("packets of a slot that moves here cannot wait: some may be lost", "egress",
-				gw.ref.String(), "err", err)
+				gw.ref.String(), "error", err)
 			queue = nil
 		}
 	}

@@ -378,7 +378,7 @@ func (k *Keeper) move(ctx context.Context, m Move) {
 			k.settled(ctx, m, answer.GetIndex())
 			return
 		case events.CodeOf(err) != "":
-			k.log.Warn("a slot's move was refused", "slot", m.Slot.String(), "to", m.To.String(), "err", err)
+			k.log.Warn("a slot's move was refused", "slot", m.Slot.String(), "to", m.To.String(), "error", err)
 			k.mu.Lock()
 			delete(k.busy, m.Slot)
 			k.refused[m.Slot] = k.cfg.Now().Add(refusedFor)

@@ -51,7 +51,7 @@ func (r *Renewer) read(ctx context.Context) {
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
 		if err != nil {
 			r.cfg.Log.Warn("no further ticket for the slot could be begun; trying again", "slot", s.String(),
-				"err", err)
+				"error", err)
 			continue
 		}
 		h.Prolonging(round, epoch, t, began, life)
@@ -92,7 +92,7 @@ func (r *Renewer) leave() {
 		}
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
 		if err != nil {
-			r.cfg.Log.Warn("the slot's lease ends with its ticket", "slot", s.String(), "err", err)
+			r.cfg.Log.Warn("the slot's lease ends with its ticket", "slot", s.String(), "error", err)
 			continue
 		}
 		r.holders[s].Prolonging(r.round, epoch, t, began, life)

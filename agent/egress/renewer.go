@@ -309,7 +309,7 @@ func (r *Renewer) send(ctx context.Context) {
 		t, err := r.cfg.Kernel.Begin(s, epoch, lease)
 		if err != nil {
 			if !errors.Is(err, errNotReady) {
-				r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+				r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "error", err)
 			}
 			continue
 		}
@@ -339,7 +339,7 @@ func (r *Renewer) send(ctx context.Context) {
 func (r *Renewer) answered(round uint64, a *skeinv1.RenewLeasesResponse, err error) {
 	r.flying = slices.DeleteFunc(r.flying, func(f flight) bool { return f.round == round })
 	if err != nil {
-		r.cfg.Log.Debug("the leases were not renewed", "round", round, "err", err)
+		r.cfg.Log.Debug("the leases were not renewed", "round", round, "error", err)
 		return
 	}
 	for _, g := range a.GetGranted() {
@@ -370,7 +370,7 @@ func (r *Renewer) do(orders []Order) {
 				again := adoptAgain
 				if !errors.Is(err, errNotReady) {
 					again = dropAgain
-					r.cfg.Log.Warn("the slot could not be dropped; trying again", "slot", o.Slot.String(), "err", err)
+					r.cfg.Log.Warn("the slot could not be dropped; trying again", "slot", o.Slot.String(), "error", err)
 				}
 				r.undone[o.Slot] = &undone{again: r.cfg.Now().Add(again), then: orders[i+1:]}
 				return
@@ -391,7 +391,7 @@ func (r *Renewer) do(orders []Order) {
 			r.cfg.Tell(o.Slot, o.Text)
 		}
 		if err != nil {
-			r.cfg.Log.Warn("an order for the slot failed", "slot", o.Slot.String(), "order", string(o.Kind), "err", err)
+			r.cfg.Log.Warn("an order for the slot failed", "slot", o.Slot.String(), "order", string(o.Kind), "error", err)
 		}
 	}
 }

@@ -299,7 +299,7 @@ func (m *Manager) end(t task, err error) {
 	b.delay = min(max(2*b.delay, low), high)
 	b.until = now.Add(b.delay/2 + rand.N(b.delay/2))
 	m.backoffs[t.taskKey] = b
-	m.log.Warn("the log did not give or take what this node asked for", "pool", t.pool, "namespace", t.namespace, "err",
+	m.log.Warn("the log did not give or take what this node asked for", "pool", t.pool, "namespace", t.namespace, "error",
 		err, "again_in", b.until.Sub(now))
 }
 
@@ -392,6 +392,6 @@ func (m *Manager) compact(now moment) {
 	m.core.forget(now.at)
 	if err := m.file.rewrite(m.core.snapshot(m.cfg.BootID, now)); err != nil {
 		m.fileErr = err
-		m.log.Warn("the file of pod addresses could not be shortened", "file", m.cfg.File, "err", err)
+		m.log.Warn("the file of pod addresses could not be shortened", "file", m.cfg.File, "error", err)
 	}
 }

@@ -205,7 +205,7 @@ func (m *Manager) adopt(found []podnet.Found) {
 	records, changed := m.core.adopt(found, now.at)
 	for _, r := range records {
 		if err := m.write(r, now); err != nil {
-			m.log.Error("what the kernel has could not be written down", "address", pair(r.IPv4, r.IPv6), "err", err)
+			m.log.Error("what the kernel has could not be written down", "address", pair(r.IPv4, r.IPv6), "error", err)
 			continue
 		}
 		if r.Op == opGive {
@@ -350,7 +350,7 @@ func (m *Manager) takeBack(h *held, what, reason string) Lease {
 	now := m.now()
 	r := m.core.release(h, reason)
 	if err := m.write(r, now); err != nil {
-		m.log.Error("an address that was given back could not be written down", "address", pair(h.IPv4, h.IPv6), "err", err)
+		m.log.Error("an address that was given back could not be written down", "address", pair(h.IPv4, h.IPv6), "error", err)
 		m.core.apply(now.stamp(r), now.at)
 	}
 	if b := m.core.blocks[h.block]; b == nil || len(b.held) == 0 {

@@ -246,7 +246,7 @@ func (m *Manager) reserve(p *peer, relay identity.ID) {
 		return
 	}
 	if err := m.cfg.Ports.Reserve(relay, p.machine.Peer); err != nil {
-		m.log.Debug("no port reserved", "peer", p.machine.Peer, "err", err)
+		m.log.Debug("no port reserved", "peer", p.machine.Peer, "error", err)
 	}
 }
 

@@ -140,7 +140,7 @@ func NewManager(cfg Config) *Manager {
 
 func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manager {
 	m := &Manager{
-		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
+		cfg: cfg, log: cfg.Log.With("component", "path"), stop: stop, ended: ctx.Done(),
 		changed: make(chan struct{}, 1), count: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		signals: make(chan signalTo, signalsMax),
 		o:       owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}, unready: map[identity.ID]bool{}},
@@ -398,7 +398,7 @@ func (m *Manager) signalLoop(ctx context.Context) {
 		case s := <-m.signals:
 			if err := m.cfg.Signal(s.peer, s.signal); err != nil {
 				m.metrics.punchErrors.Add(1)
-				m.log.Debug("punch not sent", "peer", s.peer, "err", err)
+				m.log.Debug("punch not sent", "peer", s.peer, "error", err)
 			}
 		}
 	}

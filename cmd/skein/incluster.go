@@ -45,7 +45,7 @@ func enterByKubernetes(o *agent.Options, server bool) error {
 	ready := o.OnReady
 	o.OnReady = func() {
 		if err := kube.Entered(o.Config.StateDir); err != nil {
-			o.Log.Warn("a file that nobody needs any more stays", "err", err)
+			o.Log.Warn("a file that nobody needs any more stays", "error", err)
 		}
 		ready()
 	}
@@ -63,6 +63,6 @@ func writableSysctls(o *agent.Options) {
 	const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount("", "/proc/sys", "", flags, ""); err != nil {
 		o.Log.Warn("/proc/sys is read-only, so forwarding between tunnels and pods stays as the host has it",
-			"err", os.NewSyscallError("mount", err))
+			"error", os.NewSyscallError("mount", err))
 	}
 }

@@ -54,7 +54,7 @@ func logger(c config.Log) *slog.Logger { return slog.New(handler(os.Stderr, c)) 
 // tellSystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
 func tellSystemd(log *slog.Logger) {
 	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
-		log.Warn("the service manager does not learn that the agent is up", "err", err)
+		log.Warn("the service manager does not learn that the agent is up", "error", err)
 	}
 }
 
@@ -121,7 +121,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			defer signal.Stop(reread)
 			if err := slack.Set(timerSlack); err != nil {
 				log.Debug("this process wakes more often than it must: start it with a timer slack of "+
-					timerSlack.String(), "err", err)
+					timerSlack.String(), "error", err)
 			}
 			o := agent.Options{
 				Config: c, Load: g.load, File: g.config, Reread: reread, OnConfig: func(c config.Config) { logs.set(c.Log) },

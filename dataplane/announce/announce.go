@@ -82,7 +82,7 @@ func New(o Options) (*Announcer, error) {
 		addrs: map[netip.Addr]*address{}, ports: map[string]*port{}, up: map[string]bool{}}
 	links := make(chan netlink.LinkUpdate, 16)
 	err = netlink.LinkSubscribeWithOptions(links, a.done, netlink.LinkSubscribeOptions{Namespace: &ns,
-		ErrorCallback: func(err error) { o.Log.Debug("hearing of links ended", "err", err) }})
+		ErrorCallback: func(err error) { o.Log.Debug("hearing of links ended", "error", err) }})
 	if err != nil {
 		nl.Close()
 		ns.Close()
@@ -200,7 +200,7 @@ func (a *Announcer) refresh() {
 	}
 	for name, g := range groups {
 		if err := a.refreshLink(name); err != nil {
-			a.o.Log.Debug("addresses wait for their link", "link", name, "err", err)
+			a.o.Log.Debug("addresses wait for their link", "link", name, "error", err)
 			continue
 		}
 		a.ports[name].join(g)
@@ -274,7 +274,7 @@ func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
 			continue
 		}
 		if err := j.send(); err != nil {
-			a.o.Log.Warn("an address could not be announced", "address", j.addr, "link", j.p.name, "err", err)
+			a.o.Log.Warn("an address could not be announced", "address", j.addr, "link", j.p.name, "error", err)
 		}
 	}
 	return wait, missing
@@ -335,7 +335,7 @@ func (a *Announcer) hear(p *port, m message) {
 	}
 	if m.asks && a.claims(p, m.target) && a.valid(m.target) {
 		if err := p.send(answer(p.mac, m)); err != nil {
-			a.o.Log.Debug("a neighbour got no answer", "address", m.target, "link", p.name, "err", err)
+			a.o.Log.Debug("a neighbour got no answer", "address", m.target, "link", p.name, "error", err)
 		}
 	}
 }

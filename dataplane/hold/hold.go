@@ -145,7 +145,7 @@ func (q *Queue) read() {
 		if err != nil {
 			q.broken = fmt.Errorf("reading queue %d of held packets: %w", q.queue, err)
 			q.mu.Unlock()
-			q.log.Error("held packets are lost: their queue cannot be read", "queue", q.queue, "err", err)
+			q.log.Error("held packets are lost: their queue cannot be read", "queue", q.queue, "error", err)
 			return
 		}
 		for m := range nfnl.Messages(got) {
@@ -155,7 +155,7 @@ func (q *Queue) read() {
 		closed := q.closed
 		q.mu.Unlock()
 		if err != nil {
-			q.log.Error("a packet that may go on stays", "queue", q.queue, "err", err)
+			q.log.Error("a packet that may go on stays", "queue", q.queue, "error", err)
 		}
 		if closed {
 			_ = q.c.Deadline(time.Now().Add(quiet))

@@ -113,7 +113,7 @@ func (p *Prober) read() {
 			closed := p.closed
 			p.mu.Unlock()
 			if !closed {
-				p.o.Log.Error("probes get no answers any more: their device cannot be read", "device", Link, "err", err)
+				p.o.Log.Error("probes get no answers any more: their device cannot be read", "device", Link, "error", err)
 			}
 			return
 		}

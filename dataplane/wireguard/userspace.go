@@ -72,7 +72,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	d.DisableSomeRoamingForBrokenMobileSemantics()
 	count, err := newCounters(d)
 	if err != nil {
-		log.Warn("reading WireGuard's counters costs more than it should", "err", err)
+		log.Warn("reading WireGuard's counters costs more than it should", "error", err)
 	}
 	return &userspaceDevice{name: c.Link, tun: t, dev: d, count: count, first: newHurrier(d, bind, &t.handled), hop: hops},
 		created + 1, nil
