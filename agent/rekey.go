@@ -251,19 +251,31 @@ type rekeying struct {
 	waits   map[identity.ID]bool       // for these
 	changed chan struct{}              // closed when one is
 	turned  chan struct{}              // closed when the device has the key; nil: it has
+	agreed  chan struct{}              // closed when the log that this host knows has the key; nil: it has
 
 	telling atomic.Bool // the log is being asked to take the device's key, or was a moment ago
 }
 
-func (r *rekeying) begin(keys *ownKeys, peers []identity.ID) (turned <-chan struct{}) {
+func (r *rekeying) begin(keys *ownKeys, peers []identity.ID) (turned, agreed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys, r.peers, r.waits = keys, peers, make(map[identity.ID]bool, len(peers))
 	r.changed, r.turned, r.phase = make(chan struct{}), make(chan struct{}), skeinv1.Signal_Rekey_READY
+	r.agreed = make(chan struct{})
 	for _, id := range peers {
 		r.waits[id] = true
 	}
-	return r.turned
+	return r.turned, r.agreed
+}
+
+// settled notes that the log has the device's key.
+func (r *rekeying) settled() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.agreed != nil {
+		close(r.agreed)
+		r.agreed = nil
+	}
 }
 
 // expect waits for peers once more.
@@ -287,7 +299,7 @@ func (r *rekeying) active() bool {
 func (r *rekeying) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys, r.peers, r.waits = nil, nil, nil
+	r.keys, r.peers, r.waits, r.agreed = nil, nil, nil, nil
 }
 
 // came notes how far a peer is with a key of this host's.
@@ -482,7 +494,7 @@ func (s api) RotateNodeKey(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	turned := a.rekeying.begin(keys, peers)
+	turned, agreed := a.rekeying.begin(keys, peers)
 	defer a.rekeying.end()
 	late, err := a.prepareRekey(ctx, keys)
 	if err != nil {
@@ -500,6 +512,11 @@ func (s api) RotateNodeKey(ctx context.Context,
 	if err != nil { // the loop asks again until the log has it
 		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this host has its next key, of which the cluster "+
 			"is still to be told (%w): that goes on by itself, and peers that were not ready hear of it then", err))
+	}
+	// Another change may follow at once, so this one ends when this host has the event, too.
+	select {
+	case <-agreed:
+	case <-ctx.Done():
 	}
 	out := &skeinv1.RotateNodeKeyResponse{WireguardKey: keys.devicePublic[:], Index: index,
 		TookNanos: int64(time.Since(began)), Ready: uint32(len(peers) - len(late))}
@@ -689,6 +706,7 @@ func (a *Agent) followKey(ctx context.Context) {
 			return
 		}
 		a.wg.Store(keys)
+		a.rekeying.settled()
 		a.packetKeys.Clear()
 		for id := range a.loop.members { // probes have other keys, too
 			if m, ok := a.roster.get(id); ok && id != a.id {

@@ -127,7 +127,7 @@ func TestRekeying(t *testing.T) {
 	a, b := identity.ID{1}, identity.ID{2}
 	var r rekeying
 	r.came(a, skeinv1.Signal_Rekey_READY, keys.devicePublic) // nobody asked
-	turned := r.begin(keys, []identity.ID{a, b})
+	turned, agreed := r.begin(keys, []identity.ID{a, b})
 	r.came(a, skeinv1.Signal_Rekey_READY, keys.agreedPublic)
 	r.came(b, skeinv1.Signal_Rekey_FOLLOWED, keys.devicePublic)
 	if left, _ := r.left(); len(left) != 2 {
@@ -164,6 +164,13 @@ func TestRekeying(t *testing.T) {
 	r.came(b, skeinv1.Signal_Rekey_READY, keys.devicePublic)
 	if left, _ := r.left(); len(left) != 1 {
 		t.Error("a late answer is taken for that of the next step")
+	}
+	r.settled()
+	r.settled()
+	select {
+	case <-agreed:
+	default:
+		t.Error("nobody hears that the log has the key")
 	}
 	r.end()
 	if left, _ := r.left(); len(left) > 0 {
