@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/dataplane/hold"
 )
 
 // Options say which namespace to open.
@@ -71,7 +72,7 @@ func Open(o Options) (_ *NS, err error) {
 	if err = n.table.probeHold(); err != nil {
 		return nil, err
 	}
-	if n.table.hold != holdQueue {
+	if n.table.hold != hold.Native {
 		n.log.Info("packets are held by another way than nftables' own queue", "egress", o.Egress, "way",
 			string(n.table.hold))
 	}

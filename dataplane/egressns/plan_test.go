@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hold"
 )
 
 func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
@@ -80,7 +81,7 @@ func TestDiff(t *testing.T) {
 			p, _ := newPlan(spec.Draw(t, "spec"))
 			p = p.keep(have)
 			before := maps.Clone(have.sets[MapSlot4].elements)
-			w := want(p, byRemote, holdQueue)
+			w := want(p, byRemote, hold.Native)
 			have = have.apply(diff(w, have, p.complete), w)
 			if ops := diff(w, have, p.complete); len(ops) > 0 {
 				t.Fatalf("a second look finds %v", ops)

@@ -2,7 +2,6 @@ package egressns
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -13,6 +12,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/hold"
 )
 
 // The chains. Those without a hook are gone to from others.
@@ -271,27 +272,12 @@ func (f family) snat() part {
 		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg}})}
 }
 
-// holder is how packets get into the queue.
-type holder string
-
-const (
-	holdQueue  holder = "queue"  // nftables' own
-	holdTarget holder = "target" // the same by the older interface, where the kernel was built without the former
-	holdNot    holder = ""       // neither
-)
+// holdNot is the form of a kernel that queues no packets from a rule of nftables.
+const holdNot hold.Form = ""
 
 // queue hands the packet to HoldQueue; with nobody there it goes on, and meets the lease.
-func queue(h holder) part {
-	text := fmt.Sprintf("queue flags bypass to %d", HoldQueue)
-	if h == holdTarget {
-		const bypass, revision = 1, 3
-		info := make(xt.Unknown, 8) // struct xt_NFQ_info_v3, padded
-		binary.NativeEndian.PutUint16(info, HoldQueue)
-		binary.NativeEndian.PutUint16(info[2:], 1)
-		binary.NativeEndian.PutUint16(info[4:], bypass)
-		return part{text, []expr.Any{&expr.Target{Name: "NFQUEUE", Rev: revision, Info: &info}}}
-	}
-	return part{text, []expr.Any{&expr.Queue{Num: HoldQueue, Total: 1, Flag: expr.QueueFlagBypass}}}
+func queue(h hold.Form) part {
+	return part{fmt.Sprintf("queue flags bypass to %d", HoldQueue), []expr.Any{h.Statement(HoldQueue)}}
 }
 
 // each makes a rule for each family.
@@ -312,7 +298,7 @@ func list[T any](groups ...[]T) (out []T) {
 }
 
 // chains is the whole table of rules, in the order that a packet meets them.
-func chains(h holder) []chain {
+func chains(h hold.Form) []chain {
 	return []chain{
 		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting,
 			priority: -300, rules: inRules(h)},
@@ -386,7 +372,7 @@ func chains(h holder) []chain {
 	}
 }
 
-func inRules(h holder) []rule {
+func inRules(h hold.Form) []rule {
 	out := each(wrapped, func(f family) []part {
 		return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), goTo(chainDoor)}
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hold"
 	"github.com/skeinmesh/skein/dataplane/nft"
 )
 
@@ -145,7 +146,7 @@ func pick[T any](a netip.Addr, four, six T) T {
 }
 
 // want is the table that a checked plan asks for. link is the device of a tunnel.
-func want(p plan, link func(local, remote netip.Addr) string, h holder) state {
+func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) state {
 	s := state{there: true, chains: map[string]chainState{}, sets: map[string]setState{}, counters: map[string]bool{}}
 	for _, c := range chains(h) {
 		cs := chainState{kind: c.describe()}

@@ -14,6 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/hold"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -29,11 +30,11 @@ type table struct {
 	conn  *nlcount.Nft
 	port  atomic.Uint32
 	table *nftables.Table
-	hold  holder
+	hold  hold.Form
 }
 
 func openTable(ns int) (*table, error) {
-	t := &table{ns: ns, table: &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}, hold: holdQueue}
+	t := &table{ns: ns, table: &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}, hold: hold.Native}
 	return t, t.open()
 }
 
@@ -77,7 +78,7 @@ func (t *table) close() error { return t.conn.CloseLasting() }
 
 // probeHold finds out how this kernel can hold packets, by chains of a table of its own that no packet meets.
 func (t *table) probeHold() error {
-	for _, h := range []holder{holdQueue, holdTarget} {
+	for _, h := range hold.Forms() {
 		x := &nftables.Table{Name: tableName + "_trial", Family: nftables.TableFamilyINet}
 		t.conn.AddTable(x)
 		pr := nftables.ChainPriority(*nftables.ChainPriorityRaw)

@@ -1,6 +1,10 @@
 package egressns
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/skeinmesh/skein/dataplane/hold"
+)
 
 // Rule is one line of the table in the namespace, for documents.
 type Rule struct {
@@ -12,7 +16,7 @@ type Rule struct {
 // Rules are all rules, made from what is written to the kernel, in the order that a packet meets their chains.
 func Rules() []Rule {
 	var out []Rule
-	for _, c := range chains(holdQueue) {
+	for _, c := range chains(hold.Native) {
 		for _, r := range c.rules {
 			out = append(out, Rule{c.at(), c.name, r.text})
 		}
@@ -78,7 +82,7 @@ func Way(back bool) []Step {
 // stepsOf are the rules of a chain that are for one direction, each followed by those of the chain it goes to.
 func stepsOf(name string, way direction, at string, depth int) []Step {
 	var out []Step
-	for _, c := range chains(holdQueue) {
+	for _, c := range chains(hold.Native) {
 		if c.name != name {
 			continue
 		}

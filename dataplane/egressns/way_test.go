@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/skeinmesh/skein/dataplane/hold"
 )
 
 var update = flag.Bool("update", false, "write golden files anew")
@@ -36,7 +38,7 @@ func TestWay(t *testing.T) {
 	for _, r := range Rules() {
 		in[r.Chain] = true
 	}
-	for _, c := range chains(holdQueue) {
+	for _, c := range chains(hold.Native) {
 		if !in[c.name] {
 			t.Errorf("Rules lacks chain %s", c.name)
 		}

@@ -5,8 +5,9 @@
 // connection table sees them. So they find the flows that are loaded while they wait. The kernel keeps the packets;
 // this process learns only their number and mark.
 //
-// A queue fails closed: what nobody has accepted is dropped when the queue closes, or the process ends, and so is what
-// finds the queue full (MaxPackets).
+// What nobody has accepted is dropped when the queue closes, or the process ends, and so is what finds the queue full
+// (MaxPackets). What comes while nobody has the queue goes on to the rules behind: a gateway's ask whether its lease
+// runs.
 //
 // The rule ends with the Statement of the Form that the kernel takes. Where slots that share a queue move at different
 // times, rules give packets a mark before they queue them, and Accept lets go the packets of one mark; each packet goes

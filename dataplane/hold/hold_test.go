@@ -217,6 +217,7 @@ func TestPacketsFindTheFlowLoadedMeanwhile(t *testing.T) {
 	}
 }
 
+// A queue that closes drops what waits in it. Then packets go on without one.
 func TestClosedDrops(t *testing.T) {
 	s, q := scene(t)
 	server := udp(t, s.Target, &net.UDPAddr{Port: 7}, nil)
@@ -227,6 +228,9 @@ func TestClosedDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	send(t, client, 2) // nobody has the queue
+	if got, _ := receive(t, server); got != 2 {
+		t.Errorf("packet %d came, want the second: nobody has the queue", got)
+	}
 	again := open(t, s)
 	send(t, client, 3)
 	until(t, "the third waits", func() bool { return again.Waiting() == 1 })
@@ -234,7 +238,7 @@ func TestClosedDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _ := receive(t, server); got != 3 {
-		t.Errorf("packet %d got through a closed queue", got)
+		t.Errorf("packet %d came, want the third, which was let go", got)
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
@@ -82,19 +81,10 @@ func Remove(table string) error {
 	return nil
 }
 
-// statements give a packet to a queue, and let it pass when nobody has that: nftables' own, and that of iptables, for
-// kernels without the first.
-func statements(queue uint16) []expr.Any {
-	info := xt.Unknown(append(append(binaryutil.NativeEndian.PutUint16(queue), binaryutil.NativeEndian.PutUint16(1)...),
-		binaryutil.NativeEndian.PutUint16(1)...)) // struct xt_NFQ_info_v2: number, how many, bypass
-	return []expr.Any{&expr.Queue{Num: queue, Total: 1, Flag: expr.QueueFlagBypass},
-		&expr.Target{Name: "NFQUEUE", Rev: 2, Info: &info}}
-}
-
 func enter(o Options) error {
 	var errs []error
-	for _, s := range statements(o.Queue) {
-		err := enterWith(o, s)
+	for _, f := range hold.Forms() {
+		err := enterWith(o, f.Statement(o.Queue))
 		if err == nil {
 			return nil
 		}

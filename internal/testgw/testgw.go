@@ -252,31 +252,40 @@ func (g *Gateway) Stop() {
 // or 6 of their family; or ends that.
 func (g *Gateway) Hold(queue uint16, on bool) {
 	g.t.Helper()
-	form, err := hold.FormOf(Path(g.NS))
-	g.must("looking for the kernel's queue", err)
 	for _, r := range g.held {
 		g.must("ending the hold", g.nft.DelRule(r))
 	}
 	g.held = nil
-	if on {
-		for _, c := range []struct {
-			a      netip.Addr
-			offset uint32
-		}{{Client4, 12}, {Source4, 16}, {Client6, 8}, {Source6, 24}} {
-			g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(family(c.a),
-				&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset,
-					Len: uint32(c.a.BitLen() / 8)},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: c.a.AsSlice()},
-				&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark(c.a))},
-				&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
-				form.Statement(queue),
-			)})
+	g.flush("ending the hold")
+	if !on {
+		return
+	}
+	var err error
+	for _, form := range hold.Forms() {
+		g.queue(form.Statement(queue))
+		if err = g.nft.Flush(); err == nil {
+			break
 		}
 	}
-	g.flush("hold")
-	if on {
-		g.held, err = g.nft.GetRules(g.table, g.raw)
-		g.must("reading the hold's rules", err)
+	g.must("giving packets to a queue", err)
+	g.held, err = g.nft.GetRules(g.table, g.raw)
+	g.must("reading the hold's rules", err)
+}
+
+// queue adds the rules of a hold, which end with a statement.
+func (g *Gateway) queue(statement expr.Any) {
+	for _, c := range []struct {
+		a      netip.Addr
+		offset uint32
+	}{{Client4, 12}, {Source4, 16}, {Client6, 8}, {Source6, 24}} {
+		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(family(c.a),
+			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset,
+				Len: uint32(c.a.BitLen() / 8)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: c.a.AsSlice()},
+			&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark(c.a))},
+			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
+			statement,
+		)})
 	}
 }
 
