@@ -246,15 +246,6 @@ func (m *Manager) RelaysChanged() {
 	})
 }
 
-// RelayUpdate says which relay is now used for one peer.
-func (m *Manager) RelayUpdate(id identity.ID, r RelayChoice) {
-	m.run(func(m *Manager, now time.Time) {
-		if p, ok := m.o.peers[id]; ok {
-			m.setRelay(p, now, r)
-		}
-	})
-}
-
 // SetReplaceable takes the peers in whose place others can carry what goes through them. Path.Suspect is for these
 // alone. The map is not changed afterwards.
 func (m *Manager) SetReplaceable(ids map[identity.ID]bool) {

@@ -225,8 +225,10 @@ func TestManagerPeersComeAndGo(t *testing.T) {
 		m.SetSelf(recordOf("203.0.113.1:51820"))
 		m.SetPeer(b, recordOf("203.0.113.2:51820"))
 		eventually(t, m, "the relay", func() bool { return m.Paths()[b].Kind == Relay })
-		m.RelayUpdate(b, RelayChoice{ID: identity.ID{}, RTT: 0})
+		w.none.Store(true)
+		m.RelaysChanged()
 		eventually(t, m, "no relay", func() bool { return m.Paths()[b].Kind == None })
+		w.none.Store(false)
 		m.RelaysChanged()
 		eventually(t, m, "the relay again", func() bool { return m.Paths()[b].Kind == Relay })
 		if e, ok := m.Explain(b); !ok || e.Path.Kind != Relay || len(e.Probes) != 1 {
@@ -301,7 +303,6 @@ func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
 	for range 200 {
 		m := newWire().join(nodeIDs[0], "192.0.2.1:51820", nil)
 		m.SetPeer(nodeIDs[1], recordOf("192.0.2.2:51820"))
-		m.RelayUpdate(nodeIDs[1], RelayChoice{ID: relayID})
 		m.Traffic(map[identity.ID]Counters{nodeIDs[1]: {Endpoint: ap("192.0.2.2:51820"),
 			Handshake: time.Now().Add(-time.Second)}})
 		m.Settle(t.Context())
