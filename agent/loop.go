@@ -672,6 +672,11 @@ func (a *Agent) sendSignalRelayed(peer identity.ID, s *skeinv1.Signal) error {
 	return a.signalBy(a.control.SendRelayed, peer, s)
 }
 
+// sendSignalTunnelled sends a signal by the tunnel alone.
+func (a *Agent) sendSignalTunnelled(peer identity.ID, s *skeinv1.Signal) error {
+	return a.signalBy(a.control.SendTunnelled, peer, s)
+}
+
 func (a *Agent) signalBy(send func(identity.ID, byte, []byte) error, peer identity.ID, s *skeinv1.Signal) error {
 	s.From = a.id.String()
 	b, err := proto.Marshal(s)

@@ -426,18 +426,15 @@ func (a *Agent) answerRekeys() {
 		return len(p.AllowedIPs) > 0, has
 	}
 	for id, say := range a.rekeys.answers(peer) {
-		a.signalRekey(id, say.phase, say.key, false)
+		a.signalRekey(a.sendSignal, id, say.phase, say.key)
 		if say.phase == skeinv1.Signal_Rekey_FOLLOWED {
-			a.signalRekey(id, say.phase, say.key, true) // the new session has carried nothing yet
+			a.signalRekey(a.sendSignalRelayed, id, say.phase, say.key) // the new session has carried nothing yet
 		}
 	}
 }
 
-func (a *Agent) signalRekey(id identity.ID, phase skeinv1.Signal_Rekey_Phase, key identity.WireGuardKey, relayed bool) {
-	send := a.sendSignal
-	if relayed {
-		send = a.sendSignalRelayed
-	}
+func (a *Agent) signalRekey(send func(identity.ID, *skeinv1.Signal) error, id identity.ID,
+	phase skeinv1.Signal_Rekey_Phase, key identity.WireGuardKey) {
 	a.signalOfRekey(send, id, &skeinv1.Signal_Rekey{Phase: phase, Key: key[:]})
 }
 
@@ -646,7 +643,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 		case <-changed:
 		case <-again.C:
 			for _, id := range left {
-				a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, true)
+				a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
 			}
 		case <-over.C:
 			return nil
@@ -656,20 +653,21 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 	}
 }
 
-// turnKey has the device changed, by apply, and tells the peers before it, by the tunnel, and after it, beside the
-// tunnel: that carries nothing more to those that have not heard. What is sent into it begins the handshake.
+// turnKey has the device changed, by apply, and tells the peers before it, by the tunnel where that is their way, and
+// after it, beside the tunnel: that carries nothing more to those that have not heard. What is sent into it all the same
+// begins the handshake, with those behind a relay, too.
 func (a *Agent) turnKey(private dataplane.Key, apply func() (dataplane.Report, error)) (dataplane.Report, error) {
 	keys, peers, has := a.rekeying.turning(private)
 	if keys == nil {
 		return apply()
 	}
 	for _, id := range peers {
-		a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, false)
+		a.signalRekey(a.sendSignal, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
 	}
 	report, err := apply()
 	for _, id := range peers {
-		a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, false)
-		a.signalRekey(id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic, true)
+		a.signalRekey(a.sendSignalTunnelled, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
+		a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
 	}
 	if tried := err == nil || len(report.Errors) > 0; tried && report.Errors["wireguard"] == nil {
 		has()

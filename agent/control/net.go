@@ -437,6 +437,17 @@ func (n *Net) SendRelayed(node identity.ID, channel byte, b []byte) error {
 	return nil
 }
 
+// SendTunnelled is SendPacket, but by the tunnel alone, whatever path that has.
+func (n *Net) SendTunnelled(node identity.ID, channel byte, b []byte) error {
+	if len(b) > MaxPacket {
+		return fmt.Errorf("send %d bytes to node %s: %w (at most %d)", len(b), node, ErrTooLarge, MaxPacket)
+	}
+	if err := n.sendTunnel(node, channel, b); err != nil {
+		return fmt.Errorf("send to node %s by the tunnel: %w", node, err)
+	}
+	return nil
+}
+
 func (n *Net) sendRelay(node identity.ID, channel byte, b []byte) error {
 	key, ok := n.cfg.PacketKey(node)
 	if !ok {
