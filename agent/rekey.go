@@ -654,8 +654,8 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 }
 
 // turnKey has the device changed, by apply, and tells the peers before it, by the tunnel where that is their way, and
-// after it, beside the tunnel: that carries nothing more to those that have not heard. What is sent into it all the same
-// begins the handshake, with those behind a relay, too.
+// after it, beside the tunnel: that carries nothing more to those that have not heard. What is sent into it all the
+// same begins the handshake, with those behind a relay, too.
 func (a *Agent) turnKey(private dataplane.Key, apply func() (dataplane.Report, error)) (dataplane.Report, error) {
 	keys, peers, has := a.rekeying.turning(private)
 	if keys == nil {
