@@ -382,7 +382,12 @@ func (a *Agent) followRekey(id identity.ID, key identity.WireGuardKey) {
 		began := time.Now()
 		read, err := a.plane.Peers(ctx)
 		p, _ := (*tunnelStats)(&read).of(dataplane.Key(key))
-		if err != nil || !p.LastHandshake.IsZero() { // an error: its time is over, or the agent ends
+		if err != nil { // its time is over, or the agent ends
+			a.log.Warn("a peer has changed its WireGuard key and begun no session: this host begins one",
+				"peer", a.roster.Name(id), "error", err)
+			break
+		}
+		if !p.LastHandshake.IsZero() {
 			break
 		}
 		time.Sleep(max(rekeyRead, time.Since(began)))
