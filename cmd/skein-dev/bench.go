@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,18 +30,7 @@ func newBenchCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if cli.JSON(cmd) {
-				err = cli.PrintJSON(cmd.OutOrStdout(), r)
-			} else {
-				r.Text(cmd.OutOrStdout())
-			}
-			if write != "" {
-				err = errors.Join(err, r.WriteFile(write))
-			}
-			if err == nil && !r.Reached() {
-				err = fmt.Errorf("not every target is reached")
-			}
-			return err
+			return show(cmd, r, write, r.WriteFile, r.Reached(), "not every target is reached")
 		},
 	}
 	c.Flags().BoolVar(&opts.Quick, "quick", false, "fewer runs: a first look in three minutes")

@@ -36,18 +36,7 @@ func newCNICmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if cli.JSON(cmd) {
-				err = cli.PrintJSON(cmd.OutOrStdout(), r)
-			} else {
-				r.Text(cmd.OutOrStdout())
-			}
-			if write != "" {
-				err = errors.Join(err, r.Write(write))
-			}
-			if err == nil && !r.OK() {
-				err = errors.New("not everything came out as expected")
-			}
-			return err
+			return show(cmd, r, write, r.Write, r.OK(), "not everything came out as expected")
 		},
 	}
 	f := c.Flags()

@@ -4,7 +4,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -64,6 +66,23 @@ func newRoot() *cobra.Command {
 	cli.Strict(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	return root
+}
+
+// show prints a report, puts it into a file if one is named, and says what is wrong unless all is well.
+func show(c *cobra.Command, r interface{ Text(w io.Writer) }, file string, write func(file string) error, well bool,
+	wrong string) (err error) {
+	if cli.JSON(c) {
+		err = cli.PrintJSON(c.OutOrStdout(), r)
+	} else {
+		r.Text(c.OutOrStdout())
+	}
+	if file != "" {
+		err = errors.Join(err, write(file))
+	}
+	if err == nil && !well {
+		err = errors.New(wrong)
+	}
+	return err
 }
 
 // findSkein gives the absolute path of the agents' program.

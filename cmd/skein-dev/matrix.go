@@ -38,18 +38,7 @@ func newMatrixCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if cli.JSON(cmd) {
-				err = cli.PrintJSON(cmd.OutOrStdout(), r)
-			} else {
-				r.Text(cmd.OutOrStdout())
-			}
-			if write != "" {
-				err = errors.Join(err, r.Write(write))
-			}
-			if err == nil && !r.OK() {
-				err = errors.New("not every pair came out as expected")
-			}
-			return err
+			return show(cmd, r, write, r.Write, r.OK(), "not every pair came out as expected")
 		},
 	}
 	c.Flags().StringSliceVar(&opts.Kinds, "kinds", nil, "only these kinds: "+strings.Join(matrix.Kinds(), ", "))
