@@ -324,9 +324,9 @@ func (c *Clients) Follow(s *events.State, ports dataplane.FoUPorts) {
 	}
 }
 
-// AddPod has a pod use the egresses of its annotations. It returns when the pod's namespace is as it shall be, and its
-// gateways know it or AddWait or ctx is over. What does not work is in the answer; it is gone on with. Without such
-// annotations nothing is done.
+// AddPod lets a pod use the egresses of its annotations. It returns when the pod's network namespace is configured and
+// its gateways know the pod, or when AddWait or ctx is over. Failures are reported in the result; the pod still starts,
+// and they are tried again. Without such annotations it does nothing.
 func (c *Clients) AddPod(ctx context.Context, p Pod, annotations map[string]string) []*skeinv1.EgressOfClient {
 	refs, wrong := ParseAnnotations(annotations)
 	if len(refs) == 0 && wrong == nil {
