@@ -26,8 +26,8 @@ import (
 //	```yaml node:/etc/skein/skein.yaml a file of the host "node", in place of what was there
 //
 // Other blocks are there to be read. Hosts are what the test's Hosts calls so. Commands run from the top of this
-// repository, one after another, until one fails. A line that ends in a backslash, and a here-document (<<END), belong
-// to one command; loops over several lines are not understood. Variables that a command sets are there for the next one
+// repository, one after another, until one fails. A line that ends in a backslash, | or &&, and a here-document
+// (<<END), belong to one command; a loop over several lines is refused by the shell. Variables that a command sets are there for the next one
 // on the same host. A line that begins with # is skipped. Words in capitals that Replace lists (NODE, TOKEN) are
 // placeholders.
 type Walk struct {
@@ -68,6 +68,7 @@ var (
 	headingRE = regexp.MustCompile(`^(#+) +(.*?) *$`)
 	fenceRE   = regexp.MustCompile("^```([a-z]*) *(.*?) *$")
 	placeRE   = regexp.MustCompile(`^([a-z0-9]+):(/\S+)$`)
+	goesOnRE  = regexp.MustCompile(`(\\|\||&&)$`) // on the next line
 	hereRE    = regexp.MustCompile(`<<-?["']?([A-Z]+)["']?`)
 	wordsRE   = regexp.MustCompile(`\$?\{?\b[A-Z][A-Z0-9_]*\b`)
 )
@@ -136,7 +137,7 @@ func blockSteps(began int, language, more string, text []string) ([]WalkStep, er
 	for i := 0; i < len(text); i++ {
 		one := WalkStep{Line: began + 1 + i, Host: more}
 		command := text[i]
-		for strings.HasSuffix(command, `\`) {
+		for goesOnRE.MatchString(command) {
 			if i++; i == len(text) {
 				return nil, fmt.Errorf("line %d: the command does not end", one.Line)
 			}
@@ -235,9 +236,9 @@ func (w Walk) script(s WalkStep) string {
 			path.Dir(s.Path), s.Path, s.Text)
 	}
 	state := filepath.Join(w.State, "walk-"+s.Host+".sh")
-	return fmt.Sprintf("set -a\n[ ! -e '%s' ] || . '%s'\ncd '%s'\n%s\ncode=$?\nexport -p >'%s'\nexit $code\n",
-		state, state, w.Root,
-		s.Do, state)
+	// The braces make half a command, whose other half the shell would take from the lines after it, an error.
+	return fmt.Sprintf("set -a\n[ ! -e '%s' ] || . '%s'\ncd '%s'\n{\n%s\n}\ncode=$?\nexport -p >'%s'\nexit $code\n",
+		state, state, w.Root, s.Do, state)
 }
 
 // Host is a host of the fleet as its administrator uses it: with skein of that host, kubectl and what else stands in

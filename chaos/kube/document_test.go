@@ -15,6 +15,7 @@ const walkDocument = "# A document\n" +
 	"## Do it\n" +
 	"Words.\n" +
 	"```sh\necho one \\\n    two # more\n# a remark\n\necho NODE\n```\n" +
+	"```sh\necho one |\n  tee NODE &&\n  echo two\n```\n" +
 	"```sh node\ncat >x <<END\nof NODE\nEND\n```\n" +
 	"```yaml node:/etc/x.yaml\na: NODE\n```\n" +
 	"```yaml\nto: be read\n```\n" +
@@ -28,9 +29,10 @@ func TestWalkSteps(t *testing.T) {
 	want := []WalkStep{
 		{Line: 8, Host: "admin", Do: "echo one two # more"},
 		{Line: 12, Host: "admin", Do: "echo NODE"},
-		{Line: 15, Host: "node", Do: "cat >x <<END\nof NODE\nEND"},
-		{Line: 19, Host: "node", Do: "node:/etc/x.yaml", Path: "/etc/x.yaml", Text: "a: NODE\n"},
-		{Line: 27, Host: "admin", Do: "echo $NODE ${NODE} NODES"},
+		{Line: 15, Host: "admin", Do: "echo one | tee NODE && echo two"},
+		{Line: 20, Host: "node", Do: "cat >x <<END\nof NODE\nEND"},
+		{Line: 24, Host: "node", Do: "node:/etc/x.yaml", Path: "/etc/x.yaml", Text: "a: NODE\n"},
+		{Line: 32, Host: "admin", Do: "echo $NODE ${NODE} NODES"},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v\n%+v\nwant\n%+v", err, got, want)
@@ -41,6 +43,7 @@ func TestWalkSteps(t *testing.T) {
 		"## Do it\n```sh\nx\n```\n## Do it\n":        "2 sections",
 		"## Do it\n```sh\nx\n":                       "line 2: the block does not end",
 		"## Do it\n```sh\nx \\\n```\n":               "line 3: the command does not end",
+		"## Do it\n```sh\nx |\n```\n":                "line 3: the command does not end",
 		"## Do it\n```sh\ncat <<END\nx\n```\n":       "line 3: the here-document does not end",
 		"## Do it\n```yaml on the node\nx: y\n```\n": "is not HOST:PATH",
 	} {
@@ -77,6 +80,7 @@ func TestWalk(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Walk){
 		"line 3, on admin: false":           func(w *Walk) { w.Document = "# H\n```sh\nfalse\ntouch NODE\n```\n" },
+		"line 3, on admin: if true; then":   func(w *Walk) { w.Document = "# H\n```sh\nif true; then\ntouch NODE\nfi\n```\n" },
 		"the test has no such host":         func(w *Walk) { w.Document = "# H\n```sh other\ntrue\n```\n" },
 		`does not use "NODE" any more`:      func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start\n```\n" },
 		`does not use "systemctl stop" any`: func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start NODE\n```\n" },

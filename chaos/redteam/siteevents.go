@@ -126,14 +126,17 @@ func (b *broken) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	}
 }
 
-// failed is why an attempt was not made: nothing false was sent.
+// errNotLied is an attempt that was not made: nothing false was sent.
+var errNotLied = errors.New("mallory has not lied")
+
+// failed is why an attempt was not made.
 func (b *broken) failed() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lied {
 		return nil
 	}
-	return errors.Join(errors.New("mallory has not lied"), b.why)
+	return errors.Join(errNotLied, b.why)
 }
 
 // checkpoint is a word for a state as servers write it, with a signature by mallory.
@@ -232,42 +235,57 @@ func (f *Field) reaches(ctx context.Context, node string, index uint64, within t
 	return time.Since(began), err
 }
 
+// lying has a node follow mallory, who lies to it as try says. A node that left mallory before that, since it heard
+// nothing in time on a busy machine for instance, was not lied to: it is had to follow anew.
+func lying(to string, lie func(*Field, *broken), try func(context.Context, *Field, *broken) (Seen, error),
+) func(context.Context, *Field) (Seen, error) {
+	return func(ctx context.Context, f *Field) (seen Seen, err error) {
+		for range 3 {
+			b := newBroken(f)
+			lie(f, b)
+			i, err2 := f.following(ctx, to, b)
+			if err2 != nil {
+				return seen, errors.Join(err2, err)
+			}
+			seen, err = try(ctx, f, b)
+			i.close()
+			if !errors.Is(err, errNotLied) {
+				break
+			}
+		}
+		return seen, err
+	}
+}
+
 // passesOn has mallory lie to a node of its site that follows it. It then shows what that node has in its log, and
 // whether it goes on: it must get what is agreed afterwards from somebody else.
 func passesOn(name, to string, guard Guard, lie func(*Field, *broken)) Attempt {
-	return Attempt{Name: name, From: Member, Guard: guard, Judge: misled,
-		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			b := newBroken(f)
-			lie(f, b)
-			i, err := f.following(ctx, to, b)
-			if err != nil {
-				return seen, err
-			}
-			defer i.close()
-			close(b.told)
-			index, err := f.commit(ctx)
-			if err != nil {
-				return seen, err
-			}
-			select {
-			case <-b.left:
-			case <-time.After(2 * patience):
-				seen.Lost = append(seen.Lost, to+" goes on following who lies to it")
-			case <-ctx.Done():
-				return seen, ctx.Err()
-			}
-			if err := b.failed(); err != nil {
-				return seen, err
-			}
-			r, err := f.api(to).State(ctx, &skeinv1.StateRequest{})
-			if seen.After = r.GetState(); err != nil {
-				return seen, err
-			}
-			if _, err := f.reaches(ctx, to, index, 3*patience); err != nil {
-				seen.Lost = append(seen.Lost, "what is agreed: "+err.Error())
-			}
-			return seen, nil
-		}}
+	try := func(ctx context.Context, f *Field, b *broken) (seen Seen, err error) {
+		close(b.told)
+		index, err := f.commit(ctx)
+		if err != nil {
+			return seen, err
+		}
+		select {
+		case <-b.left:
+		case <-time.After(2 * patience):
+			seen.Lost = append(seen.Lost, to+" goes on following who lies to it")
+		case <-ctx.Done():
+			return seen, ctx.Err()
+		}
+		if err := b.failed(); err != nil {
+			return seen, err
+		}
+		r, err := f.api(to).State(ctx, &skeinv1.StateRequest{})
+		if seen.After = r.GetState(); err != nil {
+			return seen, err
+		}
+		if _, err := f.reaches(ctx, to, index, 3*patience); err != nil {
+			seen.Lost = append(seen.Lost, "what is agreed: "+err.Error())
+		}
+		return seen, nil
+	}
+	return Attempt{Name: name, From: Member, Guard: guard, Judge: misled, Try: lying(to, lie, try)}
 }
 
 // heldBackEvents judges that a node was without an event for longer than a leader may hold it back.
@@ -281,30 +299,23 @@ func heldBackEvents(s Seen) string {
 // holdsBack has mallory pass events on honestly for a while, then late, if at all, for some time before an event is
 // agreed on.
 func holdsBack(name string, honestly, before time.Duration, lie func(*Field, *broken)) Attempt {
-	return Attempt{Name: name, From: Member, Guard: Fresh, Judge: heldBackEvents,
-		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			b := newBroken(f)
-			lie(f, b)
-			i, err := f.following(ctx, mate, b)
-			if err != nil {
-				return seen, err
-			}
-			defer i.close()
-			pause(ctx, honestly)
-			close(b.told)
-			pause(ctx, before)
-			index, err := f.commit(ctx)
-			if err != nil {
-				return seen, err
-			}
-			var late error
-			if seen.Believed, late = f.reaches(ctx, mate, index, lateAfter+patience); late != nil {
-				seen.Refusal = late.Error()
-			} else {
-				seen.Refusal = fmt.Sprintf("the node has the event %s later", seen.Believed.Round(100*time.Millisecond))
-			}
-			return seen, cmp.Or(ctx.Err(), b.failed())
-		}}
+	try := func(ctx context.Context, f *Field, b *broken) (seen Seen, err error) {
+		pause(ctx, honestly)
+		close(b.told)
+		pause(ctx, before)
+		index, err := f.commit(ctx)
+		if err != nil {
+			return seen, err
+		}
+		var late error
+		if seen.Believed, late = f.reaches(ctx, mate, index, lateAfter+patience); late != nil {
+			seen.Refusal = late.Error()
+		} else {
+			seen.Refusal = fmt.Sprintf("the node has the event %s later", seen.Believed.Round(100*time.Millisecond))
+		}
+		return seen, cmp.Or(ctx.Err(), b.failed())
+	}
+	return Attempt{Name: name, From: Member, Guard: Fresh, Judge: heldBackEvents, Try: lying(mate, lie, try)}
 }
 
 // siteEvents are attempts with the log's events as a site's leaders pass them on.
