@@ -27,9 +27,9 @@ import (
 //
 // Other blocks are there to be read. Hosts are what the test's Hosts calls so. Commands run from the top of this
 // repository, one after another, until one fails. A line that ends in a backslash, | or &&, and a here-document
-// (<<END), belong to one command; a loop over several lines is refused by the shell. Variables that a command sets are there for the next one
-// on the same host. A line that begins with # is skipped. Words in capitals that Replace lists (NODE, TOKEN) are
-// placeholders.
+// (<<END), belong to one command; a loop over several lines is refused by the shell. Variables that a command sets are
+// there for the next one on the same host. A line that begins with # is skipped. Words in capitals that Replace lists
+// (NODE, TOKEN) are placeholders.
 type Walk struct {
 	Document string // its text
 	Heading  string // of the section, without #; it ends at the next heading of its level or above

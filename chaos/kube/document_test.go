@@ -79,8 +79,10 @@ func TestWalk(t *testing.T) {
 		t.Errorf("in place of systemctl start: %q", instead)
 	}
 	for name, change := range map[string]func(*Walk){
-		"line 3, on admin: false":           func(w *Walk) { w.Document = "# H\n```sh\nfalse\ntouch NODE\n```\n" },
-		"line 3, on admin: if true; then":   func(w *Walk) { w.Document = "# H\n```sh\nif true; then\ntouch NODE\nfi\n```\n" },
+		"line 3, on admin: false": func(w *Walk) { w.Document = "# H\n```sh\nfalse\ntouch NODE\n```\n" },
+		"line 3, on admin: if true; then": func(w *Walk) {
+			w.Document = "# H\n```sh\nif true; then\ntouch NODE\nfi\n```\n"
+		},
 		"the test has no such host":         func(w *Walk) { w.Document = "# H\n```sh other\ntrue\n```\n" },
 		`does not use "NODE" any more`:      func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start\n```\n" },
 		`does not use "systemctl stop" any`: func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start NODE\n```\n" },
