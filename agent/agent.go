@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
@@ -119,7 +120,7 @@ type Agent struct {
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
 	stun        atomic.Pointer[stunserver.Server]
-	front       atomic.Pointer[front]
+	listener    atomic.Pointer[admission.Listener]
 	prober      *probe.Prober
 	discoverer  *candidate.Discoverer
 	reflexive   *reflexive.Step
@@ -141,7 +142,7 @@ type Agent struct {
 	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
-	egress      egressRoom                        // nil: this node only relays
+	egress      egressAnswers                     // nil: this node only relays
 	egresses    *egresses                         // the same
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
 	plain       *plainPeers                       // nil: this node only relays
@@ -162,23 +163,23 @@ type Agent struct {
 	socketOpen bool          // the API's socket is this agent's
 	ended      bool          // somebody asked for the end, or the cluster did by revoking this node
 
-	phase       atomic.Value // string
-	clock       atomic.Int64 // this host's clock minus the leader's, ns
-	clockSeen   atomic.Bool
-	heard       instant.Instant              // when the log was last heard of
-	asking      atomic.Bool                  // the servers, at the port for joiners
-	expelled    atomic.Pointer[revokedError] // a server said that this node was revoked
-	writes      atomic.Uint64
-	netcheck    atomic.Pointer[candidate.Result]
-	controlDoor door                              // of the control net's port on overlay addresses
-	packetKeys  sync.Map                          // WireGuard key of a member -> key of control packets with it
-	stats       atomic.Pointer[tunnelStats]       // as the device has it
-	wishes      atomic.Pointer[part.Wishes]       // of the parts, for this host
-	sitePlan    atomic.Pointer[sites.Plan]        // nil: not made yet
-	placed      atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
-	siteEvents  atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
-	rpc         atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
-	forced      *forced.Step                      // nil: this node only relays, or has not opened discovery yet
+	phase          atomic.Value // string
+	clock          atomic.Int64 // this host's clock minus the leader's, ns
+	clockSeen      atomic.Bool
+	heard          instant.Instant              // when the log was last heard of
+	asking         atomic.Bool                  // the servers, at the port for joiners
+	revokedBy      atomic.Pointer[revokedError] // a server said that this node was revoked
+	writes         atomic.Uint64
+	netcheck       atomic.Pointer[candidate.Result]
+	controlLimiter admission.Limiter                 // of the control net's port on overlay addresses
+	packetKeys     sync.Map                          // WireGuard key of a member -> key of control packets with it
+	stats          atomic.Pointer[tunnelStats]       // as the device has it
+	wishes         atomic.Pointer[part.Wishes]       // of the parts, for this host
+	sitePlan       atomic.Pointer[sites.Plan]        // nil: not made yet
+	placed         atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
+	siteEvents     atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
+	rpc            atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
+	forced         *forced.Step                      // nil: this node only relays, or has not opened discovery yet
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step
 	portmap      *portmap.Step     // nil when forced is

@@ -56,24 +56,6 @@ func testClockIsCompared(t *testing.T) {
 	}
 }
 
-// Certificates are judged by their key alone.
-func TestConnectionsIgnoreTheClock(t *testing.T) {
-	a, b := newHost(t, "a"), newHost(t, "b")
-	r := newRoster(newWorld(t, a, b).state)
-	_, address := serveFront(t, a.key, r, nil)
-	for _, off := range []time.Duration{-26 * 365 * 24 * time.Hour, -3 * time.Hour, 3 * time.Hour,
-		50 * 365 * 24 * time.Hour} {
-		wrong := func() time.Time { return time.Now().Add(off) }
-		if _, err := ask(t, address, b.key, identity.ALPNRelay, wrong); err != nil {
-			t.Errorf("a client whose clock is %s off: %v", off, err)
-		}
-	}
-	_, address = serveFront(t, a.key, r, func() time.Time { return time.Unix(0, 0) })
-	if _, err := ask(t, address, b.key, identity.ALPNRelay, nil); err != nil {
-		t.Errorf("a server whose clock begins at 1970: %v", err)
-	}
-}
-
 // Tokens expire by the leader's clock, wherever the joiner's stands.
 func TestTokenExpiresByTheLeadersClock(t *testing.T) {
 	a, b, c := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")

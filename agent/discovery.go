@@ -111,7 +111,7 @@ func (a *Agent) openStun() error {
 		}
 		return nil
 	}
-	if a.front.Load() == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
+	if a.listener.Load() == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
 		return nil
 	}
 	s, err := stunserver.Listen(stunserver.Config{
@@ -132,11 +132,11 @@ func (a *Agent) followAddresses(ctx context.Context) {
 		return
 	}
 	message := ""
-	if a.front.Load() == nil {
+	if a.listener.Load() == nil {
 		err := a.openRelayServer()
-		if f := a.front.Load(); err == nil && f != nil {
+		if l := a.listener.Load(); err == nil && l != nil {
 			a.log.Info("others find this host's port for relay sessions and joins open now")
-			go f.serve(ctx)
+			go l.Serve(ctx)
 		}
 		if err != nil {
 			message = err.Error()

@@ -26,8 +26,8 @@ const (
 	egressAsked = 256
 )
 
-// egressRoom is what the agent's egresses do for the local API.
-type egressRoom interface {
+// egressAnswers is what the agent's egresses do for the local API.
+type egressAnswers interface {
 	// Report is what a node does for egresses, as it says; the node may be this one.
 	Report(ctx context.Context, node identity.ID, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error)
 	// Attach changes which egresses a pod of this host uses.

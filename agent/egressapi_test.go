@@ -45,7 +45,7 @@ func (a *answers) Attach(context.Context, *skeinv1.AttachEgressRequest) (*skeinv
 // TestAskEgresses: nodes that do not answer cost one deadline together, not one each, and keep nobody's answer back.
 func TestAskEgresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		room := &answers{of: map[string]func() (*skeinv1.EgressReportResponse, error){
+		instance := &answers{of: map[string]func() (*skeinv1.EgressReportResponse, error){
 			idGW1: func() (*skeinv1.EgressReportResponse, error) {
 				return &skeinv1.EgressReportResponse{Clients: []*skeinv1.EgressClientReport{{Key: "web/a"}}}, nil
 			},
@@ -61,7 +61,7 @@ func TestAskEgresses(t *testing.T) {
 			ask = append(ask, fmt.Sprintf("%016x", i+1))
 		}
 		start := time.Now()
-		a := &Agent{egress: room}
+		a := &Agent{egress: instance}
 		reports, silent := a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{})
 		if took := time.Since(start); took != egressPatience {
 			t.Errorf("it took %s", took)
@@ -76,17 +76,17 @@ func TestAskEgresses(t *testing.T) {
 		for i := range 100 {
 			ask = append(ask, fmt.Sprintf("%016x", i+1000))
 		}
-		if a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{}); room.most > egressAtOnce {
-			t.Errorf("%d were asked at a time", room.most)
+		if a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{}); instance.most > egressAtOnce {
+			t.Errorf("%d were asked at a time", instance.most)
 		}
 	})
 }
 
 func TestAttachEgressRefuses(t *testing.T) {
 	for _, c := range []struct {
-		room egressRoom
-		r    *skeinv1.AttachEgressRequest
-		want string
+		instance egressAnswers
+		r        *skeinv1.AttachEgressRequest
+		want     string
 	}{
 		{nil, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "failed_precondition: this node " +
 			"runs no egresses: it only relays; ask another"},
@@ -97,7 +97,8 @@ func TestAttachEgressRefuses(t *testing.T) {
 		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "not_found: this host has no " +
 			"pod web/nginx-1; `skein ip list` shows those it has"},
 	} {
-		if _, err := (api{a: &Agent{egress: c.room}}).AttachEgress(t.Context(), c.r); err == nil || err.Error() != c.want {
+		a := api{a: &Agent{egress: c.instance}}
+		if _, err := a.AttachEgress(t.Context(), c.r); err == nil || err.Error() != c.want {
 			t.Errorf("%v: %v\nwant %s", c.r, err, c.want)
 		}
 	}

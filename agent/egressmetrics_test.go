@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
-// collectorFunc is a collector that nobody checks beforehand, as roomCollector is.
+// collectorFunc is a collector that nobody checks beforehand, as componentCollector is.
 type collectorFunc func(chan<- prometheus.Metric)
 
 func (f collectorFunc) Describe(chan<- *prometheus.Desc)     {}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
@@ -185,7 +186,7 @@ func TestWhoseWordExpels(t *testing.T) {
 	for _, c := range []struct {
 		name, code string
 		byAgent    bool
-		expelled   bool
+		revoked    bool
 	}{
 		{"a server says revoked", codeRevoked, false, true},
 		{"a server refuses otherwise", "permission_denied", false, false},
@@ -202,13 +203,12 @@ func TestWhoseWordExpels(t *testing.T) {
 			if c.byAgent {
 				speaker = agent
 			}
-			_, address := serveFrontWith(t, speaker.key, newRoster(w.state), nil, map[string]func(context.Context,
-				*tls.Conn, identity.ID){
+			address := serveAdmission(t, speaker.key, newRoster(w.state), admission.Handlers{
 				identity.ALPNJoin: says(c.code, "lost")})
 			relayingAt(t, a, speaker, strings.Replace(address, "127.0.0.1", "localhost", 1))
 			a.askServers(t.Context())
-			if have := a.expelled.Load(); (have != nil) != c.expelled || have != nil && have.reason != "lost" {
-				t.Errorf("expelled: %v", have)
+			if have := a.revokedBy.Load(); (have != nil) != c.revoked || have != nil && have.reason != "lost" {
+				t.Errorf("revoked: %v", have)
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func TestWhoseWordExpels(t *testing.T) {
 
 // A node whose UDP is blocked and that knows no relay hears of one that has joined since: at a server's port for
 // joiners, also when that server does not relay.
-func TestLonelyNodeHearsOfRelays(t *testing.T) {
+func TestIsolatedNodeHearsOfRelays(t *testing.T) {
 	needMark(t)
 	for name, archived := range map[string]bool{"the server has the events": true,
 		"the server has the state alone": false} {
@@ -238,8 +238,7 @@ func TestLonelyNodeHearsOfRelays(t *testing.T) {
 			newGossip(t, a, w)
 			newGossip(t, s, w)
 			relayingAt(t, s, late, "203.0.113.9:7443")
-			_, address := serveFrontWith(t, server.key, s.roster, nil, map[string]func(context.Context, *tls.Conn,
-				identity.ID){identity.ALPNJoin: s.serveJoin})
+			address := serveAdmission(t, server.key, s.roster, admission.Handlers{identity.ALPNJoin: s.serveJoin})
 			hasRecord(t, a, server,
 				&skeinv1.Record{JoinAddresses: []string{strings.Replace(address, "127.0.0.1", "localhost", 1)}})
 
@@ -256,8 +255,8 @@ func TestLonelyNodeHearsOfRelays(t *testing.T) {
 			if r := a.gossip.Records()[late.key.ID()].Record; r.GetRelay() == nil {
 				t.Errorf("the relay's record is not there: %v", r)
 			}
-			if a.expelled.Load() != nil {
-				t.Error("expelled")
+			if a.revokedBy.Load() != nil {
+				t.Error("revoked")
 			}
 		})
 	}
@@ -348,7 +347,7 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.control.Close)
-	_, address := serveFrontWith(t, self.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+	address := serveAdmission(t, self.key, a.roster, admission.Handlers{
 		identity.ALPNRelay: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) }})
 	open := map[string][]net.Conn{}
 	a.loop.records, a.loop.unprobed = map[identity.ID]*skeinv1.Record{}, map[identity.ID]member{}

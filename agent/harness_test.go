@@ -2,12 +2,14 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"io"
 	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -163,4 +165,18 @@ func newReplica(t testing.TB, w *world) *consensus.Replica {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// serveAdmission opens the port for relay sessions and joins until the test ends, and returns where.
+func serveAdmission(t *testing.T, key *identity.Key, r *roster, handlers admission.Handlers) string {
+	t.Helper()
+	l, err := admission.Listen(admission.Config{Key: key, Member: r.Key, Address: "127.0.0.1:0", Handlers: handlers,
+		Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go l.Serve(ctx)
+	t.Cleanup(func() { cancel(); <-l.Done() })
+	return l.Addr().String()
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -21,19 +22,18 @@ func seedThat(t *testing.T,
 	t.Helper()
 	h := newHost(t, "seed")
 	asked := &atomic.Int32{}
-	_, address := serveFrontWith(t, h.key, newRoster(newWorld(t, h).state), nil,
-		map[string]func(context.Context, *tls.Conn, identity.ID){
-			identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
-				r := &skeinv1.JoinRequest{}
-				if err := readMessage(c, r, maxJoinRequest); err != nil {
-					t.Errorf("the request: %v", err)
-					return
-				}
-				if m := answer(asked.Add(1), r); m != nil {
-					_ = writeMessage(c, m)
-				}
-			},
-		})
+	address := serveAdmission(t, h.key, newRoster(newWorld(t, h).state), admission.Handlers{
+		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
+			r := &skeinv1.JoinRequest{}
+			if err := readMessage(c, r, maxJoinRequest); err != nil {
+				t.Errorf("the request: %v", err)
+				return
+			}
+			if m := answer(asked.Add(1), r); m != nil {
+				_ = writeMessage(c, m)
+			}
+		},
+	})
 	return &skeinv1.JoinToken_Seed{Address: address, IdentityKey: h.key.Public()}, asked
 }
 
@@ -118,8 +118,7 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	member, joiner, victim := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	a := newTestAgent(member, newWorld(t, member).state)
 	a.replica = newReplica(t, newWorld(t, member))
-	_, address := serveFrontWith(t, member.key, a.roster, nil,
-		map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	address := serveAdmission(t, member.key, a.roster, admission.Handlers{identity.ALPNJoin: a.serveJoin})
 	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret,
 		Node: victim.node(t), RequestId: "r"}
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
@@ -149,8 +148,7 @@ func TestRevokedNodeAsks(t *testing.T) {
 		NodeId: node.key.ID().String(), Reason: "stolen"}}})
 	a := newTestAgent(server, w.state)
 	a.replica = newReplica(t, w)
-	_, address := serveFrontWith(t, server.key, a.roster, nil,
-		map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	address := serveAdmission(t, server.key, a.roster, admission.Handlers{identity.ALPNJoin: a.serveJoin})
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: server.key.Public()}
 	_, err := joinAt(t.Context(), node.key, 0, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
 	var r *revokedError

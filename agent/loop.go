@@ -120,8 +120,8 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
 	}
-	if f := a.front.Load(); f != nil {
-		<-f.done
+	if l := a.listener.Load(); l != nil {
+		<-l.Done()
 	}
 	var purged error
 	if errors.Is(err, errRevoked) || order.purge {
@@ -355,7 +355,7 @@ func (a *Agent) sync(ctx context.Context) error {
 
 // syncState follows what the log has decided since the last round.
 func (a *Agent) syncState() error {
-	if r := a.expelled.Load(); r != nil {
+	if r := a.revokedBy.Load(); r != nil {
 		return a.revoked(r.reason)
 	}
 	st := a.replica.State()
@@ -600,8 +600,8 @@ func (a *Agent) serve(ctx context.Context) {
 			a.plain.run(ctx)
 		}()
 	}
-	if f := a.front.Load(); f != nil {
-		go f.serve(ctx)
+	if l := a.listener.Load(); l != nil {
+		go l.Serve(ctx)
 	}
 	if a.socket != nil {
 		go a.socket.Serve(a.prober.Handle)
@@ -740,4 +740,16 @@ func (a *Agent) purge() error {
 	defer cancel()
 	return errors.Join(relayed,
 		plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
+}
+
+// wait pauses for d or until ctx ends, and tells whether to go on.
+func wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

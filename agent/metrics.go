@@ -88,7 +88,7 @@ func newMetrics(a *Agent) *metrics {
 	m.registry.MustRegister(m.demotions)
 	m.cni = newCNIMetrics(m.registry)
 	m.egress = newEgressMetrics(m.registry)
-	m.registry.MustRegister(roomCollector{a})
+	m.registry.MustRegister(componentCollector{a})
 	return m
 }
 
@@ -140,8 +140,8 @@ func (a *Agent) countAlive() (alive, all int) {
 	return alive, len(members)
 }
 
-// roomCollector reads the counters that the rooms keep themselves, when it is asked.
-type roomCollector struct{ a *Agent }
+// componentCollector reads the counters that components keep themselves, when it is asked.
+type componentCollector struct{ a *Agent }
 
 var (
 	descNodes       = prometheus.NewDesc("skein_nodes", "Members, by whether gossip sees them.", []string{"alive"}, nil)
@@ -204,10 +204,10 @@ var (
 )
 
 // Describe sends nothing: the collector is unchecked, since its relays and peers come and go.
-func (c roomCollector) Describe(chan<- *prometheus.Desc) {}
+func (c componentCollector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect reads the rooms.
-func (c roomCollector) Collect(out chan<- prometheus.Metric) {
+// Collect reads the components.
+func (c componentCollector) Collect(out chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}

@@ -123,14 +123,14 @@ func (a *Agent) observed() *skeinv1.Record {
 	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates,
 		len(a.roster.Members()) == 2, time.Now())...)
 	a.guessedRecord(r)
-	offers, at := a.offers(), a.doorAddresses()
-	if a.front.Load() != nil && (a.conf().Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
+	offers, at := a.offers(), a.joinAddresses()
+	if a.listener.Load() != nil && (a.conf().Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: at, Udp: a.udpDriver()}
 	}
-	if r.Relay == nil && a.front.Load() != nil && a.isServer() {
+	if r.Relay == nil && a.listener.Load() != nil && a.isServer() {
 		r.JoinAddresses = at
 	}
-	if a.stun.Load() != nil && a.opensFront() {
+	if a.stun.Load() != nil && a.opensPort() {
 		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool {
 			ip, err := netip.ParseAddr(h)
 			return err != nil || !addr.Public(ip)
@@ -205,7 +205,7 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 			})
 		}
 	}
-	if at := a.doorAddresses(); len(at) > 0 && (a.conf().Relay == config.On || a.relayOnly() ||
+	if at := a.joinAddresses(); len(at) > 0 && (a.conf().Relay == config.On || a.relayOnly() ||
 		a.conf().Relay == config.Auto && a.hasPublicAddress()) {
 		r.Relay = &skeinv1.RelayOffer{Addresses: at}
 	}
@@ -395,8 +395,8 @@ func (a *Agent) offers() []string {
 // seeds are where a joiner can knock: this node first, then every member that relays or is a server.
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
-	if a.front.Load() != nil {
-		for _, at := range a.doorAddresses() {
+	if a.listener.Load() != nil {
+		for _, at := range a.joinAddresses() {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: a.key.Public()})
 		}
 	}
@@ -405,15 +405,15 @@ func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 		if !ok || id == a.id {
 			continue
 		}
-		for _, at := range doors(e.Record) {
+		for _, at := range joinAddressesOf(e.Record) {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: key})
 		}
 	}
 	return out[:min(len(out), maxSeeds)]
 }
 
-// doors are the addresses of a member's port for relay sessions and joiners.
-func doors(r *skeinv1.Record) []string {
+// joinAddressesOf are the addresses of a member's port for relay sessions and joiners.
+func joinAddressesOf(r *skeinv1.Record) []string {
 	return slices.Concat(r.GetRelay().GetAddresses(), r.GetJoinAddresses())
 }
 
@@ -452,15 +452,15 @@ func (a *Agent) checkHash(id identity.ID, r *skeinv1.Record) {
 	}
 }
 
-// doorAddresses are where others reach this host's port for relay sessions and joiners, as records and tokens tell it.
-func (a *Agent) doorAddresses() []string {
+// joinAddresses are where others reach this host's port for relay sessions and joiners, as records and tokens tell it.
+func (a *Agent) joinAddresses() []string {
 	outside, _, _ := net.SplitHostPort(a.host().ForceEndpoint)
-	return doorsAt(a.offers(), outside, a.conf().Ports)
+	return withRelayPort(a.offers(), outside, a.conf().Ports)
 }
 
-// doorsAt gives hosts the port at which each is dialed: outside is the one that forwards to this host, under a number
-// of its own if there is one.
-func doorsAt(hosts []string, outside string, p config.Ports) (out []string) {
+// withRelayPort gives hosts the port at which each is dialed: outside is the one that forwards to this host, under a
+// number of its own if there is one.
+func withRelayPort(hosts []string, outside string, p config.Ports) (out []string) {
 	for _, h := range hosts {
 		port := p.Relay
 		if h == outside {
@@ -471,6 +471,7 @@ func doorsAt(hosts []string, outside string, p config.Ports) (out []string) {
 	return out
 }
 
+// withPort gives all hosts one port.
 func withPort(hosts []string, port uint16) []string {
 	var out []string
 	for _, h := range hosts {

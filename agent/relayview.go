@@ -31,8 +31,8 @@ func (a *Agent) isRelay(id identity.ID) bool {
 
 // relayServer tells what this node relays; nil: it does not.
 func (a *Agent) relayServer() *skeinv1.RelayServer {
-	front := a.front.Load() // it comes after the relay, which may begin while the agent runs
-	if front == nil {
+	listener := a.listener.Load() // it comes after the relay, which may begin while the agent runs
+	if listener == nil {
 		return nil
 	}
 	s, l := a.relay.Stats(), a.relay.Limits()
@@ -48,7 +48,7 @@ func (a *Agent) relayServer() *skeinv1.RelayServer {
 			ClientPacketsPerSecond: uint64(l.ClientPackets),
 		},
 	}
-	open, refused := front.door.stats()
+	open, refused := listener.Stats()
 	out.Handshakes, out.HandshakesRefused = uint32(open), refused
 	if udp := a.udp.Load(); udp != nil {
 		out.UdpPairs = uint32(udp.Stats().Pairs)
@@ -78,8 +78,8 @@ func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
 		emit(prometheus.GaugeValue, descSessionPeers, float64(s.Peers), name)
 		emit(prometheus.CounterValue, descSessionRedial, float64(s.Reconnects), name)
 	}
-	front := a.front.Load()
-	if front == nil {
+	listener := a.listener.Load()
+	if listener == nil {
 		return
 	}
 	s := a.relay.Stats()
@@ -89,7 +89,7 @@ func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
 	emit(prometheus.GaugeValue, descServerLimit, float64(s.MaxMemory))
 	emit(prometheus.CounterValue, descServerBytes, float64(s.Bytes), "packets")
 	emit(prometheus.CounterValue, descServerBytes, float64(s.StreamBytes), "streams")
-	_, refused := front.door.stats()
+	_, refused := listener.Stats()
 	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "dropped": s.Dropped, "unroutable": s.Unroutable} {
 		emit(prometheus.CounterValue, descServerPackets, float64(n), outcome)
 	}

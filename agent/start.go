@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/journal"
@@ -70,7 +71,7 @@ func (a *Agent) open(ctx context.Context) error {
 		OnEcho: a.onEcho,
 		Coded:  func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {
-			return a.controlDoor.enterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
+			return a.controlLimiter.EnterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
 		},
 	}); err != nil {
 		return err
@@ -207,7 +208,7 @@ func (a *Agent) openRelayClient() {
 		Lag:        a.lag,
 		Witness:    a.votes,
 		OnNoWay: func(far, client, node identity.ID) {
-			if a.front.Load() != nil {
+			if a.listener.Load() != nil {
 				a.relay.NoWay(far, client, node)
 			}
 		},
@@ -222,9 +223,9 @@ func (a *Agent) openRelayClient() {
 	})
 }
 
-// opensFront reports whether this node's port for relay sessions and joins may be open: on all but those that shall
+// opensPort reports whether this node's port for relay sessions and joins may be open: on all but those that shall
 // not relay and need it for nothing else.
-func (a *Agent) opensFront() bool {
+func (a *Agent) opensPort() bool {
 	return a.conf().Relay != config.Off || a.isServer() || a.relayOnly()
 }
 
@@ -239,21 +240,22 @@ func relayLimits(l config.RelayLimits) relay.Limits {
 // openRelayServer opens the port for relay sessions and joins where this node has it: on servers, and on
 // nodes that relay.
 func (a *Agent) openRelayServer() error {
-	if !a.opensFront() || a.conf().Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
+	if !a.opensPort() || a.conf().Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
 	}
-	f, err := openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context,
-		*tls.Conn, identity.ID){
-		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
-		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
-		identity.ALPNJoin:   a.serveJoin,
-	}, a.log)
+	l, err := admission.Listen(admission.Config{
+		Key: a.key, Member: a.roster.Key, Address: ":" + strconv.Itoa(int(a.cfg.Ports.Relay)), Log: a.log,
+		Handlers: admission.Handlers{
+			identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
+			identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
+			identity.ALPNJoin:   a.serveJoin,
+		}})
 	if err != nil {
 		return err
 	}
 	udp, err := a.openUDPRelay()
 	if err != nil {
-		f.listener.Close()
+		l.Close()
 		return err
 	}
 	a.relay = relay.NewServer(relay.ServerConfig{
@@ -265,7 +267,7 @@ func (a *Agent) openRelayServer() error {
 	if udp != nil {
 		a.udp.Store(udp)
 	}
-	a.front.Store(f)
+	a.listener.Store(l)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
 	"github.com/skeinmesh/skein/agent/path"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"

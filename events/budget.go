@@ -178,7 +178,7 @@ func (c *content) describe(in section) (what, next string) {
 			"revoke those that are not used with skein node revoke, which also ends their long labels; revoked nodes are " +
 				"kept, so that their keys and addresses never come back"
 	case sectionPools:
-		return fmt.Sprintf("%d pools", c.rooms.n), "remove pools that are not used with skein pool remove, or shorten " +
+		return fmt.Sprintf("%d pools", c.pools.n), "remove pools that are not used with skein pool remove, or shorten " +
 			"their lists of namespaces and quotas with skein pool set"
 	case sectionBlocks:
 		return "the blocks of all pools", "release reserved ones (skein block list --reserved), and remove pools that are " +

@@ -29,8 +29,8 @@ type piece struct {
 }
 
 func appendCanonical(b []byte, m protoreflect.Message) []byte {
-	var room [16]piece
-	pieces := room[:0]
+	var on [16]piece
+	pieces := on[:0]
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		pieces = append(pieces, piece{number: f.Number(), field: f, value: v})
 		return true

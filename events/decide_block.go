@@ -63,7 +63,7 @@ const smallShare = 16
 
 // blockLimit is how many blocks of a pool a node may have; 0: as many as there are. A pool that says nothing leaves
 // half of itself to the others: a member that was broken into shall not take all.
-func (s *State) blockLimit(r *room) uint64 {
+func (s *State) blockLimit(r *poolState) uint64 {
 	if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {
 		return limit
 	}
@@ -73,7 +73,7 @@ func (s *State) blockLimit(r *room) uint64 {
 	return max(r.layout.blocks/2, smallShare)
 }
 
-func refuseMoreBlocks(r *room, n *skeinv1.Node, have int, limit uint64) error {
+func refuseMoreBlocks(r *poolState, n *skeinv1.Node, have int, limit uint64) error {
 	name := r.pool.GetName()
 	if r.pool.GetMaxBlocksPerNode() == 0 {
 		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d where the "+
@@ -90,7 +90,7 @@ func refuseMoreBlocks(r *room, n *skeinv1.Node, have int, limit uint64) error {
 func (s *State) blockCount(nodeID string) (n int) {
 	h, _ := hexKey(nodeID)
 	for _, name := range s.poolNames {
-		held, _ := s.room(name).holders.get(h, nodeID)
+		held, _ := s.poolState(name).holders.get(h, nodeID)
 		n += held.n
 	}
 	return n
@@ -108,7 +108,7 @@ func refuseDraining(p *skeinv1.Pool) error {
 // wait, or MaxNumbers in all pools are known, those that rested come first.
 //
 // What lies in a site's range is for that site, as long as there is anything else. Those in except are chosen already.
-func (d *decision) nextBlocks(r *room, want int, except ...uint64) []uint64 {
+func (d *decision) nextBlocks(r *poolState, want int, except ...uint64) []uint64 {
 	outside := func(n uint64) bool { return !slices.Contains(except, n) && r.rangeAt(n) == nil }
 	fresh := func(want int) (out []uint64) {
 		want = min(want, MaxNumbers-d.s.numbers-len(except))
@@ -140,7 +140,7 @@ func (d *decision) nextBlocks(r *room, want int, except ...uint64) []uint64 {
 
 // rested is up to want freed blocks that have rested: those that are free for the longest first. Usually the
 // first ones have; only a clock that stepped back makes it look further, or that all rest, or others' ranges.
-func (r *room) rested(want int, now int64, in func(uint64) bool) (out []uint64) {
+func (r *poolState) rested(want int, now int64, in func(uint64) bool) (out []uint64) {
 	if want <= 0 {
 		return nil
 	}
@@ -155,7 +155,7 @@ func (r *room) rested(want int, now int64, in func(uint64) bool) (out []uint64) 
 }
 
 // emitBlock gives a block to a node, or reserves it when no node is named.
-func (d *decision) emitBlock(r *room, number uint64, nodeID, reason string) *skeinv1.Block {
+func (d *decision) emitBlock(r *poolState, number uint64, nodeID, reason string) *skeinv1.Block {
 	ipv4, ipv6, _ := r.layout.block(number)
 	b := &skeinv1.Block{
 		Pool: r.pool.GetName(), Number: number, Ipv4: text(ipv4), Ipv6: text(ipv6),
@@ -170,7 +170,7 @@ func (d *decision) emitBlock(r *room, number uint64, nodeID, reason string) *ske
 }
 
 // refuseExhausted says why a pool has nothing to give, who has it, and what to do.
-func (d *decision) refuseExhausted(r *room) error {
+func (d *decision) refuseExhausted(r *poolState) error {
 	name := r.pool.GetName()
 	rests, first := 0, int64(0)
 	for f := range r.freed.all() {
@@ -194,7 +194,7 @@ func (d *decision) refuseExhausted(r *room) error {
 }
 
 // holdersOf names those that have the most blocks of a pool.
-func (s *State) holdersOf(r *room) string {
+func (s *State) holdersOf(r *poolState) string {
 	const shown = 5
 	all := s.PoolHolders(r.pool.GetName())
 	var parts []string
@@ -241,13 +241,13 @@ func (s *State) ownerOf(b *skeinv1.Block) string {
 }
 
 // blockAt is the block that a prefix or an address names. The pool may be left out.
-func (d *decision) blockAt(pool, prefix string) (*room, uint64, error) {
+func (d *decision) blockAt(pool, prefix string) (*poolState, uint64, error) {
 	a, bits, err := parseEither(prefix)
 	if err != nil {
 		return nil, 0, refuse(InvalidArgument, "%.80q is neither an address nor a block's prefix; write one like "+
 			"10.64.0.32/27", prefix)
 	}
-	r, err := d.roomAt(pool, a)
+	r, err := d.poolAt(pool, a)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -264,9 +264,9 @@ func (d *decision) blockAt(pool, prefix string) (*room, uint64, error) {
 	return r, n, nil
 }
 
-// roomAt is the pool that an address lies in. The pool's name may be left out.
-func (d *decision) roomAt(pool string, a netip.Addr) (*room, error) {
-	r := d.s.roomAt(a)
+// poolAt is the pool that an address lies in. The pool's name may be left out.
+func (d *decision) poolAt(pool string, a netip.Addr) (*poolState, error) {
+	r := d.s.poolAt(a)
 	if pool != "" {
 		named, err := d.pool(pool)
 		if err != nil {
@@ -310,7 +310,7 @@ func (d *decision) reserveBlock(c *skeinv1.ReserveBlock) error {
 }
 
 // reserve is the reserved block; it reserves it if it is free.
-func (d *decision) reserve(r *room, n uint64, reason string) (*skeinv1.Block, error) {
+func (d *decision) reserve(r *poolState, n uint64, reason string) (*skeinv1.Block, error) {
 	b := r.block(n)
 	if b.GetNodeId() != "" {
 		return nil, refuse(FailedPrecondition, "block %s of pool %s belongs to %s since %s; it can be reserved when it is "+
@@ -410,7 +410,7 @@ func givenAt(c *skeinv1.ReleaseBlocks) (map[uint64]uint64, error) {
 }
 
 // named is the pool and the blocks that a command names, each once.
-func (d *decision) named(c *skeinv1.ReleaseBlocks) (*room, []uint64, error) {
+func (d *decision) named(c *skeinv1.ReleaseBlocks) (*poolState, []uint64, error) {
 	if c.GetPrefix() != "" {
 		r, n, err := d.blockAt(c.GetPool(), c.GetPrefix())
 		return r, []uint64{n}, err
@@ -438,7 +438,7 @@ func (d *decision) emitReleased(b *skeinv1.Block, reason string) {
 }
 
 // staticIn is a static address in the block, or nil.
-func (r *room) staticIn(n uint64) *skeinv1.StaticAddress {
+func (r *poolState) staticIn(n uint64) *skeinv1.StaticAddress {
 	if _, ok := r.staticsIn.get(n, ""); !ok {
 		return nil
 	}
@@ -451,7 +451,7 @@ func (r *room) staticIn(n uint64) *skeinv1.StaticAddress {
 }
 
 // grantees names the nodes that hold the most addresses of a namespace.
-func (s *State) grantees(r *room, namespace string) string {
+func (s *State) grantees(r *poolState, namespace string) string {
 	const shown = 5
 	var all []*skeinv1.Grant
 	for g := range r.grants.all() {

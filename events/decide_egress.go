@@ -177,7 +177,7 @@ func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
 		}
 		return refuse(AlreadyExists, "egress %s: address %s is %s; take another", ref, a, use)
 	}
-	r := w.s.roomAt(a)
+	r := w.s.poolAt(a)
 	if r == nil {
 		return refuse(FailedPrecondition, "egress %s: address %s lies in no pool; make a pool with the addresses that "+
 			"gateways may use, and no block of it is given to pods while an egress has addresses there", ref, a)
@@ -271,7 +271,7 @@ func endpointAddr(v *skeinv1.EgressAddress) netip.Addr {
 }
 
 // fillEndpoints adds the free addresses of a block to an egress's endpoints, as many as it lacks, and claims them.
-func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *room, number uint64, claimed map[netip.Addr]bool) {
+func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *poolState, number uint64, claimed map[netip.Addr]bool) {
 	free := func(a netip.Addr) bool {
 		_, taken := w.s.EgressAddressAt(a)
 		return !a.IsValid() || !taken && !claimed[a] && r.static(a) == nil
@@ -417,7 +417,7 @@ func (w *stepper) releaseUnused(old *skeinv1.Egress) error {
 	}
 	uses, _ := usesOf(old)
 	for _, u := range uses {
-		r := w.s.roomAt(u.addr)
+		r := w.s.poolAt(u.addr)
 		number, _, _ := r.layout.find(u.addr)
 		if b := r.block(number); b != nil && w.s.mayEnd(r, b) {
 			w.emitReleased(b, "its egress has no address in it any more")
@@ -431,7 +431,7 @@ func (w *stepper) releaseUnused(old *skeinv1.Egress) error {
 
 // mayEnd reports whether a reserved block was reserved for what is not there any more: static addresses or those of an
 // egress.
-func (s *State) mayEnd(r *room, b *skeinv1.Block) bool {
+func (s *State) mayEnd(r *poolState, b *skeinv1.Block) bool {
 	_, statics := r.staticsIn.get(b.GetNumber(), "")
 	return b.GetNodeId() == "" && !statics && s.egressesIn(b.GetPool(), b.GetNumber()) == 0 && madeFor(b)
 }
@@ -443,7 +443,7 @@ func madeFor(b *skeinv1.Block) bool {
 }
 
 // egressesOf names the egresses that have addresses in a pool, or in one block of it.
-func (s *State) egressesOf(r *room, in func(number uint64) bool) string {
+func (s *State) egressesOf(r *poolState, in func(number uint64) bool) string {
 	const limit = 5
 	var names []string
 	for _, ref := range s.egressNames {

@@ -45,7 +45,7 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 		}
 	}
 	for _, b := range c.GetBlocks() {
-		if im.refused[b.GetPool()] && im.d.s.room(b.GetPool()) == nil {
+		if im.refused[b.GetPool()] && im.d.s.poolState(b.GetPool()) == nil {
 			continue // the pool's conflict says it for all of its blocks
 		}
 		im.block(b)
@@ -106,7 +106,7 @@ func (im *importer) pool(want *skeinv1.Pool) {
 		return
 	}
 	at := len(im.d.events)
-	old := im.d.s.room(p.GetName())
+	old := im.d.s.poolState(p.GetName())
 	if old == nil {
 		if err := im.d.createPool(&skeinv1.CreatePool{Pool: p}); err != nil {
 			im.conflict(err)
@@ -222,7 +222,7 @@ func (im *importer) owner(want *skeinv1.ImportBlock, name string) (*skeinv1.Node
 }
 
 // find is the block that an import means. Each family that it names must be that block's.
-func (im *importer) find(want *skeinv1.ImportBlock) (*room, uint64, error) {
+func (im *importer) find(want *skeinv1.ImportBlock) (*poolState, uint64, error) {
 	r, err := im.d.pool(want.GetPool())
 	if err != nil {
 		return nil, 0, refuse(NotFound, "block %.80s: %s", strings.Trim(want.GetIpv4()+","+want.GetIpv6(), ","), err)

@@ -74,8 +74,8 @@ func (d *decision) emitPoolCreated(p *skeinv1.Pool) {
 }
 
 // pool is the pool of that name with everything in it.
-func (d *decision) pool(name string) (*room, error) {
-	if r := d.s.room(name); r != nil {
+func (d *decision) pool(name string) (*poolState, error) {
+	if r := d.s.poolState(name); r != nil {
 		return r, nil
 	}
 	if len(d.s.poolNames) == 0 {
@@ -126,7 +126,7 @@ func (d *decision) changePool(c *skeinv1.ChangePool) error {
 }
 
 // emitPoolChanged makes a pool the next one, if that is another.
-func (d *decision) emitPoolChanged(old *room, next *skeinv1.Pool) error {
+func (d *decision) emitPoolChanged(old *poolState, next *skeinv1.Pool) error {
 	d.answer.Pool = old.pool
 	if proto.Equal(next, old.pool) {
 		return nil
@@ -172,7 +172,7 @@ func changeOf(old, next *skeinv1.Pool) string {
 }
 
 // checkQuotas refuses a quota below what is granted, and ends the grants of a namespace that has none any more.
-func (d *decision) checkQuotas(old *room, next *skeinv1.Pool) error {
+func (d *decision) checkQuotas(old *poolState, next *skeinv1.Pool) error {
 	for _, ns := range slices.Sorted(maps.Keys(old.pool.GetQuotas())) {
 		sum, _ := old.granted.get(textKey(ns), ns)
 		quota, limited := next.GetQuotas()[ns]
@@ -188,7 +188,7 @@ func (d *decision) checkQuotas(old *room, next *skeinv1.Pool) error {
 	return nil
 }
 
-func (d *decision) endGrants(r *room, which func(*skeinv1.Grant) bool) {
+func (d *decision) endGrants(r *poolState, which func(*skeinv1.Grant) bool) {
 	for g := range r.grants.all() {
 		if which(g) {
 			end := proto.CloneOf(g)

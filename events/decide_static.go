@@ -78,13 +78,13 @@ func checkPod(namespace, pod string) error {
 }
 
 // addressAt is the pair of addresses that one of them names, and its block. The pool may be left out.
-func (d *decision) addressAt(pool, addr string) (r *room, n uint64, ipv4, ipv6 netip.Addr, err error) {
+func (d *decision) addressAt(pool, addr string) (r *poolState, n uint64, ipv4, ipv6 netip.Addr, err error) {
 	a, perr := netip.ParseAddr(addr)
 	if perr != nil || a.Zone() != "" {
 		return nil, 0, ipv4, ipv6, refuse(InvalidArgument, "%.80q is no address; write one like 10.64.0.5", addr)
 	}
 	a = a.Unmap()
-	if r, err = d.roomAt(pool, a); err != nil {
+	if r, err = d.poolAt(pool, a); err != nil {
 		return nil, 0, ipv4, ipv6, err
 	}
 	n, offset, _ := r.layout.find(a)
@@ -197,7 +197,7 @@ func (d *decision) setGrant(c *skeinv1.SetGrant) error {
 }
 
 // checkGrant refuses a larger grant where there is no quota, or too little of it left.
-func (d *decision) checkGrant(r *room, c *skeinv1.SetGrant, have *skeinv1.Grant) error {
+func (d *decision) checkGrant(r *poolState, c *skeinv1.SetGrant, have *skeinv1.Grant) error {
 	ns := c.GetNamespace()
 	quota, limited := r.pool.GetQuotas()[ns]
 	sum, _ := r.granted.get(textKey(ns), ns)

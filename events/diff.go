@@ -86,11 +86,11 @@ func diffPools(a, b *State) []string {
 	names := slices.Concat(a.poolNames, b.poolNames)
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		var x, y room
-		if r := a.room(name); r != nil {
+		var x, y poolState
+		if r := a.poolState(name); r != nil {
 			x = *r
 		}
-		if r := b.room(name); r != nil {
+		if r := b.poolState(name); r != nil {
 			y = *r
 		}
 		out = append(out, diffOne("pool "+name, x.pool, y.pool)...)

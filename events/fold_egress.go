@@ -77,7 +77,7 @@ func (s *State) newOutlet(e *skeinv1.Egress) (*outlet, []addressUse, bool) {
 		if other, taken := s.EgressAddressAt(u.addr); taken && other.ref() != refOf(e) {
 			return nil, nil, false
 		}
-		r := s.roomAt(u.addr)
+		r := s.poolAt(u.addr)
 		if r == nil || !u.Source && r.pool.GetName() != e.GetPool() || r.static(u.addr) != nil {
 			return nil, nil, false
 		}
@@ -147,7 +147,7 @@ func (s *State) dropOutlet(o *outlet) {
 
 // countEgress counts an address in or out of its block.
 func (s *State) countEgress(a netip.Addr, by int) {
-	r := s.roomAt(a)
+	r := s.poolAt(a)
 	number, _, _ := r.layout.find(a)
 	key := egressBlock(r.pool.GetName(), number)
 	have, _ := s.egressIn.get(textKey(key), key)

@@ -56,11 +56,11 @@ func (s *State) foldPool(e *skeinv1.Event) {
 // makePool adds a pool, unless its name, an address or a namespace of it is taken; it reports whether it did.
 func (s *State) makePool(p *skeinv1.Pool) bool {
 	l, err := newLayout(p)
-	if err != nil || checkPoolNames(p) != nil || s.cluster == nil || s.room(p.GetName()) != nil ||
+	if err != nil || checkPoolNames(p) != nil || s.cluster == nil || s.poolState(p.GetName()) != nil ||
 		!s.apart(l.prefixes()) || !s.namespacesFree(p) {
 		return false
 	}
-	s.setRoom(&room{pool: p, layout: l})
+	s.setPoolState(&poolState{pool: p, layout: l})
 	s.sizes.add(sectionPools, p)
 	s.addSpans(p.GetName(), l.prefixes())
 	for _, ns := range p.GetNamespaces() {
@@ -119,7 +119,7 @@ func (s *State) pooled(text string) bool {
 		return false
 	}
 	a, err := netip.ParseAddr(text)
-	return err == nil && s.roomAt(a) != nil
+	return err == nil && s.poolAt(a) != nil
 }
 
 func (s *State) namespacesFree(p *skeinv1.Pool) bool {
@@ -142,7 +142,7 @@ func (s *State) addSpans(pool string, prefixes []netip.Prefix) {
 
 // changePool replaces a pool. Its subnets, whose blocks are numbered, stay; more may follow them.
 func (s *State) changePool(p *skeinv1.Pool) {
-	old := s.room(p.GetName())
+	old := s.poolState(p.GetName())
 	if old == nil || p.GetBlockSizeBits() != old.pool.GetBlockSizeBits() || p.GetCreatedAt() != old.pool.GetCreatedAt() ||
 		p.GetCreatedIndex() != old.pool.GetCreatedIndex() || checkPoolNames(p) != nil || !s.namespacesFree(p) {
 		return
@@ -171,7 +171,7 @@ func (s *State) changePool(p *skeinv1.Pool) {
 	r.pool, r.layout = p, l
 	s.sizes.drop(sectionPools, old.pool)
 	s.sizes.add(sectionPools, p)
-	s.setRoom(&r)
+	s.setPoolState(&r)
 	if len(added) > 0 {
 		s.addSpans(p.GetName(), added)
 	}
@@ -179,7 +179,7 @@ func (s *State) changePool(p *skeinv1.Pool) {
 
 // removePool takes out a pool in which nobody has anything.
 func (s *State) removePool(name string) {
-	r := s.room(name)
+	r := s.poolState(name)
 	if r == nil || r.blocks.n > 0 || r.grants.n > 0 {
 		return
 	}
@@ -191,13 +191,13 @@ func (s *State) removePool(name string) {
 	s.numbers -= r.freed.n
 	s.sizes[sectionBlocks] -= r.resting
 	s.sizes.drop(sectionPools, r.pool)
-	s.rooms.del(s.own(), textKey(name), name)
+	s.pools.del(s.own(), textKey(name), name)
 	s.dropRanges(name)
 }
 
 // takeBlock gives a free block, or a reserved one to a node. It reports whether it did.
 func (s *State) takeBlock(b *skeinv1.Block) bool {
-	old := s.room(b.GetPool())
+	old := s.poolState(b.GetPool())
 	if old == nil {
 		return false
 	}
@@ -234,12 +234,12 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 		r.holders.put(o, h, b.GetNodeId(), held)
 	}
 	r.advance()
-	s.setRoom(&r)
+	s.setPoolState(&r)
 	return true
 }
 
 // advance moves the cursors past numbers that were given. Each is passed once, however the pool is used.
-func (r *room) advance() {
+func (r *poolState) advance() {
 	for r.cursor < r.layout.blocks && r.given(r.cursor) {
 		r.cursor++
 	}
@@ -254,7 +254,7 @@ func (r *room) advance() {
 
 // releaseBlock takes a block from who has it. It rests from then on.
 func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
-	old := s.room(e.GetPool())
+	old := s.poolState(e.GetPool())
 	if old == nil {
 		return
 	}
@@ -277,11 +277,11 @@ func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
 		}
 	}
 	s.rest(&r, &skeinv1.FreedBlock{Pool: b.GetPool(), Number: n, At: at.GetTime(), Index: at.GetIndex()})
-	s.setRoom(&r)
+	s.setPoolState(&r)
 }
 
 // rest puts a block among those that wait; r is a copy that is not in the state yet.
-func (s *State) rest(r *room, f *skeinv1.FreedBlock) {
+func (s *State) rest(r *poolState, f *skeinv1.FreedBlock) {
 	r.freed.put(s.own(), f.GetNumber(), "", f)
 	r.order.put(s.own(), f.GetIndex(), "", f.GetNumber())
 	r.resting += entrySize(sectionBlocks, sizeOf(f))
@@ -291,7 +291,7 @@ func (s *State) rest(r *room, f *skeinv1.FreedBlock) {
 // addStatic keeps an address for a pod, unless it is kept for one or lies in no reserved block. It reports
 // whether it did.
 func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
-	old := s.room(v.GetPool())
+	old := s.poolState(v.GetPool())
 	a, err := netip.ParseAddr(cmp.Or(v.GetIpv4(), v.GetIpv6()))
 	if old == nil || err != nil || checkPod(v.GetNamespace(), v.GetPod()) != nil || old.static(a) != nil {
 		return false
@@ -315,7 +315,7 @@ func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
 	s.sizes.add(sectionStatics, v)
 	in, _ := r.staticsIn.get(n, "")
 	r.staticsIn.put(o, n, "", in+1)
-	s.setRoom(&r)
+	s.setPoolState(&r)
 	pod := podKey(v.GetNamespace(), v.GetPod())
 	refs, _ := s.pods.get(textKey(pod), pod)
 	s.pods.put(o, textKey(pod), pod, append(slices.Clone(refs), staticRef{pool: v.GetPool(), address: key}))
@@ -324,8 +324,8 @@ func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
 }
 
 // staticNamed is the reservation that an event names.
-func (s *State) staticNamed(pool, address string) (*room, *skeinv1.StaticAddress, string) {
-	r := s.room(pool)
+func (s *State) staticNamed(pool, address string) (*poolState, *skeinv1.StaticAddress, string) {
+	r := s.poolState(pool)
 	if r == nil {
 		return nil, nil, ""
 	}
@@ -346,7 +346,7 @@ func (s *State) claimStatic(c *skeinv1.AddressClaimed, e *skeinv1.Event) {
 	r.statics.put(s.own(), textKey(key), key, next)
 	s.sizes.drop(sectionStatics, v)
 	s.sizes.add(sectionStatics, next)
-	s.setRoom(&r)
+	s.setPoolState(&r)
 }
 
 // dropStatic ends a reservation that no node holds.
@@ -364,7 +364,7 @@ func (s *State) dropStatic(c *skeinv1.AddressReleased) {
 	} else {
 		r.staticsIn.del(o, n, "")
 	}
-	s.setRoom(&r)
+	s.setPoolState(&r)
 	pod := podKey(v.GetNamespace(), v.GetPod())
 	refs, _ := s.pods.get(textKey(pod), pod)
 	refs = slices.DeleteFunc(slices.Clone(refs), func(ref staticRef) bool {
@@ -380,7 +380,7 @@ func (s *State) dropStatic(c *skeinv1.AddressReleased) {
 
 // setGrant makes a grant, or changes it, unless all of a namespace would exceed its quota. It reports whether it did.
 func (s *State) setGrant(g *skeinv1.Grant) bool {
-	old := s.room(g.GetPool())
+	old := s.poolState(g.GetPool())
 	if old == nil {
 		return false
 	}
@@ -400,7 +400,7 @@ func (s *State) setGrant(g *skeinv1.Grant) bool {
 	}
 	s.sizes.add(sectionGrants, g)
 	r.granted.put(s.own(), textKey(ns), ns, sum)
-	s.setRoom(&r)
+	s.setPoolState(&r)
 	return true
 }
 
@@ -409,7 +409,7 @@ func (s *State) dropGrant(g *skeinv1.Grant) {
 	if have == nil {
 		return
 	}
-	r, ns, key := *s.room(g.GetPool()), g.GetNamespace(), grantKey(g.GetNamespace(), g.GetNodeId())
+	r, ns, key := *s.poolState(g.GetPool()), g.GetNamespace(), grantKey(g.GetNamespace(), g.GetNodeId())
 	r.grants.del(s.own(), textKey(key), key)
 	s.sizes.drop(sectionGrants, have)
 	s.grantCount--
@@ -418,5 +418,5 @@ func (s *State) dropGrant(g *skeinv1.Grant) {
 	} else {
 		r.granted.del(s.own(), textKey(ns), ns)
 	}
-	s.setRoom(&r)
+	s.setPoolState(&r)
 }

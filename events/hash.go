@@ -25,8 +25,8 @@ func (s *State) Hash() [32]byte {
 	}
 	// What schema 2 brought counts only once something of it is there: until then servers of both versions must
 	// agree, while they are upgraded one by one.
-	if s.rooms.n > 0 {
-		d := s.rooms.sum(encodeRoom)
+	if s.pools.n > 0 {
+		d := s.pools.sum(encodePoolState)
 		b = append(b, d[:]...)
 	}
 	// Schema 3 likewise.

@@ -13,8 +13,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// room is a pool and everything in it. Like an entity it is replaced and never changed.
-type room struct {
+// poolState is a pool and everything in it. Like an entity it is replaced and never changed.
+type poolState struct {
 	pool    *skeinv1.Pool
 	blocks  table[*skeinv1.Block]         // by number
 	freed   table[*skeinv1.FreedBlock]    // by number
@@ -42,24 +42,24 @@ type span struct {
 // staticRef names a static address.
 type staticRef struct{ pool, address string }
 
-func (s *State) room(name string) *room {
-	r, _ := s.rooms.get(textKey(name), name)
+func (s *State) poolState(name string) *poolState {
+	r, _ := s.pools.get(textKey(name), name)
 	return r
 }
 
-func (s *State) setRoom(r *room) {
+func (s *State) setPoolState(r *poolState) {
 	name := r.pool.GetName()
-	s.rooms.put(s.own(), textKey(name), name, r)
+	s.pools.put(s.own(), textKey(name), name, r)
 }
 
 // block is who has a number, or nil.
-func (r *room) block(n uint64) *skeinv1.Block {
+func (r *poolState) block(n uint64) *skeinv1.Block {
 	b, _ := r.blocks.get(n, "")
 	return b
 }
 
 // rangeAt is the range that a number lies in, or nil.
-func (r *room) rangeAt(n uint64) *blockRange {
+func (r *poolState) rangeAt(n uint64) *blockRange {
 	at, ok := slices.BinarySearchFunc(r.ranges, n, func(b blockRange, n uint64) int {
 		switch {
 		case b.last < n:
@@ -76,7 +76,7 @@ func (r *room) rangeAt(n uint64) *blockRange {
 }
 
 // given reports whether the number ever belonged to anybody.
-func (r *room) given(n uint64) bool {
+func (r *poolState) given(n uint64) bool {
 	if r.block(n) != nil {
 		return true
 	}
@@ -85,7 +85,7 @@ func (r *room) given(n uint64) bool {
 }
 
 // static is the reservation of an address, or nil; the address may be of either family.
-func (r *room) static(a netip.Addr) *skeinv1.StaticAddress {
+func (r *poolState) static(a netip.Addr) *skeinv1.StaticAddress {
 	n, offset, ok := r.layout.find(a)
 	if !ok {
 		return nil
@@ -110,8 +110,8 @@ func podKey(namespace, pod string) string {
 	return strconv.Itoa(len(namespace)) + " " + namespace + "/" + pod
 }
 
-// encodeRoom is what a pool adds to the state's hash: itself and the digests of what is in it.
-func encodeRoom(b []byte, r *room) []byte {
+// encodePoolState is what a pool adds to the state's hash: itself and the digests of what is in it.
+func encodePoolState(b []byte, r *poolState) []byte {
 	b = protowire.AppendBytes(b, appendMessage(nil, r.pool))
 	for _, d := range [...][32]byte{r.blocks.sum(encode), r.freed.sum(encode), r.statics.sum(encode),
 		r.grants.sum(encode)} {
@@ -122,7 +122,7 @@ func encodeRoom(b []byte, r *room) []byte {
 
 // Pool is the pool of that name, or nil.
 func (s *State) Pool(name string) *skeinv1.Pool {
-	if r := s.room(name); r != nil {
+	if r := s.poolState(name); r != nil {
 		return r.pool
 	}
 	return nil
@@ -132,14 +132,14 @@ func (s *State) Pool(name string) *skeinv1.Pool {
 func (s *State) Pools() []*skeinv1.Pool {
 	out := make([]*skeinv1.Pool, 0, len(s.poolNames))
 	for _, name := range s.poolNames {
-		out = append(out, s.room(name).pool)
+		out = append(out, s.poolState(name).pool)
 	}
 	return out
 }
 
 // Block is a pool's block if it belongs to a node or is reserved, else nil.
 func (s *State) Block(pool string, number uint64) *skeinv1.Block {
-	if r := s.room(pool); r != nil {
+	if r := s.poolState(pool); r != nil {
 		return r.block(number)
 	}
 	return nil
@@ -149,7 +149,7 @@ func (s *State) Block(pool string, number uint64) *skeinv1.Block {
 func (s *State) Blocks() []*skeinv1.Block {
 	out := []*skeinv1.Block{}
 	for _, name := range s.poolNames {
-		for b := range s.room(name).blocks.all() {
+		for b := range s.poolState(name).blocks.all() {
 			out = append(out, b)
 		}
 	}
@@ -164,7 +164,7 @@ func ForOthers(b *skeinv1.Block) bool { return b != nil && b.GetNodeId() == "" &
 func (s *State) BlocksForOthers() []*skeinv1.Block {
 	var out []*skeinv1.Block
 	for _, name := range s.poolNames {
-		for b := range s.room(name).blocks.all() {
+		for b := range s.poolState(name).blocks.all() {
 			if ForOthers(b) {
 				out = append(out, b)
 			}
@@ -181,7 +181,7 @@ func (s *State) BlocksOf(nodeID string) []*skeinv1.Block {
 	}
 	var out []*skeinv1.Block
 	for _, name := range s.poolNames {
-		held, _ := s.room(name).holders.get(h, nodeID)
+		held, _ := s.poolState(name).holders.get(h, nodeID)
 		for b := range held.all() {
 			out = append(out, b)
 		}
@@ -192,7 +192,7 @@ func (s *State) BlocksOf(nodeID string) []*skeinv1.Block {
 // BlockAt is the pool and the number of the block that an address lies in, and the block if it belongs to a
 // node or is reserved. Without a pool the address lies in none.
 func (s *State) BlockAt(a netip.Addr) (*skeinv1.Pool, uint64, *skeinv1.Block) {
-	r := s.roomAt(a)
+	r := s.poolAt(a)
 	if r == nil {
 		return nil, 0, nil
 	}
@@ -200,14 +200,14 @@ func (s *State) BlockAt(a netip.Addr) (*skeinv1.Pool, uint64, *skeinv1.Block) {
 	return r.pool, n, r.block(n)
 }
 
-// roomAt is the pool that an address lies in, or nil.
-func (s *State) roomAt(a netip.Addr) *room {
+// poolAt is the pool that an address lies in, or nil.
+func (s *State) poolAt(a netip.Addr) *poolState {
 	a = a.Unmap()
 	i := sort.Search(len(s.spans), func(i int) bool { return a.Less(s.spans[i].prefix.Addr()) })
 	if i == 0 || !s.spans[i-1].prefix.Contains(a) {
 		return nil
 	}
-	return s.room(s.spans[i-1].pool)
+	return s.poolState(s.spans[i-1].pool)
 }
 
 // overlap is the prefix of a pool that overlaps p.
@@ -224,7 +224,7 @@ func (s *State) overlap(p netip.Prefix) (span, bool) {
 // BlockPrefixes are the prefixes of a pool's block, one of which may be invalid; ok is false if the pool has no
 // such block.
 func (s *State) BlockPrefixes(pool string, number uint64) (ipv4, ipv6 netip.Prefix, ok bool) {
-	if r := s.room(pool); r != nil {
+	if r := s.poolState(pool); r != nil {
 		return r.layout.block(number)
 	}
 	return ipv4, ipv6, false
@@ -287,7 +287,7 @@ func cooldown(p *skeinv1.Pool) time.Duration {
 
 // PoolUse is how much of a pool is used. It costs a walk over the freed blocks; all is zero for a pool that is not.
 func (s *State) PoolUse(name string) PoolUse {
-	r := s.room(name)
+	r := s.poolState(name)
 	if r == nil {
 		return PoolUse{}
 	}
@@ -311,7 +311,7 @@ type PoolHolder struct {
 
 // PoolHolders are the nodes that have blocks of a pool: those with the most first, then by ID.
 func (s *State) PoolHolders(name string) []PoolHolder {
-	r := s.room(name)
+	r := s.poolState(name)
 	if r == nil {
 		return nil
 	}
@@ -331,7 +331,7 @@ func (s *State) PoolHolders(name string) []PoolHolder {
 // Freed are the blocks of a pool that were given back and belong to nobody: those that are free for the
 // longest first.
 func (s *State) Freed(pool string) []*skeinv1.FreedBlock {
-	r := s.room(pool)
+	r := s.poolState(pool)
 	if r == nil {
 		return nil
 	}
@@ -345,7 +345,7 @@ func (s *State) Freed(pool string) []*skeinv1.FreedBlock {
 
 // Static is what keeps an address of a pool for one pod, or nil. The address may be of either family.
 func (s *State) Static(pool string, a netip.Addr) *skeinv1.StaticAddress {
-	if r := s.room(pool); r != nil {
+	if r := s.poolState(pool); r != nil {
 		return r.static(a.Unmap())
 	}
 	return nil
@@ -364,7 +364,7 @@ func (s *State) StaticsOf(nodeID string) []*skeinv1.StaticAddress {
 func (s *State) someStatics(want func(*skeinv1.StaticAddress) bool) []*skeinv1.StaticAddress {
 	out := []*skeinv1.StaticAddress{}
 	for _, name := range s.poolNames {
-		for v := range s.room(name).statics.all() {
+		for v := range s.poolState(name).statics.all() {
 			if want(v) {
 				out = append(out, v)
 			}
@@ -390,7 +390,7 @@ func (s *State) StaticOf(namespace, pod string) []*skeinv1.StaticAddress {
 	refs, _ := s.pods.get(textKey(key), key)
 	var out []*skeinv1.StaticAddress
 	for _, ref := range refs {
-		v, _ := s.room(ref.pool).statics.get(textKey(ref.address), ref.address)
+		v, _ := s.poolState(ref.pool).statics.get(textKey(ref.address), ref.address)
 		out = append(out, v)
 	}
 	slices.SortFunc(out, compareStatics)
@@ -410,7 +410,7 @@ func (s *State) GrantsOf(nodeID string) []*skeinv1.Grant {
 func (s *State) someGrants(want func(*skeinv1.Grant) bool) []*skeinv1.Grant {
 	out := []*skeinv1.Grant{}
 	for _, name := range s.poolNames {
-		for g := range s.room(name).grants.all() {
+		for g := range s.poolState(name).grants.all() {
 			if want(g) {
 				out = append(out, g)
 			}
@@ -425,7 +425,7 @@ func (s *State) someGrants(want func(*skeinv1.Grant) bool) []*skeinv1.Grant {
 
 // Grant is how many addresses of a pool a node may have for a namespace with a quota, or nil: none.
 func (s *State) Grant(pool, namespace, nodeID string) *skeinv1.Grant {
-	r := s.room(pool)
+	r := s.poolState(pool)
 	if r == nil {
 		return nil
 	}

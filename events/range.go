@@ -118,7 +118,7 @@ func inside(o, p netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(
 
 // allotBlocks takes the blocks of a range into its pool.
 func (s *State) allotBlocks(r SiteRange) bool {
-	old := s.room(r.Pool)
+	old := s.poolState(r.Pool)
 	if old == nil {
 		return false
 	}
@@ -133,7 +133,7 @@ func (s *State) allotBlocks(r SiteRange) bool {
 	next.ranges = append(slices.Clone(old.ranges), b)
 	slices.SortFunc(next.ranges, func(x, y blockRange) int { return cmp.Compare(x.first, y.first) })
 	next.advance()
-	s.setRoom(&next)
+	s.setPoolState(&next)
 	return true
 }
 
@@ -510,7 +510,7 @@ func (s *State) Slices() func(n *skeinv1.Node, id identity.ID, site string) int 
 }
 
 // blocksFor is up to want blocks of a pool for a node: from its site's ranges where there are any, or may be.
-func (d *decision) blocksFor(r *room, want int, n *skeinv1.Node, site string, ranged bool) (out []uint64) {
+func (d *decision) blocksFor(r *poolState, want int, n *skeinv1.Node, site string, ranged bool) (out []uint64) {
 	if ranged {
 		a, _ := netip.ParseAddr(n.GetIpv4())
 		id, _ := identity.ParseID(n.GetId())
@@ -574,7 +574,7 @@ func (b blockRange) near(slice, level int) (first, last uint64) {
 
 // blocksIn is up to want blocks of some ranges, in the order of nextBlocks: of those that are sliced the nearest to a
 // slice first.
-func (d *decision) blocksIn(r *room, want int, in []blockRange, slice int) []uint64 {
+func (d *decision) blocksIn(r *poolState, want int, in []blockRange, slice int) []uint64 {
 	fresh := func(want int) (out []uint64) {
 		want = min(want, MaxNumbers-d.s.numbers)
 		for level := 0; level <= sliceBits; level++ {
@@ -606,7 +606,7 @@ func (d *decision) blocksIn(r *room, want int, in []blockRange, slice int) []uin
 }
 
 // nextBlockRange is the next range of a pool for a site that has some there: the first of which nobody has a block.
-func (d *decision) nextBlockRange(r *room, taken []blockRange, have int) (blockRange, bool) {
+func (d *decision) nextBlockRange(r *poolState, taken []blockRange, have int) (blockRange, bool) {
 	least, best := rangeBits(bits.Len64(r.layout.blocks)-1, have)
 	used := map[uint64]bool{} // first numbers of pieces of 2^least blocks
 	use := func(n uint64) {

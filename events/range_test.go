@@ -358,7 +358,7 @@ func checkRanges(t fatal, s *State) {
 		r.IPv6, _ = readRange(v.GetIpv6(), true)
 		within := s.overlays()
 		if r.Pool != "" {
-			within = s.room(r.Pool).layout.prefixes()
+			within = s.poolState(r.Pool).layout.prefixes()
 		}
 		for _, p := range []netip.Prefix{r.IPv4, r.IPv6} {
 			if p.IsValid() && !slices.ContainsFunc(within, func(o netip.Prefix) bool { return inside(o, p) }) {
@@ -376,7 +376,7 @@ func checkRanges(t fatal, s *State) {
 		t.Fatalf("ranges %v, kept as %v", all, s.SiteRanges())
 	}
 	for _, p := range s.Pools() {
-		r := s.room(p.GetName())
+		r := s.poolState(p.GetName())
 		var blocks []blockRange
 		for _, v := range all {
 			if v.Pool == p.GetName() {

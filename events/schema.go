@@ -97,7 +97,7 @@ func (s *State) neededSchema() (what string, schema uint32) {
 		return "networks of Kubernetes Nodes' pods", 5
 	case s.outlets.n > 0:
 		return "egresses", 3
-	case s.rooms.n > 0:
+	case s.pools.n > 0:
 		return "pools", 2
 	}
 	return "", SchemaMin

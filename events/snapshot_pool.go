@@ -59,7 +59,7 @@ func (s *State) loadPools(p *skeinv1.State) error {
 func (s *State) loadFreed(p *skeinv1.State, indexes map[uint64]bool) error {
 	var last uint64
 	for _, f := range p.GetFreed() {
-		old := s.room(f.GetPool())
+		old := s.poolState(f.GetPool())
 		if old == nil || f.GetNumber() >= old.layout.blocks || old.given(f.GetNumber()) || f.GetIndex() <= last ||
 			!s.past(f.GetIndex(), p) || indexes[f.GetIndex()] {
 			return fmt.Errorf("freed block %d of pool %q: it is there twice or not of the pool, or its index %d is out of order",
@@ -70,7 +70,7 @@ func (s *State) loadFreed(p *skeinv1.State, indexes map[uint64]bool) error {
 		s.rest(&r, f)
 		r.advance()
 		s.numbers++
-		s.setRoom(&r)
+		s.setPoolState(&r)
 	}
 	return nil
 }

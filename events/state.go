@@ -33,8 +33,8 @@ type content struct {
 	servers    table[*skeinv1.Server]
 	tokens     table[*skeinv1.Token]
 	answers    table[*skeinv1.Answer]
-	rooms      table[*room]   // pools with their blocks, static addresses and grants, by name
-	outlets    table[*outlet] // egresses with their slots, by egressRef
+	pools      table[*poolState] // pools with their blocks, static addresses and grants, by name
+	outlets    table[*outlet]    // egresses with their slots, by egressRef
 	plain      table[*skeinv1.PlainPeer]
 	rangeTable table[*skeinv1.SiteRange] // by the index of the event that allotted it
 

@@ -259,22 +259,22 @@ func TestASessionThatJustCarriedIsKept(t *testing.T) {
 	}
 }
 
-// TestLimboLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before it is
-// kept.
-func TestLimboLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
-	var l limbo
+// TestPendingQueueLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before
+// it is kept.
+func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
+	var q pendingQueue
 	w := waiting{payload: []byte("first")}
-	tried := l.released()
-	if all := l.take(0); len(all) != 0 {
-		t.Fatalf("an empty limbo releases %d packets", len(all))
+	tried := q.released()
+	if all := q.take(0); len(all) != 0 {
+		t.Fatalf("an empty queue releases %d packets", len(all))
 	}
-	if l.keep(0, w, tried) {
+	if q.keep(0, w, tried) {
 		t.Error("kept a packet whose release has been")
 	}
-	if !l.keep(0, w, l.released()) {
+	if !q.keep(0, w, q.released()) {
 		t.Error("did not keep a packet that nothing carries")
 	}
-	if all := l.take(0); len(all) != 1 {
+	if all := q.take(0); len(all) != 1 {
 		t.Errorf("released %d packets, want the one that was kept", len(all))
 	}
 }

@@ -322,7 +322,7 @@ func (c *client) sendEarly() {
 	c.mu.Unlock()
 	now := c.pool.now()
 	for _, e := range all {
-		if now-e.at < limboAge {
+		if now-e.at < pendingAge {
 			c.pool.Forward(c.relay.ID, e.origin, e.node, e.channel, e.b)
 		}
 	}

@@ -99,7 +99,7 @@ type Pool struct {
 	peers  map[identity.ID]*peerState
 
 	generation atomic.Uint64 // grows when any relay changes
-	limbo      limbo
+	pending    pendingQueue
 	farFound   atomic.Bool
 	reserved   *reservations
 	questions  questions
@@ -494,7 +494,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	now := p.now()
 	s := p.peer(peer)
 	for {
-		released := p.limbo.released()
+		released := p.pending.released()
 		if p.send(s, now, channel, b) {
 			return nil
 		}
@@ -504,7 +504,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 		if channel == ChannelGossip {
 			return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
 		}
-		if p.limbo.keep(now, waiting{peer, channel, slices.Clone(b)}, released) {
+		if p.pending.keep(now, waiting{peer, channel, slices.Clone(b)}, released) {
 			return nil
 		}
 	}
@@ -534,16 +534,16 @@ func (p *Pool) resend(all []waiting) {
 			continue
 		}
 		for {
-			released := p.limbo.released()
-			if p.send(s, now, w.channel, w.payload) || w.channel == ChannelGossip || p.limbo.keep(now, w, released) {
+			released := p.pending.released()
+			if p.send(s, now, w.channel, w.payload) || w.channel == ChannelGossip || p.pending.keep(now, w, released) {
 				break
 			}
 		}
 	}
 }
 
-// release sends what waits in limbo, since something has changed.
-func (p *Pool) release() { p.resend(p.limbo.take(p.now())) }
+// release sends the pending packets, since something has changed.
+func (p *Pool) release() { p.resend(p.pending.take(p.now())) }
 
 // relaysChanged makes every peer's choice anew.
 func (p *Pool) relaysChanged() {
@@ -665,8 +665,8 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// limbo keeps the few packets that no relay can carry at the moment.
-type limbo struct {
+// pendingQueue keeps the few packets that no relay can carry at the moment.
+type pendingQueue struct {
 	mu       sync.Mutex
 	kept     []kept
 	releases uint64
@@ -678,42 +678,43 @@ type kept struct {
 }
 
 const (
-	limboPackets = 256
-	limboAge     = 3 * time.Second
+	pendingPackets = 256
+	pendingAge     = 3 * time.Second
 )
 
 // released counts the releases so far, for keep.
-func (l *limbo) released() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.releases
+func (q *pendingQueue) released() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.releases
 }
 
 // keep is false when there was a release since the caller began to try: it came too early for this packet, and what has
 // changed may carry it.
-func (l *limbo) keep(now time.Duration, w waiting, released uint64) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.releases != released {
+func (q *pendingQueue) keep(now time.Duration, w waiting, released uint64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.releases != released {
 		return false
 	}
-	if len(l.kept) >= limboPackets {
-		l.kept = slices.Delete(l.kept, 0, 1)
+	if len(q.kept) >= pendingPackets {
+		q.kept = slices.Delete(q.kept, 0, 1)
 	}
-	l.kept = append(l.kept, kept{now, w})
+	q.kept = append(q.kept, kept{now, w})
 	return true
 }
 
-func (l *limbo) take(now time.Duration) []waiting {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.releases++
+// take empties the queue: those that are still of use, the oldest first.
+func (q *pendingQueue) take(now time.Duration) []waiting {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.releases++
 	var all []waiting
-	for _, k := range l.kept {
-		if now-k.at <= limboAge {
+	for _, k := range q.kept {
+		if now-k.at <= pendingAge {
 			all = append(all, k.waiting)
 		}
 	}
-	l.kept = l.kept[:0]
+	q.kept = q.kept[:0]
 	return all
 }

@@ -359,7 +359,7 @@ func (m *Manager) push(e event) {
 	m.noisy++
 	m.queue = append(m.queue, e)
 	m.mu.Unlock()
-	m.poke()
+	m.wakeUp()
 }
 
 // run queues a call into the loop; it is never dropped.
@@ -370,10 +370,10 @@ func (m *Manager) run(do func(*Manager, time.Time)) {
 		return
 	}
 	m.queue = append(m.queue, event{do: do})
-	m.poke()
+	m.wakeUp()
 }
 
-func (m *Manager) poke() {
+func (m *Manager) wakeUp() {
 	select {
 	case m.wake <- struct{}{}:
 	default:

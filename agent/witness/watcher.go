@@ -48,12 +48,12 @@ type WatcherConfig struct {
 // Watcher sends echoes by leaders and says which are silent. Without a target, and with nothing to say, it does not
 // wake.
 type Watcher struct {
-	cfg  WatcherConfig
-	ctx  context.Context
-	stop context.CancelFunc
-	wg   sync.WaitGroup
-	poke chan struct{}
-	ask  func(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) result
+	cfg     WatcherConfig
+	ctx     context.Context
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+	wakeups chan struct{}
+	ask     func(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) result
 
 	mu      sync.Mutex
 	targets []Target
@@ -76,7 +76,7 @@ type measured struct {
 
 // NewWatcher starts a Watcher without targets.
 func NewWatcher(cfg WatcherConfig) *Watcher {
-	w := &Watcher{cfg: cfg, poke: make(chan struct{}, 1), busy: map[round]bool{}, ways: map[identity.ID]*measured{},
+	w := &Watcher{cfg: cfg, wakeups: make(chan struct{}, 1), busy: map[round]bool{}, ways: map[identity.ID]*measured{},
 		ask: cfg.Wire.ask}
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	w.wg.Go(w.run)
@@ -140,7 +140,7 @@ func (w *Watcher) run() {
 		select {
 		case <-w.ctx.Done():
 			return
-		case <-w.poke:
+		case <-w.wakeups:
 		case <-timer.C:
 		}
 		now := time.Now()
@@ -175,7 +175,7 @@ func (w *Watcher) run() {
 
 func (w *Watcher) wake() {
 	select {
-	case w.poke <- struct{}{}:
+	case w.wakeups <- struct{}{}:
 	default:
 	}
 }

@@ -103,7 +103,7 @@ func newKey(t *testing.T) *identity.Key {
 	return k
 }
 
-func TestStrangerAtTheFront(t *testing.T) {
+func TestStrangerAtTheTLSPort(t *testing.T) {
 	t.Cleanup(unharmed(t))
 	t.Run("no TLS", func(t *testing.T) {
 		c := dial(t, "spare", front(t))

@@ -38,9 +38,9 @@ var holes = []hole{
 		{"events/token.go", "	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(",
 			"	case len(shown) != ed25519.PublicKeySize || false && !ed25519.Verify("},
 	}, []string{"join with a wrong secret", "join with the proof that another joiner has shown"}},
-	{"the front lets everybody in", []Guard{Roster}, []edit{
-		{"agent/front.go", "if known, ok := f.roster.Key(id); !ok || !known.Equal(key) {",
-			"if known, ok := f.roster.Key(id); ok && !known.Equal(key) {"},
+	{"the TLS port lets everybody in", []Guard{Roster}, []edit{
+		{"agent/admission/listener.go", "if known, ok := l.cfg.Member(id); !ok || !known.Equal(key) {",
+			"if known, ok := l.cfg.Member(id); ok && !known.Equal(key) {"},
 		{"relay/server.go", "	if !s.cfg.Member(peer) {", "	if false && !s.cfg.Member(peer) {"},
 	}, []string{"open skein-relay at a public node", "replace a victim's session by one with its ID"}},
 	{"the control net lets everybody in", []Guard{Roster}, []edit{
@@ -107,9 +107,9 @@ var holes = []hole{
 		{"relay/udp.go", "	p := u.byNodes[nodesOf(from.id, node)]", "	p := map[nodes]*pair{}[nodesOf(from.id, node)]"},
 	}, []string{"reserve all of the relay's UDP ports"}},
 	{"one source may take every place at the TLS port", []Guard{Front}, []edit{
-		{"agent/door.go", "	doorHandshakes    = 256 ", "	doorHandshakes    = 25600 "},
-		{"agent/door.go", "	doorPerSource     = 64 ", "	doorPerSource     = 6400 "},
-		{"agent/door.go", "	doorBurst         = 200", "	doorBurst         = 20000"},
+		{"agent/admission/limiter.go", "	maxHandshakes  = 256 ", "	maxHandshakes  = 25600 "},
+		{"agent/admission/limiter.go", "	perSource      = 64 ", "	perSource      = 6400 "},
+		{"agent/admission/limiter.go", "	connectBurst   = 200", "	connectBurst   = 20000"},
 	}, []string{"hold the port for joiners with more connections than one source may have"}},
 	{"a member may ask as often as it likes, and for as much", []Guard{Fair}, []edit{
 		{"agent/rpclimit.go", "	if path == skeinv1connect.ClusterServiceProposeProcedure && l.server(id) {",

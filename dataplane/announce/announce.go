@@ -106,10 +106,10 @@ func (a *Announcer) Set(want map[netip.Addr]string) {
 			a.addrs[addr] = a.begin(link)
 		}
 	}
-	a.poke()
+	a.wakeUp()
 }
 
-func (a *Announcer) poke() {
+func (a *Announcer) wakeUp() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -370,7 +370,7 @@ func (a *Announcer) conflict(p *port, m message) {
 	s.report = now
 	if s.next >= len(repeats) { // not at once: where the address has moved, we hear of it a little later
 		s.next, s.due = len(repeats)-1, now.Add(defendAfter)
-		a.poke()
+		a.wakeUp()
 	}
 	a.mu.Unlock()
 	a.tell(p, m)

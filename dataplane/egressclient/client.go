@@ -78,7 +78,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.closed = true
-	c.poke()
+	c.wakeUp()
 	var err error
 	if c.driver != nil {
 		err = c.driver.Close()
@@ -122,7 +122,7 @@ func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err 
 	c.spec = &s
 	writes, notes, err = c.reconcile()
 	if err != nil {
-		c.poke()
+		c.wakeUp()
 		err = fmt.Errorf("egresses of %s: %w", s.Name, err)
 	}
 	return writes, notes, err

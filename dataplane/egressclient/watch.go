@@ -37,8 +37,8 @@ type Mended struct {
 	Err    error // it is tried again
 }
 
-// poke has Watch look again.
-func (c *Client) poke() {
+// wakeUp has Watch look again.
+func (c *Client) wakeUp() {
 	select {
 	case c.dirty <- struct{}{}:
 	default:
@@ -64,7 +64,7 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 	if err != nil {
 		return fmt.Errorf("no notifications from the network namespace %s: %w", c.opts.NetNS, err)
 	}
-	c.poke()               // what changed until now was not told
+	c.wakeUp()             // what changed until now was not told
 	const buffer = 1 << 20 // bytes; what overflows is made good by reading everything
 	_ = conn.SetReadBuffer(buffer)
 	var listeners sync.WaitGroup
@@ -144,19 +144,19 @@ func (c *Client) listen(conn *netlink.Conn, concerns func(m netlink.Message, upl
 		msgs, err := conn.Receive()
 		switch {
 		case errors.Is(err, unix.ENOBUFS): // some were lost
-			c.poke()
+			c.wakeUp()
 			continue
 		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADF):
 			return
 		case err != nil:
-			c.poke()
+			c.wakeUp()
 			return
 		}
 		nlcount.Heard(len(msgs))
 		uplink, host := c.watched()
 		for _, m := range msgs {
 			if concerns(m, uplink, host) {
-				c.poke()
+				c.wakeUp()
 				break
 			}
 		}

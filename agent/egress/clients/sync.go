@@ -31,8 +31,8 @@ type pairKey struct {
 // pair keeps one gateway informed of one egress. Clients.mu guards it.
 type pair struct {
 	pairKey
-	poke chan struct{}
-	last bool // the gateway shall know of no clients any more, and then it is forgotten
+	wakeups chan struct{}
+	last    bool // the gateway shall know of no clients any more, and then it is forgotten
 
 	installed []*skeinv1.EgressClient // what its data plane knows
 	refused   map[string]string       // client's key -> why
@@ -66,7 +66,7 @@ func (c *Clients) resync(clients []Client) {
 		last := len(c.lists[key.Ref]) == 0
 		p := c.pairs[key]
 		if p == nil {
-			p = &pair{pairKey: key, poke: make(chan struct{}, 1)}
+			p = &pair{pairKey: key, wakeups: make(chan struct{}, 1)}
 			c.pairs[key] = p
 			c.all.Go(func() { c.tell(p) })
 		}
@@ -108,7 +108,7 @@ func (c *Clients) wakePairs(ref Ref) {
 
 func (p *pair) wake() {
 	select {
-	case p.poke <- struct{}{}:
+	case p.wakeups <- struct{}{}:
 	default:
 	}
 }
@@ -150,7 +150,7 @@ func (c *Clients) tell(p *pair) {
 		select {
 		case <-c.ctx.Done():
 			return
-		case <-p.poke:
+		case <-p.wakeups:
 			backoff = 0
 		case <-time.After(pause):
 		}

@@ -53,7 +53,7 @@ func (t turns) take(ctx context.Context, now <-chan struct{}) (done func(), ok b
 type worker struct {
 	c          *Clients
 	key, netns string
-	poke       chan struct{} // has something when want is new
+	wakeups    chan struct{} // has something when want is new
 	ending     chan struct{} // closed when it is to end
 	done       chan struct{} // closed at the end
 
@@ -69,7 +69,7 @@ type worker struct {
 
 // start makes a worker. The caller has mu.
 func (c *Clients) start(key, netns string) *worker {
-	w := &worker{c: c, key: key, netns: netns, poke: make(chan struct{}, 1), ending: make(chan struct{}),
+	w := &worker{c: c, key: key, netns: netns, wakeups: make(chan struct{}, 1), ending: make(chan struct{}),
 		done: make(chan struct{})}
 	c.all.Go(w.run)
 	return w
@@ -93,7 +93,7 @@ func (w *worker) stop(remove bool) {
 
 func (w *worker) wake() {
 	select {
-	case w.poke <- struct{}{}:
+	case w.wakeups <- struct{}{}:
 	default:
 	}
 }
@@ -127,7 +127,7 @@ func (w *worker) run() {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.poke:
+		case <-w.wakeups:
 		case <-retry.C:
 		}
 		done := func() {}

@@ -21,8 +21,8 @@ const (
 	silence  = 5 * time.Second  // without the log after which a node asks
 	askEvery = 15 * time.Second // while the silence lasts
 
-	lonelySilence = 2 * time.Second // the same for a node that reaches nobody
-	lonelyEvery   = 4 * time.Second
+	isolatedSilence = 2 * time.Second // the same for a node that reaches nobody
+	isolatedEvery   = 4 * time.Second
 
 	newsMax    = 1024 // events for such a node at a time
 	newsRelays = 32   // relays' records
@@ -58,8 +58,8 @@ func (a *Agent) inquire(ctx context.Context) {
 		}
 	}
 	after, every := silence, askEvery
-	if a.lonely() {
-		after, every = lonelySilence, lonelyEvery
+	if a.isolated() {
+		after, every = isolatedSilence, isolatedEvery
 	}
 	if now.Sub(a.heard.Load()) < after || now.Sub(a.loop.asked) < every || !a.asking.CompareAndSwap(false, true) {
 		return
@@ -71,8 +71,8 @@ func (a *Agent) inquire(ctx context.Context) {
 	}()
 }
 
-// lonely tells whether this node reaches no other: it has no session with a relay, and no path.
-func (a *Agent) lonely() bool {
+// isolated tells whether this node reaches no other: it has no session with a relay, and no path.
+func (a *Agent) isolated() bool {
 	if a.pool == nil || a.relayOnly() || a.isServer() || len(a.pool.Links()) > 0 {
 		return false
 	}
@@ -92,7 +92,7 @@ func (a *Agent) askServers(ctx context.Context) {
 		return
 	}
 	request := &skeinv1.JoinRequest{ClusterId: a.cluster.String(), Node: node, RequestId: newRequestID()}
-	if a.lonely() {
+	if a.isolated() {
 		state := a.replica.State()
 		hash := state.Hash()
 		request.MemberIndex, request.MemberHash = state.Index(), hash[:]
@@ -103,12 +103,12 @@ func (a *Agent) askServers(ctx context.Context) {
 		if err != nil || !ok || id == a.id {
 			continue
 		}
-		for _, address := range doors(a.gossip.Records()[id].Record) {
+		for _, address := range joinAddressesOf(a.gossip.Records()[id].Record) {
 			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address,
 				IdentityKey: key}, request)
 			var r *revokedError
 			if errors.As(err, &r) {
-				a.expelled.Store(r)
+				a.revokedBy.Store(r)
 				a.wakeUp()
 				return
 			}
