@@ -29,8 +29,9 @@ var (
 	errRate      = errors.New("this source connects too often")
 )
 
-// Limiter decides which connections may begin a handshake, so that no source can take all of the processor or all of the
-// places. A source is an IPv4 address or an IPv6 /64; at the control net's port each address, of which a node has one.
+// Limiter decides which connections may begin a handshake, so that no source can take all of the processor or all of
+// the places. A source is an IPv4 address or an IPv6 /64; at the control net's port each address, of which a node has
+// one.
 type Limiter struct {
 	mu      sync.Mutex
 	open    int

@@ -183,8 +183,8 @@ func misled(s Seen) string {
 }
 
 // following starts a node of mallory's site anew and waits until it has the events from the impostor. A stream that is
-// not up in time goes by the relay as well, which nobody leads to the impostor, and where that way is the first to be up
-// the node has the events from mallory's agent: it is started once more.
+// not up in time goes by the relay as well, which nobody leads to the impostor. Where that way is the first to be up, the
+// node has the events from mallory's agent: it is started once more.
 func (f *Field) following(ctx context.Context, node string, b *broken) (i *impostor, err error) {
 	if err := f.inSites(ctx); err != nil {
 		return nil, err
@@ -196,7 +196,8 @@ func (f *Field) following(ctx context.Context, node string, b *broken) (i *impos
 	err = i.begin()
 	for tries, passed := 0, false; err == nil && !passed; tries++ {
 		if tries == 5 {
-			err = fmt.Errorf("%s has the events from mallory's agent, not from the impostor, after %d starts", node, tries)
+			err = fmt.Errorf("%s has the events from mallory's agent after %d starts, not from the impostor", node,
+				tries)
 			break
 		}
 		if err = f.restart(ctx, node); err != nil {
