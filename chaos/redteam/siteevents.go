@@ -183,8 +183,8 @@ func misled(s Seen) string {
 }
 
 // following starts a node of mallory's site anew and waits until it has the events from the impostor. A stream that is
-// not up in time goes by the relay as well, which nobody leads to the impostor. Where that way is the first to be up, the
-// node has the events from mallory's agent: it is started once more.
+// not up in time goes by the relay as well, which nobody leads to the impostor. Where that way is the first to be up,
+// the node has the events from mallory's agent: it is started once more.
 func (f *Field) following(ctx context.Context, node string, b *broken) (i *impostor, err error) {
 	if err := f.inSites(ctx); err != nil {
 		return nil, err
