@@ -128,11 +128,15 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 	}
 	first := time.AfterFunc(patience, func() { cancel(errNoWord) })
 	defer first.Stop()
+	kept := keptFile{path: filepath.Join("lab-failures", "guest.tar.gz")}
 	verdict := listen(pipe, out, func() {
 		first.Stop()
 		fmt.Fprintf(out, "guest is up after %s (%s)\n", time.Since(start).Round(100*time.Millisecond), accel)
-	}, func(d time.Duration) error { return freeze(ctx, monitor, d) })
+	}, func(d time.Duration) error { return freeze(ctx, monitor, d) }, kept.add)
 	err = q.Wait()
+	if at, e := kept.close(); at != "" {
+		fmt.Fprintf(out, "what failed steps have left is in %s: tar xizf %s (error: %v)\n", at, at, e)
+	}
 	switch {
 	case verdict == Passed:
 		return nil
@@ -149,8 +153,9 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 }
 
 // listen shows what the guest says until it is silent, and returns its last verdict: Passed or Failed,
-// Up if it said no more than that, or nothing. A guest that asks for it is frozen.
-func listen(serial io.Reader, out io.Writer, up func(), freeze func(time.Duration) error) (verdict string) {
+// Up if it said no more than that, or nothing. A guest that asks for it is frozen; kept gets what it keeps.
+func listen(serial io.Reader, out io.Writer, up func(), freeze func(time.Duration) error,
+	kept func(text string) error) (verdict string) {
 	sc := bufio.NewScanner(serial)
 	sc.Buffer(nil, maxKept)
 	for sc.Scan() {
@@ -161,6 +166,12 @@ func listen(serial io.Reader, out io.Writer, up func(), freeze func(time.Duratio
 				err = freeze(d)
 			}
 			fmt.Fprintf(out, "the guest was frozen for %s (error: %v)\n", text, err)
+			continue
+		}
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), Kept); ok {
+			if err := kept(text); err != nil {
+				fmt.Fprintf(out, "keeping what a step has left: %v\n", err)
+			}
 			continue
 		}
 		switch strings.TrimSpace(line) {

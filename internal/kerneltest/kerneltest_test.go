@@ -2,7 +2,10 @@ package kerneltest
 
 import (
 	"bytes"
+	"errors"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,7 +26,7 @@ func TestListenNeedsTheVerdict(t *testing.T) {
 		var out strings.Builder
 		ups := 0
 		if got := listen(strings.NewReader(c.serial), &out, func() { ups++ },
-			func(time.Duration) error { return nil }); got != c.want {
+			func(time.Duration) error { return nil }, nil); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 		if ups != strings.Count(c.serial, Up) {
@@ -37,7 +40,7 @@ func TestListenFreezes(t *testing.T) {
 	var frozen []time.Duration
 	serial := Up + "\r\n" + Freeze + "12s\r\n" + Freeze + "soon\r\nlog: " + Freeze + "1s\r\n" + Passed + "\r\n"
 	verdict := listen(strings.NewReader(serial), &out, func() {},
-		func(d time.Duration) error { frozen = append(frozen, d); return nil })
+		func(d time.Duration) error { frozen = append(frozen, d); return nil }, nil)
 	if verdict != Passed || !slices.Equal(frozen, []time.Duration{12 * time.Second}) ||
 		!strings.Contains(out.String(), `frozen for soon (error: time: invalid duration "soon")`) {
 		t.Errorf("%s, frozen %v\n%s", verdict, frozen, out.String())
@@ -101,4 +104,40 @@ func hexField(t *testing.T, header []byte, n int) int {
 		v = v<<4 | strings.IndexByte("0123456789abcdef", c)
 	}
 	return v
+}
+
+// What a failed step has left comes out whole, between other lines.
+func TestKept(t *testing.T) {
+	from := t.TempDir()
+	text := bytes.Repeat([]byte("all is well, and again "), 1000)
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(text), func(i, j int) { text[i], text[j] = text[j], text[i] })
+	if err := errors.Join(os.Mkdir(filepath.Join(from, "logs"), 0o755),
+		os.WriteFile(filepath.Join(from, "logs", "home1.log"), text, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	var serial, out bytes.Buffer
+	serial.WriteString(Up + "\n")
+	if err := SendKept(&serial, from); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(serial.String(), Kept); n < 2 {
+		t.Errorf("%d lines", n)
+	}
+	serial.WriteString("more\n" + Failed + "\n")
+	kept := keptFile{path: filepath.Join(t.TempDir(), "kept", "guest.tar.gz")}
+	verdict := listen(&serial, &out, func() {}, nil, kept.add)
+	at, err := kept.close()
+	if verdict != Failed || out.String() != "more\n" || err != nil {
+		t.Fatalf("%s, %q, %v", verdict, out.String(), err)
+	}
+	to := t.TempDir()
+	if out, err := exec.Command("tar", "xizf", at, "-C", to).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if b, err := os.ReadFile(filepath.Join(to, "logs", "home1.log")); !bytes.Equal(b, text) {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if err := SendKept(&serial, filepath.Join(from, "none")); err == nil {
+		t.Error("a directory that is not there was kept")
+	}
 }

@@ -21,6 +21,10 @@ const (
 	Frozen = "SKEIN_GUEST"
 )
 
+// Kept, with a piece of an archive behind it (tar, gzip, base64), is how what failed steps have left comes out of the
+// guest: Step.Keep.
+const Kept = "skein-guest: kept "
+
 // Plan is what to run, in order.
 type Plan struct {
 	Preload []string `json:"preload"` // modules; all others are loaded when the kernel asks
@@ -36,4 +40,6 @@ type Step struct {
 	Args   []string `json:"args"`
 	Test   bool     `json:"test"`
 	Report bool     `json:"report"`
+	// Keep is a directory of the guest that the host gets when the step fails, such as its logs.
+	Keep string `json:"keep,omitempty"`
 }

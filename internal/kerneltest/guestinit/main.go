@@ -77,6 +77,11 @@ func run() error {
 	for _, s := range plan.Steps {
 		if err := kerneltest.RunStep(os.Stdout, s, env); err != nil {
 			failed++
+			if s.Keep != "" {
+				if err := kerneltest.SendKept(os.Stdout, s.Keep); err != nil {
+					fmt.Println(err)
+				}
+			}
 		}
 	}
 	if failed > 0 {

@@ -287,7 +287,7 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		at := "/lab/" + filepath.Base(l)
 		p.Files["/bin/skein"], p.Files[at] = o.skein, l
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "lab " + l, Dir: "/lab",
-			Args: []string{"/bin/skein", "lab", "run", at}})
+			Args: []string{"/bin/skein", "lab", "run", at}, Keep: "/lab/lab-failures"})
 	}
 	return kerneltest.RunGuest(ctx, im, p, o.cache, os.Stdout)
 }
