@@ -20,6 +20,9 @@ const (
 	gcWatch = 2 * time.Second  // over which collections are counted, at least
 	gcLull  = 2 * time.Second  // after which a busy process that collects no more is idle
 	gcCalm  = 30 * time.Second // and an idle one at rest
+	// gcSettled is how long one is idle that is never at rest before it gives memory back all the same: of a large mesh
+	// there is always some news.
+	gcSettled = 2 * time.Minute
 	// gcLate is how late a process wakes at least whose host has no time for collecting often, whatever it does.
 	gcLate = 50 * time.Millisecond
 )
@@ -38,10 +41,15 @@ func gcPercent(now int, perSecond float64, late time.Duration) int {
 	return now
 }
 
+// givesBack decides whether memory that is free goes back to the kernel, and pages of files that were needed for the
+// start alone: when the agent comes to rest, and once when it has been idle for long. One that is idle for a moment may
+// be busy in the next: what it gave back it would fault in again, which took a twentieth of the processors of a crowd
+// that had no time anyway.
+func givesBack(before, now int, idle time.Duration, done bool) bool {
+	return now == gcRest && before != gcRest || now != gcBusy && idle >= gcSettled && !done
+}
+
 // tuneGC follows what the agent does until ctx ends. Collections themselves wake it, and a timer until it is at rest.
-// What is free then goes back to the kernel, and so do pages of files that were needed for the start alone. An
-// agent that is merely idle may be busy in a moment: what it gave back it would fault in again, which took a twentieth
-// of the processors of a crowd that had no time anyway.
 func tuneGC(ctx context.Context, late *lag.Meter) {
 	percent := gcIdle
 	debug.SetGCPercent(percent)
@@ -49,6 +57,7 @@ func tuneGC(ctx context.Context, late *lag.Meter) {
 	again := time.NewTimer(gcCalm)
 	defer again.Stop()
 	since, cycles := time.Now(), 0
+	idleSince, done := since, false // when it was busy last, and whether it has given memory back since then
 	for {
 		select {
 		case <-ctx.Done():
@@ -62,9 +71,13 @@ func tuneGC(ctx context.Context, late *lag.Meter) {
 			if p != percent {
 				debug.SetGCPercent(p)
 			}
-			if p < percent && p == gcRest {
+			if p == gcBusy {
+				idleSince, done = time.Now(), false
+			}
+			if givesBack(percent, p, time.Since(idleSince), done) {
 				debug.FreeOSMemory()
 				_ = rss.ForgetFiles() // without /proc all stays as it is
+				done = true
 			}
 			percent, since, cycles = p, time.Now(), 0
 		}

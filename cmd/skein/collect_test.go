@@ -38,3 +38,22 @@ func TestCollectionsAreToldOf(t *testing.T) {
 		}
 	}
 }
+
+func TestMemoryIsGivenBackAtRest(t *testing.T) {
+	for _, c := range []struct {
+		before, now int
+		idle        time.Duration
+		done        bool
+		want        bool
+	}{
+		{gcIdle, gcRest, gcCalm, false, true}, {gcIdle, gcRest, time.Hour, true, true}, {gcRest, gcRest, gcCalm, true, false},
+		{gcIdle, gcIdle, gcCalm, false, false}, {gcIdle, gcIdle, gcSettled, false, true},
+		{gcIdle, gcIdle, time.Hour, true, false}, {gcRest, gcIdle, time.Hour, true, false},
+		{gcIdle, gcBusy, time.Hour, false, false}, {gcBusy, gcBusy, time.Hour, false, false},
+		{gcBusy, gcIdle, gcLull, false, false},
+	} {
+		if got := givesBack(c.before, c.now, c.idle, c.done); got != c.want {
+			t.Errorf("from %d to %d %%, idle for %s, done %v: %v", c.before, c.now, c.idle, c.done, got)
+		}
+	}
+}
