@@ -12,7 +12,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/path"
-
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip"
