@@ -21,8 +21,8 @@ const (
 	Frozen = "SKEIN_GUEST"
 )
 
-// Kept, with a piece of an archive behind it (tar, gzip, base64), is how what failed steps have left comes out of the
-// guest: Step.Keep.
+// Kept is how what failed steps have left comes out of the guest (Step.Keep), with a piece of an archive behind it
+// (tar, gzip, base64).
 const Kept = "skein-guest: kept "
 
 // Plan is what to run, in order.
