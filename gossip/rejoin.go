@@ -16,6 +16,7 @@ const (
 	rejoinFirst    = 500 * time.Millisecond
 	rejoinMost     = 10 * time.Second
 	rejoinEach     = 2 * time.Second        // for each that is missing: many are off, or each of them tries, too
+	rejoinTogether = 8                      // so many that are alive try hardly more often than one alone
 	rejoinAlone    = 3 * time.Second        // the most, while nobody at all is alive
 	rejoinNew      = 3 * time.Second        // a member that was just admitted finds the others by itself
 	rejoinShare    = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
@@ -170,6 +171,13 @@ func (r *rejoiner) likelyFirst(due []identity.ID) {
 	}
 }
 
+// restsAfter is how long one of many that are missing is left alone after it was tried for long, where others are alive
+// that try as well. Each of them may be the one that finds it: together they try four times a second at most, however
+// many they are. An attempt at one that is off costs a TLS connection with a relay.
+func restsAfter(missing, alive int) time.Duration {
+	return rejoinEach * time.Duration(missing) * time.Duration(1+alive/rejoinTogether)
+}
+
 func (r *rejoiner) join(id identity.ID) {
 	var err error
 	if r.g.place.Load().Sited { // each then knows where the other is, and takes it in
@@ -198,7 +206,7 @@ func (r *rejoiner) join(id identity.ID) {
 		most = rejoinAlone
 	} else {
 		first += rejoinShare * time.Duration(alive)
-		most = max(most, 2*first, rejoinEach*time.Duration(r.missing))
+		most = max(most, 2*first, restsAfter(r.missing, alive))
 	}
 	a.next = time.Now().Add(jitter(min(most, first<<min(a.fails, 10))) + 4*r.g.cfg.Lag.Late(time.Now()))
 	a.fails++

@@ -15,7 +15,7 @@ import (
 // time on collecting so often.
 const (
 	gcRest  = 10
-	gcIdle  = 30
+	gcIdle  = 25
 	gcBusy  = 100
 	gcWatch = 2 * time.Second  // over which collections are counted, at least
 	gcLull  = 2 * time.Second  // after which a busy process that collects no more is idle
