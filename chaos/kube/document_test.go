@@ -83,6 +83,9 @@ func TestWalk(t *testing.T) {
 		"line 3, on admin: if true; then": func(w *Walk) {
 			w.Document = "# H\n```sh\nif true; then\ntouch NODE\nfi\n```\n"
 		},
+		"line 3, on admin: true | # then": func(w *Walk) { // the shell would go on with what the test puts behind it
+			w.Document = "# H\n```sh\ntrue | # then\ntouch NODE\n```\n"
+		},
 		"the test has no such host":         func(w *Walk) { w.Document = "# H\n```sh other\ntrue\n```\n" },
 		`does not use "NODE" any more`:      func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start\n```\n" },
 		`does not use "systemctl stop" any`: func(w *Walk) { w.Document = "# H\n```sh\nsystemctl start NODE\n```\n" },
