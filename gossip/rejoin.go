@@ -171,11 +171,17 @@ func (r *rejoiner) likelyFirst(due []identity.ID) {
 	}
 }
 
-// restsAfter is how long one of many that are missing is left alone after it was tried for long, where others are alive
-// that try as well. Each of them may be the one that finds it: together they try four times a second at most, however
-// many they are. An attempt at one that is off costs a TLS connection with a relay.
-func restsAfter(missing, alive int) time.Duration {
-	return rejoinEach * time.Duration(missing) * time.Duration(1+alive/rejoinTogether)
+// pauseAfter is how long a member that is missing is left alone after an attempt has failed, fails of them before it.
+// Where others are alive each of them may be the one that finds it: of many that are missing, together they try four a
+// second at most, however many they are. An attempt at one that is off costs a TLS connection with a relay.
+func pauseAfter(fails, missing, alive int) time.Duration {
+	fails = min(fails, 12)
+	if alive == 0 {
+		return min(rejoinAlone, rejoinFirst<<fails)
+	}
+	first := rejoinFirst + rejoinShare*time.Duration(alive)
+	each := rejoinEach * time.Duration(1+alive/rejoinTogether)
+	return min(max(rejoinMost, 2*first, each*time.Duration(missing)), first<<fails)
 }
 
 func (r *rejoiner) join(id identity.ID) {
@@ -201,14 +207,8 @@ func (r *rejoiner) join(id identity.ID) {
 		a.fails, a.next = 0, time.Now().Add(rejoinSettled)
 		return
 	}
-	first, most := rejoinFirst, rejoinMost
-	if alive := r.p.alive.count(); alive == 0 {
-		most = rejoinAlone
-	} else {
-		first += rejoinShare * time.Duration(alive)
-		most = max(most, 2*first, restsAfter(r.missing, alive))
-	}
-	a.next = time.Now().Add(jitter(min(most, first<<min(a.fails, 10))) + 4*r.g.cfg.Lag.Late(time.Now()))
+	pause := pauseAfter(a.fails, r.missing, r.p.alive.count())
+	a.next = time.Now().Add(jitter(pause) + 4*r.g.cfg.Lag.Late(time.Now()))
 	a.fails++
 }
 
