@@ -41,6 +41,12 @@ type memberSeen struct {
 	alive, outdated, reached bool
 }
 
+// same reports whether a plan follows from both alike.
+func (m memberSeen) same(o memberSeen) bool {
+	return m.alive == o.alive && m.outdated == o.outdated && m.reached == o.reached &&
+		(m.record.GetKubernetesNode() == "") == (o.record.GetKubernetesNode() == "") && sites.Alike(m.record, o.record)
+}
+
 // seeSites looks at what a plan is made of, and reports whether a plan would be another one now than by the last look.
 func (a *Agent) seeSites() (changed bool) {
 	s := &a.loop.sites.seen
@@ -52,9 +58,12 @@ func (a *Agent) seeSites() (changed bool) {
 	}
 	records, paths := a.gossip.Records(), a.currentPaths()
 	note := func(id identity.ID, m memberSeen) {
-		if old, known := s.of[id]; !known || old != m {
-			s.of[id], changed = m, true
+		old, known := s.of[id]
+		if known && old == m {
+			return
 		}
+		s.of[id] = m
+		changed = changed || !known || !m.same(old)
 	}
 	for id, e := range records {
 		if id != a.id {

@@ -65,6 +65,7 @@ func TestSitesArePlanned(t *testing.T) {
 		look := func() *sites.Plan {
 			t.Helper()
 			a.loop.state = w.state
+			a.roster.update(w.state)
 			a.planSites(time.Now())
 			a.publish()
 			return a.sitePlan.Load()
@@ -119,8 +120,9 @@ func TestSitesArePlanned(t *testing.T) {
 	})
 }
 
-// TestPlansAreMadeWhenNeeded: a round that finds nothing new keeps the plan; one that finds another record, member or
-// setting makes another plan, and so does one after the moment until which the plan holds.
+// TestPlansAreMadeWhenNeeded: a round that finds nothing new keeps the plan, and so does one that finds a record which
+// says nothing new to plans: of ten thousand members somebody always has measured something. One that finds another
+// record, member or setting makes another plan, and so does one after the moment until which the plan holds.
 func TestPlansAreMadeWhenNeeded(t *testing.T) {
 	h, near, late := newHost(t, "a"), newHost(t, "near"), newHost(t, "late")
 	w := newWorld(t, h, near)
@@ -143,10 +145,12 @@ func TestPlansAreMadeWhenNeeded(t *testing.T) {
 			}
 			return round()
 		}
-		record := func(seq uint64, site string) func() {
+		said := &skeinv1.Record{NodeId: near.key.ID().String(), Epoch: 1}
+		record := func(change func(*skeinv1.Record)) func() {
 			return func() {
-				signed, err := gossip.Sign(near.key, &skeinv1.Record{NodeId: near.key.ID().String(), Epoch: 1,
-					Seq: seq, Site: site})
+				said.Seq++
+				change(said)
+				signed, err := gossip.Sign(near.key, said)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -158,23 +162,30 @@ func TestPlansAreMadeWhenNeeded(t *testing.T) {
 		for _, c := range []struct {
 			what   string
 			change func()
+			kept   bool
 		}{
-			{"a record", record(1, "dc")},
-			{"another one of the same member", record(2, "home")},
-			{"a member", func() { w.must(w.admission(late)) }},
-			{"the topology", func() {
+			{what: "a record", change: record(func(r *skeinv1.Record) { r.Site = "dc" })},
+			{what: "another one of the same member", change: record(func(r *skeinv1.Record) { r.Site = "home" })},
+			{what: "one that counts the member's peers", change: record(func(r *skeinv1.Record) { r.PeersDirect = 7 }),
+				kept: true},
+			{what: "one of a Node", change: record(func(r *skeinv1.Record) { r.KubernetesNode = "near" })},
+			{what: "a member", change: func() { w.must(w.admission(late)) }},
+			{what: "the topology", change: func() {
 				w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 					Settings: &skeinv1.Settings{Topology: sites.Site}, Fields: []string{"topology"}}}})
 			}},
-			{"the time until which the plan holds", func() { a.loop.sites.due = time.Now() }},
+			{what: "one that measured a relay, in topology site", change: record(func(r *skeinv1.Record) {
+				r.RelayLinks = []*skeinv1.RelayLink{{NodeId: h.key.ID().String(), RttMicros: 70}}
+			}), kept: true},
+			{what: "the time until which the plan holds", change: func() { a.loop.sites.due = time.Now() }},
 		} {
 			p := settled()
 			if p != round() {
 				t.Errorf("before %s: a round that finds nothing new makes another plan", c.what)
 			}
 			c.change()
-			if p == round() {
-				t.Errorf("%s is another one, and the plan stays", c.what)
+			if kept := p == round(); kept != c.kept {
+				t.Errorf("%s is another one; the plan stays: %t", c.what, kept)
 			}
 		}
 	})

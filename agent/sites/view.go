@@ -68,6 +68,22 @@ func Describe(id identity.ID, n *skeinv1.Node, r *skeinv1.Record, alive bool) (n
 	return node, known
 }
 
+// Alike reports whether plans read the same in two records of one member. Most changes of a record are none to plans:
+// the members in their places, their leaders and the ways between them follow from few of its fields.
+func Alike(x, y *skeinv1.Record) bool {
+	return x == y || (x == nil) == (y == nil) &&
+		x.GetSite() == y.GetSite() &&
+		(x.GetRole() == RoleRelay) == (y.GetRole() == RoleRelay) &&
+		x.GetLeads() == y.GetLeads() && x.GetLeaderSlot() == y.GetLeaderSlot() &&
+		x.GetLeaderWish() == y.GetLeaderWish() &&
+		slices.EqualFunc(x.GetSilentLeaders(), y.GetSilentLeaders(), sameSilence) &&
+		Reachable(x) == Reachable(y)
+}
+
+func sameSilence(x, y *skeinv1.SilentLeader) bool {
+	return x.GetNodeId() == y.GetNodeId() && x.GetKinds() == y.GetKinds() && x.GetSince() == y.GetSince()
+}
+
 // Reachable reports whether other sites can send to an endpoint of a node without its having sent to them before: one
 // that was given, a public address of its own, or what a router or cloud forwards to it.
 func Reachable(r *skeinv1.Record) bool {
