@@ -145,10 +145,8 @@ func checkBatch(b *skeinv1.Batch) error {
 
 func last(b *skeinv1.Batch) uint64 { return b.Base + uint64(len(b.Events)) }
 
-// EncodeState is the form of a state in snapshots and checkpoints. A state that DecodeState would refuse is
-// ErrTooLarge.
-func EncodeState(s *events.State) ([]byte, error) { return encodeState(s, maxStateBytes) }
-
+// encodeState is the form of a state in snapshots and checkpoints. One of more than so many bytes is ErrTooLarge:
+// DecodeState would refuse it.
 func encodeState(s *events.State, most int) ([]byte, error) {
 	if err := checkSealed(s, most); err != nil {
 		return nil, err
@@ -160,7 +158,7 @@ func encodeState(s *events.State, most int) ([]byte, error) {
 	return seal(payload), nil
 }
 
-// DecodeState reads what EncodeState wrote.
+// DecodeState reads what a snapshot or a checkpoint holds.
 func DecodeState(b []byte) (*events.State, error) {
 	if len(b) > maxStateBytes {
 		return nil, fmt.Errorf("state of %d bytes is larger than %d", len(b), maxStateBytes)

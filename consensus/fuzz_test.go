@@ -40,7 +40,7 @@ func FuzzBatchRoundTrip(f *testing.F) {
 func FuzzStateRoundTrip(f *testing.F) {
 	h, _ := newHistory(f)
 	h.tokens(3)
-	data, err := EncodeState(h.state)
+	data, err := encodeState(h.state, maxStateBytes)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func FuzzStateRoundTrip(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			again, err := EncodeState(s)
+			again, err := encodeState(s, maxStateBytes)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -175,14 +175,6 @@ func (g *Gossip) alivePeers(t tableKind) []identity.ID {
 	return ids
 }
 
-// aliveCount is how many nodes the pools see alive, those in both counted once or twice.
-func (g *Gossip) aliveCount() (n int) {
-	for _, p := range g.pools() {
-		n += p.alive.count()
-	}
-	return n
-}
-
 // tell sends a user message to one node through the pool in which it is alive, best effort.
 func (g *Gossip) tell(node identity.ID, b []byte) {
 	pools := g.pools()

@@ -401,3 +401,11 @@ func sees(nodes []*simNode, of identity.ID, site string) func() bool {
 		return true
 	}
 }
+
+// aliveCount is how many nodes the pools see alive, those in both counted once or twice.
+func (g *Gossip) aliveCount() (n int) {
+	for _, p := range g.pools() {
+		n += p.alive.count()
+	}
+	return n
+}

@@ -5,7 +5,7 @@
 // other end sends from WireGuard's port to many ports of the first one's address. A port that is both open and tried is
 // a hit, and the tunnel can use it: dataplane.PortRewrite leads WireGuard's packets through the socket's port.
 //
-// Ports, Budget, Memory and Odds are pure. Engine is the shell: one goroutine for each attempt under way, one for its
+// Ports, Budget and Memory are pure. Engine is the shell: one goroutine for each attempt under way, one for its
 // sockets. Who shall guess and when is agent/path's decision; the agreement with the peer travels as a signal.
 //
 // Invariants:

@@ -1,7 +1,6 @@
 package birthday
 
 import (
-	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -36,23 +35,6 @@ const (
 	hitAgain       = 200 * time.Millisecond
 	hitFor         = 5 * time.Second // how long the peer is told about a hit, and WireGuard may take to be led there
 )
-
-// Odds is the probability that so many probes of different ports meet one of so many open ports.
-func Odds(sockets, probes int) float64 {
-	miss := 1.0
-	for i := range min(probes, portCount) {
-		miss *= 1 - float64(sockets)/float64(portCount-i)
-		if miss <= 0 {
-			return 1
-		}
-	}
-	return 1 - miss
-}
-
-// OddsApart is the same for probes that may repeat a port: 1 − (1 − sockets/64512)^probes, as FIELD.md has it.
-func OddsApart(sockets, probes int) float64 {
-	return 1 - math.Pow(1-float64(sockets)/portCount, float64(probes))
-}
 
 // Range is the ports that NATs map to, as far as is known.
 type Range struct {

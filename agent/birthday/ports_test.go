@@ -13,10 +13,10 @@ func TestOddsAgainstFormulaAndSimulation(t *testing.T) {
 		probes int
 		apart  float64 // FIELD.md
 	}{{256, 0.639}, {1024, 0.983}, {2048, 0.9997}} {
-		if got := OddsApart(MaxSockets, c.probes); math.Abs(got-c.apart) > 0.0006 {
+		if got := oddsApart(MaxSockets, c.probes); math.Abs(got-c.apart) > 0.0006 {
 			t.Errorf("%d probes that may repeat a port hit with %.4f, FIELD.md says %.4f", c.probes, got, c.apart)
 		}
-		if a, b := Odds(MaxSockets, c.probes), OddsApart(MaxSockets, c.probes); a < b || a > b+0.01 {
+		if a, b := odds(MaxSockets, c.probes), oddsApart(MaxSockets, c.probes); a < b || a > b+0.01 {
 			t.Errorf("%d probes of different ports hit with %.4f, with repetitions %.4f", c.probes, a, b)
 		}
 		const runs = 4000
@@ -26,13 +26,13 @@ func TestOddsAgainstFormulaAndSimulation(t *testing.T) {
 				hits++
 			}
 		}
-		want := Odds(MaxSockets, c.probes)
+		want := odds(MaxSockets, c.probes)
 		sigma := math.Sqrt(want * (1 - want) / runs)
 		if got := float64(hits) / runs; math.Abs(got-want) > 4*sigma+0.0005 {
 			t.Errorf("%d probes hit in %.4f of %d runs, the formula says %.4f", c.probes, got, runs, want)
 		}
 	}
-	if Odds(portCount, 1) != 1 || Odds(0, 100) != 0 {
+	if odds(portCount, 1) != 1 || odds(0, 100) != 0 {
 		t.Error("the odds of certain and impossible hits")
 	}
 }
@@ -122,4 +122,21 @@ func TestPredict(t *testing.T) {
 			t.Errorf("after %d by %d: %v, want %v", c.base, c.step, got, c.want)
 		}
 	}
+}
+
+// odds is the probability that so many probes of different ports meet one of so many open ports.
+func odds(sockets, probes int) float64 {
+	miss := 1.0
+	for i := range min(probes, portCount) {
+		miss *= 1 - float64(sockets)/float64(portCount-i)
+		if miss <= 0 {
+			return 1
+		}
+	}
+	return 1 - miss
+}
+
+// oddsApart is the same for probes that may repeat a port: 1 − (1 − sockets/64512)^probes, as FIELD.md has it.
+func oddsApart(sockets, probes int) float64 {
+	return 1 - math.Pow(1-float64(sockets)/portCount, float64(probes))
 }

@@ -120,7 +120,7 @@ func (broken) Read(time.Time, time.Time, func(*skeinv1.JournalEntry) bool) ([]*s
 }
 
 func TestReplayRefusesNonsense(t *testing.T) {
-	_, err := Replay([]*skeinv1.JournalEntry{{Seq: 7,
+	_, err := replay([]*skeinv1.JournalEntry{{Seq: 7,
 		Body: &skeinv1.JournalEntry_PathInput{PathInput: &skeinv1.PathInput{Peer: "x", Kind: kindTrace, Detail: "{"}}}})
 	if err == nil || !strings.Contains(err.Error(), "journal entry 7") {
 		t.Errorf("error %v", err)

@@ -184,12 +184,12 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		if n := w.wrongWay.Load(); n > 0 {
 			t.Errorf("%d punches left before the new path was known", n)
 		}
-		again, err := Replay(j.entries)
+		again, err := replay(j.entries)
 		if err != nil || len(again) != 3 {
 			t.Fatalf("replayed %d decisions, want 3: %v", len(again), err)
 		}
 		for _, r := range again {
-			if !r.Same() {
+			if !r.same() {
 				t.Errorf("replay decided %v, recorded %v", r.Again, r.Recorded)
 			}
 		}

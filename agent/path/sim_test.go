@@ -299,7 +299,7 @@ func (s *sim) replay(n *simNode, want *skeinv1.PathDecision) {
 	if err := json.Unmarshal(b, &t); err != nil {
 		s.t.Fatal(err)
 	}
-	if r := (Replayed{Recorded: want, Again: t.fold()}); !r.Same() {
+	if r := (replayed{Recorded: want, Again: t.fold()}); !r.same() {
 		s.t.Errorf("replay decided %v, want %v", r.Again, want)
 	}
 	s.traceMax = max(s.traceMax, len(b))

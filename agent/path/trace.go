@@ -2,7 +2,6 @@ package path
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -170,58 +169,4 @@ func quoted(s string) string {
 		return ""
 	}
 	return string(b)
-}
-
-// Replayed is one decision of the journal and the same decision made again.
-type Replayed struct {
-	At              time.Time
-	Recorded, Again *skeinv1.PathDecision // Again is nil when the fold decided nothing
-	Trace           Trace
-}
-
-// Same reports whether both decisions agree.
-func (r Replayed) Same() bool {
-	a, b := r.Recorded, r.Again
-	return b != nil && a.GetPeer() == b.GetPeer() && a.GetFrom() == b.GetFrom() && a.GetTo() == b.GetTo() &&
-		a.GetRule() == b.GetRule() && a.GetReason() == b.GetReason()
-}
-
-// Replay folds the traces of a journal through Step and gives each decision beside the recorded one.
-func Replay(entries []*skeinv1.JournalEntry) ([]Replayed, error) {
-	var out []Replayed
-	traces := map[string]Trace{} // by peer, waiting for the decision that follows
-	for _, e := range entries {
-		if in := e.GetPathInput(); in.GetKind() == kindTrace {
-			var t Trace
-			if err := json.Unmarshal([]byte(in.GetDetail()), &t); err != nil {
-				return out, fmt.Errorf("journal entry %d, trace of peer %s: %w", e.GetSeq(), in.GetPeer(), err)
-			}
-			traces[in.GetPeer()] = t
-		}
-		d := e.GetPathDecision()
-		t, ok := traces[d.GetPeer()]
-		if d == nil || !ok {
-			continue
-		}
-		delete(traces, d.GetPeer())
-		out = append(out, Replayed{At: time.Unix(0, e.GetTime()), Recorded: d, Again: t.fold(), Trace: t})
-	}
-	return out, nil
-}
-
-// fold gives the last decision of a trace.
-func (t Trace) fold() *skeinv1.PathDecision {
-	var last *skeinv1.PathDecision
-	m := t.Machine
-	for _, in := range t.Inputs {
-		before := m.Path
-		var actions []Action
-		m, actions = Step(m, in.At, in.Input)
-		for _, a := range actions {
-			if a.Kind == ActionUse {
-				last = decision(m.Peer, before, a.Path)
-			}
-		}
-	}
-	return last
 }

@@ -263,36 +263,3 @@ type Action struct {
 	Guess    Guess
 	Relay    identity.ID
 }
-
-// String is the action in one word and its value.
-func (a Action) String() string {
-	switch a.Kind {
-	case ActionPing:
-		if a.Size > 0 {
-			return fmt.Sprintf("ping %s size=%d", a.Endpoint, a.Size)
-		}
-		return "ping " + a.Endpoint.String()
-	case ActionPunch:
-		if a.Unheard {
-			return "punch: unheard"
-		}
-		return fmt.Sprintf("punch reply=%t", a.Reply)
-	case ActionUse:
-		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)
-	case ActionCheck:
-		return "check"
-	case ActionGuess:
-		return "guess " + a.Guess.Kind.String()
-	case ActionReserve:
-		return "reserve at relay " + a.Relay.String()
-	case ActionPortDeaf:
-		return "nothing comes through the port of relay " + a.Relay.String()
-	case ActionGiveBack:
-		return "give back the port of relay " + a.Relay.String()
-	case ActionBurst:
-		return "burst"
-	case ActionWake:
-		return "wake " + a.At.Format("15:04:05.000")
-	}
-	return fmt.Sprintf("action %d", a.Kind)
-}

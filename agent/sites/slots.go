@@ -244,11 +244,6 @@ func (s *sliced) order(slice uint8) iter.Seq[identity.ID] {
 // kind is the same for slices that use the leaders in the same order.
 func (s *sliced) kind(slice uint8) uint8 { return s.shares.kinds(s.tiers)[slice] }
 
-// SliceOrder is the order in which nodes in a slice use the leaders of their site, which have slots.
-func SliceOrder(leaders []Leader, slice int) []identity.ID {
-	return slices.Collect(newSliced(leaders, &sharer{}).order(uint8(slice)))
-}
-
 // Carriers are who comes first for the nodes in each slice of a site.
 func Carriers(leaders []Leader) (out [events.Slices]identity.ID) {
 	s := newSliced(leaders, &sharer{})

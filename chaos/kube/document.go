@@ -241,24 +241,6 @@ func (w Walk) script(s WalkStep) string {
 		state, state, w.Root, s.Do, state)
 }
 
-// Host is a host of the fleet as its administrator uses it: with skein of that host, kubectl and what else stands in
-// Kubernetes' programs, and, where the host is none of an administrator's, a kubeconfig as one.
-func (f *Fleet) Host(name string) (Host, error) {
-	root, err := filepath.Abs(f.Config.Root)
-	if err != nil {
-		return nil, err
-	}
-	kubeconfig := filepath.Join(f.Config.Dir, "administrator.kubeconfig")
-	if err := f.Cluster.KubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
-		return nil, err
-	}
-	before := fmt.Sprintf("export PATH=\"$PATH:%s:%s\" KUBECONFIG='%s' HOME='%s'\n", f.Cluster.Programs,
-		filepath.Join(root, ".cache", "helm"), kubeconfig, f.Config.Dir)
-	return func(ctx context.Context, script string) (string, error) {
-		return shell(ctx, f.Lab, name, before+script)
-	}, nil
-}
-
 // shell runs a script on a node of a lab.
 func shell(ctx context.Context, on *lab.Lab, node, script string) (string, error) {
 	sh, err := exec.LookPath("sh")

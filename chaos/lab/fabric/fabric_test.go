@@ -333,7 +333,7 @@ func TestTeardownEndsWhatLivesInside(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	if pids, err := Inside(p.Lab); err != nil || len(pids) != 1 || pids[0] != cmd.Process.Pid {
+	if pids, err := processesOf(p.Lab); err != nil || len(pids) != 1 || pids[0] != cmd.Process.Pid {
 		t.Errorf("processes inside: %v, %v; want %d", pids, err, cmd.Process.Pid)
 	}
 	if err := Teardown(t.Context(), p.Lab); err != nil {
@@ -351,4 +351,13 @@ func TestTeardownEndsWhatLivesInside(t *testing.T) {
 	if err := Build(t.Context(), p); err == nil {
 		t.Error("a second lab of the same name was built")
 	}
+}
+
+// processesOf lists the processes that live in any namespace of a lab.
+func processesOf(lab string) ([]int, error) {
+	list, err := Namespaces(lab)
+	if err != nil {
+		return nil, err
+	}
+	return processes(inodesOf(list))
 }

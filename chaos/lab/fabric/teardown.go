@@ -82,15 +82,6 @@ func inodesOf(list []string) map[uint64]bool {
 	return inodes
 }
 
-// Inside lists the processes that live in any namespace of a lab.
-func Inside(lab string) ([]int, error) {
-	list, err := Namespaces(lab)
-	if err != nil {
-		return nil, err
-	}
-	return processes(inodesOf(list))
-}
-
 // processes lists the processes whose network namespace is one of the inodes. Zombies have none.
 func processes(inodes map[uint64]bool) ([]int, error) {
 	if len(inodes) == 0 {
