@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,14 +50,26 @@ func (a *Agent) knock() map[identity.ID]bool {
 	if all == nil && a.plane.Driver() == "kernel" {
 		return out // it may have kept its sessions
 	}
-	reach := a.reach.Load()
-	for _, id := range a.before {
-		// Most of a large mesh are no peers.
-		if id != a.id && reach.peer(id) && handshake(id).IsZero() && a.gossip.Alive(id) {
+	for id := range knownPeers(a.before, a.reach.Load()) {
+		if id != a.id && handshake(id).IsZero() && a.gossip.Alive(id) {
 			out[id] = true
 		}
 	}
 	return out
+}
+
+// knownPeers are the peers among some members, which are sorted. Most of a large mesh are none.
+func knownPeers(members []identity.ID, r *reach) iter.Seq[identity.ID] {
+	if r.full() {
+		return slices.Values(members)
+	}
+	return func(yield func(identity.ID) bool) {
+		for id := range r.Peers() {
+			if _, known := find(members, id); known && !yield(id) {
+				return
+			}
+		}
+	}
 }
 
 // knocks are the peers with which this node is to begin a session.

@@ -163,3 +163,16 @@ func TestPeersThatLeaveAreNoted(t *testing.T) {
 		}
 	}
 }
+
+func TestKnownPeers(t *testing.T) {
+	ids := []identity.ID{{1}, {2}, {3}}
+	peers := &reach{sites.NewReach("", map[identity.ID]bool{{1}: true, {3}: true, {4}: true}, nil, nil, nil)}
+	for _, c := range []struct {
+		r    *reach
+		want []identity.ID
+	}{{nil, ids}, {&reach{}, ids}, {peers, []identity.ID{{1}, {3}}}} {
+		if got := slices.Collect(knownPeers(ids, c.r)); !slices.Equal(got, c.want) {
+			t.Errorf("%v, want %v", got, c.want)
+		}
+	}
+}

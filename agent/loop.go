@@ -540,7 +540,7 @@ func (a *Agent) syncRecords() {
 			a.paths.SetPeer(id, r)
 		}
 	}
-	slices.SortFunc(relays, func(x, y relay.Relay) int { return slices.Compare(x.ID[:], y.ID[:]) })
+	slices.SortFunc(relays, func(x, y relay.Relay) int { return x.ID.Compare(y.ID) })
 	same := func(x, y relay.Relay) bool {
 		return x.ID == y.ID && slices.Equal(x.Addresses, y.Addresses) && x.Key.Equal(y.Key)
 	}

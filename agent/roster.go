@@ -54,7 +54,7 @@ type choice struct {
 // leads tells whether the log has a member lead a site, if it is in that.
 func (h *homes) leads(id identity.ID, site string) bool {
 	i, ok := slices.BinarySearchFunc(h.chosen, id, func(c choice, id identity.ID) int {
-		return bytes.Compare(c.id[:], id[:])
+		return c.id.Compare(id)
 	})
 	return ok && (!h.chosen[i].named || h.chosen[i].site == site)
 }
@@ -74,7 +74,7 @@ func (h *homes) equal(o *homes) bool {
 
 // find is where an ID is among sorted ones.
 func find(ids []identity.ID, id identity.ID) (int, bool) {
-	return slices.BinarySearchFunc(ids, id, func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) })
+	return slices.BinarySearchFunc(ids, id, identity.ID.Compare)
 }
 
 type member struct {

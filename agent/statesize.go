@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -76,7 +75,7 @@ func fitting(self identity.ID, st *events.State, records map[identity.ID]gossip.
 		return 2
 	}
 	ids := slices.SortedFunc(maps.Keys(records), func(a, b identity.ID) int {
-		return cmp.Or(cmp.Compare(place(a), place(b)), bytes.Compare(a[:], b[:]))
+		return cmp.Or(cmp.Compare(place(a), place(b)), a.Compare(b))
 	})
 	for _, id := range ids {
 		r := records[id].Signed

@@ -116,12 +116,11 @@ func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]b
 			delete(gone, id)
 		}
 	}
-	byID := func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }
-	slices.SortFunc(own, byID)
-	slices.SortFunc(far, byID)
+	slices.SortFunc(own, identity.ID.Compare)
+	slices.SortFunc(far, identity.ID.Compare)
 	named := slices.Concat(own, far)
 	named = named[:min(len(named), maxAway)]
-	slices.SortFunc(named, byID)
+	slices.SortFunc(named, identity.ID.Compare)
 	for _, id := range named {
 		list = append(list, slices.Clone(id[:]))
 	}

@@ -223,7 +223,7 @@ func (p *pool) candidates() (ids []identity.ID) {
 				}
 			}
 		}
-		slices.SortFunc(ids, func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) })
+		slices.SortFunc(ids, identity.ID.Compare)
 		return slices.Compact(ids)
 	}
 	for id, e := range mesh {

@@ -1,7 +1,6 @@
 package gossip
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"maps"
 	"slices"
@@ -238,7 +237,7 @@ func (t *table) digestLocked() []mark {
 		for _, r := range t.rows {
 			t.marks = append(t.marks, r.mark)
 		}
-		slices.SortFunc(t.marks, func(a, b mark) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+		slices.SortFunc(t.marks, func(a, b mark) int { return a.ID.Compare(b.ID) })
 	}
 	return t.marks
 }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,6 +11,9 @@ import (
 
 // ID names a node: 64 bits taken from its identity key. The zero ID names nobody.
 type ID [8]byte
+
+// Compare orders IDs by their bytes, which is how their texts are ordered, too.
+func (id ID) Compare(o ID) int { return bytes.Compare(id[:], o[:]) }
 
 // ClusterID names a cluster: 128 random bits, given at creation.
 type ClusterID [16]byte

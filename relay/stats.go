@@ -91,7 +91,7 @@ func (s *Server) Clients() []ClientStats {
 		c.QueueBytes, c.Packets, c.Window = x.q.held()
 		all = append(all, c)
 	}
-	slices.SortFunc(all, func(a, b ClientStats) int { return slices.Compare(a.ID[:], b.ID[:]) })
+	slices.SortFunc(all, func(a, b ClientStats) int { return a.ID.Compare(b.ID) })
 	return all
 }
 

@@ -1,7 +1,6 @@
 package egress
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
@@ -279,7 +278,7 @@ func (c *chooser) best(e PlaceEgress, s PlaceSlot, at spread, resort bool) (id i
 			cmp.Compare(at.nodes[a.ID], at.nodes[b.ID]),
 			cmp.Compare(c.total[a.ID], c.total[b.ID]),
 			cmp.Compare(weight(s.Slot, b.ID), weight(s.Slot, a.ID)),
-			bytes.Compare(a.ID[:], b.ID[:]))
+			a.ID.Compare(b.ID))
 	}).ID
 }
 
@@ -301,9 +300,7 @@ func weight(s Slot, id identity.ID) uint64 {
 // rebalance moves one slot from a node that has several to one that has none, when all has been quiet for a while.
 func (c *chooser) rebalance(e PlaceEgress, at spread) {
 	most := 0
-	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), func(a, b identity.ID) int {
-		return bytes.Compare(a[:], b[:])
-	}) {
+	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), identity.ID.Compare) {
 		most = max(most, number(!n.IsZero())*at.nodes[n])
 	}
 	if most < 2 || c.handing >= PlannedMost {

@@ -1,7 +1,6 @@
 package path
 
 import (
-	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -402,7 +401,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 		return
 	}
 	out, seenOut := addr.Public(s.Probes[a].Endpoint.Addr()), addr.Public(e.Addr())
-	if out == seenOut && bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || seenOut && !out {
+	if out == seenOut && s.SelfID.Compare(s.Peer) < 0 || seenOut && !out {
 		return
 	}
 	s.Follow = e

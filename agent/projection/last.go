@@ -44,9 +44,11 @@ func (l *Last) redirect(in *Input) bool {
 	}
 	var peers map[dataplane.Key]dataplane.Peer
 	for id := range told {
+		if l.in.Endpoints[id] == in.Endpoints[id] && l.in.Knock[id] == in.Knock[id] {
+			continue
+		}
 		n := in.State.Node(id)
-		same := l.in.Endpoints[id] == in.Endpoints[id] && l.in.Knock[id] == in.Knock[id]
-		if same || n == nil || !in.Reach.Peer(id) || id == in.Self {
+		if n == nil || !in.Reach.Peer(id) || id == in.Self {
 			continue
 		}
 		peer, err := in.peer(id, n)

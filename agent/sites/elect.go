@@ -1,7 +1,6 @@
 package sites
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 
@@ -141,7 +140,7 @@ func suitsBetter(a, b *Node) int {
 		cmp.Compare(b.class(), a.class()),
 		compareFlags(b.Public, a.Public), // of those that wish
 		cmp.Compare(b.Term, a.Term),
-		bytes.Compare(a.ID[:], b.ID[:]))
+		a.ID.Compare(b.ID))
 }
 
 // chosen reports whether the log has the node lead.

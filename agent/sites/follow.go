@@ -225,9 +225,9 @@ func (f *Follower) guards() (out []Bring) {
 		}
 	}
 	for from, set := range of {
-		out = append(out, Bring{From: from, Of: slices.SortedFunc(maps.Keys(set), compareIDs)})
+		out = append(out, Bring{From: from, Of: slices.SortedFunc(maps.Keys(set), identity.ID.Compare)})
 	}
-	slices.SortFunc(out, func(a, b Bring) int { return compareIDs(a.From, b.From) })
+	slices.SortFunc(out, func(a, b Bring) int { return a.From.Compare(b.From) })
 	return out
 }
 
@@ -258,7 +258,7 @@ func (p *Plan) brings() []Bring {
 		case g.Site:
 			b.Of = bySite[n.site]
 		}
-		if at, has := slices.BinarySearchFunc(b.Of, g.From, compareIDs); g.Own && !has && g.From != p.Self {
+		if at, has := slices.BinarySearchFunc(b.Of, g.From, identity.ID.Compare); g.Own && !has && g.From != p.Self {
 			b.Of = slices.Insert(slices.Clone(b.Of), at, g.From)
 		}
 		out = append(out, b)

@@ -41,7 +41,7 @@ func NewMembers(nodes []*skeinv1.Node, home func(identity.ID) (site string, ok b
 			all = append(all, read{id, n})
 		}
 	}
-	byID := func(a, b read) int { return compareIDs(a.id, b.id) }
+	byID := func(a, b read) int { return a.id.Compare(b.id) }
 	if !slices.IsSortedFunc(all, byID) {
 		slices.SortFunc(all, byID)
 	}

@@ -1,7 +1,6 @@
 package sites
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"slices"
@@ -26,7 +25,7 @@ func Order(leaders []Leader, node identity.ID) []identity.ID {
 			compareFlags(b.Acting, a.Acting),
 			compareFlags(a.Reserve, b.Reserve),
 			cmp.Compare(b.weight, a.weight),
-			bytes.Compare(a.ID[:], b.ID[:]))
+			a.ID.Compare(b.ID))
 	})
 	out := make([]identity.ID, len(all))
 	for i := range all {

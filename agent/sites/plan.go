@@ -1,7 +1,6 @@
 package sites
 
 import (
-	"bytes"
 	"cmp"
 	"iter"
 	"maps"
@@ -278,7 +277,7 @@ func (m *maker) elect() {
 	m.lawful = m.byRight()
 	for site, claims := range claim {
 		slices.SortFunc(claims, func(a, b Node) int {
-			return cmp.Or(cmp.Compare(b.Term, a.Term), compareIDs(a.ID, b.ID))
+			return cmp.Or(cmp.Compare(b.Term, a.Term), a.ID.Compare(b.ID))
 		})
 		for _, n := range claims[:min(len(claims), m.perSite)] {
 			m.entitled[site] = append(m.entitled[site], n.ID)
@@ -606,5 +605,3 @@ func (p *Plan) first(bound identity.ID, dead func(identity.ID) bool) (identity.I
 	}
 	return best, ok
 }
-
-func compareIDs(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }

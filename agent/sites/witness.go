@@ -41,7 +41,7 @@ func Witnesses(nodes []Node, leader identity.ID) []identity.ID {
 // heaviest are the n of some nodes with the highest rendezvous weights for another one.
 func heaviest(of []identity.ID, node identity.ID, n int) []identity.ID {
 	slices.SortFunc(of, func(a, b identity.ID) int {
-		return cmp.Or(cmp.Compare(weight(b, node), weight(a, node)), compareIDs(a, b))
+		return cmp.Or(cmp.Compare(weight(b, node), weight(a, node)), a.Compare(b))
 	})
 	return of[:min(len(of), n)]
 }
@@ -84,7 +84,7 @@ func Judge(nodes []Node, records map[identity.ID]*skeinv1.Record) map[identity.I
 		if len(f.By) == 0 || len(f.By) < quorum(len(witnesses)) {
 			continue
 		}
-		slices.SortFunc(f.By, compareIDs)
+		slices.SortFunc(f.By, identity.ID.Compare)
 		slices.Sort(since)
 		f.Since = since[quorum(len(witnesses))-1]
 		if out == nil {

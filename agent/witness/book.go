@@ -1,7 +1,6 @@
 package witness
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -112,7 +111,7 @@ func (b *Book) Said(now time.Time) (out []Said) {
 			out = append(out, Said{Leader: id, Kinds: e.kinds, Since: e.since})
 		}
 	}
-	slices.SortFunc(out, func(x, y Said) int { return bytes.Compare(x.Leader[:], y.Leader[:]) })
+	slices.SortFunc(out, func(x, y Said) int { return x.Leader.Compare(y.Leader) })
 	return out
 }
 
