@@ -94,8 +94,8 @@ func (a *Agent) membersBefore() (out []identity.ID) {
 	return out
 }
 
-// apply projects and makes the kernel follow. What the kernel has already is left to the plane, which mends what others
-// change.
+// apply projects and makes the kernel follow. What the kernel has already is left to the plane, which repairs what
+// others change.
 func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.followRewrites(time.Now())
 	spec, refused, anew := a.loop.projected.Project(a.projectionInput(a.loop.state))

@@ -161,7 +161,8 @@ func (e *egresses) follow() {
 	now := map[string]bool{}
 	for subject, text := range e.gateways.Problems() {
 		now[subjectEgress+subject] = true
-		e.a.report(subjectEgress+subject, warning, text, "this node is a worse gateway until it is mended; it is tried again")
+		e.a.report(subjectEgress+subject, warning, text, "this node is a worse gateway until it is repaired; "+
+			"it is tried again")
 	}
 	for subject := range e.told {
 		if !now[subject] {

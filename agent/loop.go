@@ -706,12 +706,12 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	}
 }
 
-// onForeign notes that somebody else changed what is ours, and that it was mended.
+// onForeign notes that somebody else changed what is ours, and that it was repaired.
 func (a *Agent) onForeign(subsystem string) {
 	a.metrics.foreign.WithLabelValues(subsystem).Inc()
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
 		Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true,
-			Cause: "changed by somebody else, and mended"}}})
+			Cause: "changed by somebody else, and repaired"}}})
 }
 
 // report sets or clears a problem and logs it once.

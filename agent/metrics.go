@@ -56,7 +56,7 @@ func newMetrics(a *Agent) *metrics {
 		return g
 	}
 	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total",
-		Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
+		Help: "Changes by somebody else that were repaired, by subsystem."}, []string{"subsystem"})
 	for _, s := range plane.Subsystems {
 		m.foreign.WithLabelValues(s) // from 0 on: a rate does not see a counter's first value
 	}

@@ -37,7 +37,7 @@ func (a *Agent) runParts(ctx context.Context) (wait func()) {
 }
 
 // readyAtLatest is how long others, such as kubelet, wait for a data plane that does not come up. What is wrong is
-// then in status, and may be mended while they run.
+// then in status, and may be repaired while they run.
 const readyAtLatest = 20 * time.Second
 
 // tellReady tells whoever started this agent when it is up: once the data plane is as it should be.

@@ -262,7 +262,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 		if err != nil {
 			p.retry = now
 			p.a.report(subjectPlain, failure, err.Error(),
-				"this node carries no plain peer until that is mended; their other carriers do")
+				"this node carries no plain peer until that is repaired; their other carriers do")
 			return false
 		}
 		p.carrier = carrier

@@ -116,7 +116,7 @@ type reloaded struct {
 }
 
 // reload reads the configuration file and goes over to what it says. A file that is wrong in any key, or that asks for
-// what this host cannot give, changes nothing and is a problem until it is mended.
+// what this host cannot give, changes nothing and is a problem until it is repaired.
 func (a *Agent) reload(dryRun bool) (r reloaded, err error) {
 	if a.opts.Load == nil {
 		return r, errNoFile

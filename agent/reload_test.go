@@ -179,7 +179,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// One bad key, a missing file, and what is no YAML change nothing, and are a problem until the file is mended.
+// One bad key, a missing file, and what is no YAML change nothing, and are a problem until the file is repaired.
 func TestReloadRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"bad value": {"name: a\nsite: attic\nlazyPaths: often\n",
@@ -204,7 +204,7 @@ func TestReloadRefuses(t *testing.T) {
 			}
 			r.write("name: a\nsite: attic\n")
 			if out := r.must(); keyNames(out.live) != "site" || r.problem(subjectConfig) != nil {
-				t.Errorf("mended: %+v, %v", out, r.problems.list())
+				t.Errorf("repaired: %+v, %v", out, r.problems.list())
 			}
 		})
 	}
@@ -295,8 +295,8 @@ func TestWatchConfig(t *testing.T) {
 	eventually(t, "replaced", site("replaced"))
 	r.write("name: a\nsite: [\n")
 	eventually(t, "a bad file is a problem", func() bool { return r.problem(subjectConfig) != nil })
-	r.write("name: a\nsite: mended\n")
-	eventually(t, "mended", func() bool { return site("mended")() && r.problem(subjectConfig) == nil })
+	r.write("name: a\nsite: repaired\n")
+	eventually(t, "repaired", func() bool { return site("repaired")() && r.problem(subjectConfig) == nil })
 	watched := r.opts.Load
 	stop()
 	<-ended

@@ -33,7 +33,7 @@ type roamer struct {
 // The direct paths to the peers in gone were given up within goneFor.
 func (r *roaming) look(
 	want map[dataplane.Key]dataplane.Peer, have []dataplane.PeerStatus, gone map[dataplane.Key]bool, now time.Time,
-) (mend bool) {
+) (repair bool) {
 	if *r == nil {
 		*r = roaming{}
 	}
@@ -51,16 +51,16 @@ func (r *roaming) look(
 		case same(w, p.Endpoint):
 			x.since = time.Time{}
 		case gone[p.PublicKey]:
-			mend = true
+			repair = true
 		case x.since.IsZero():
 			x.since = now
 		case now.Sub(x.since) >= roamFor && now.Sub(x.last) >= roamCalm:
 			x.since, x.last = time.Time{}, now
-			mend = true
+			repair = true
 		}
 		(*r)[p.PublicKey] = x
 	}
-	return mend
+	return repair
 }
 
 // lately tells whether a peer was put back so recently that only the loop's regular round would do it again.

@@ -161,7 +161,7 @@ func (a *Agent) followServerRole() {
 	switch {
 	case running == nil && a.isServer():
 		if err := a.startServer(false); err != nil {
-			a.report("server", failure, err.Error(), "this node takes no part in decisions until it is mended; see "+
+			a.report("server", failure, err.Error(), "this node takes no part in decisions until it is repaired; see "+
 				"docs/recovery.md")
 			return
 		}

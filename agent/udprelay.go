@@ -181,7 +181,7 @@ func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(descUDPBytes, prometheus.CounterValue, float64(s.Bytes))
 	for event, n := range map[string]uint64{
 		"reserved": s.Reserved, "ended": s.Ended, "denied": s.Denied, "proven": s.Proven, "rebound": s.Rebound,
-		"fell_back": s.FellBack, "mended": s.Mended,
+		"fell_back": s.FellBack, "mended": s.Repaired,
 	} {
 		out <- prometheus.MustNewConstMetric(descUDPEvents, prometheus.CounterValue, float64(n), event)
 	}

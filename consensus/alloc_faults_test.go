@@ -7,38 +7,38 @@ import (
 	"time"
 )
 
-// allocFaults break something that leaves a majority of the servers able to decide, and mend it.
+// allocFaults break something that leaves a majority of the servers able to decide, and repair it.
 var allocFaults = map[string]func(*allocStorm, *rand.Rand){
 	"leader killed": func(s *allocStorm, rng *rand.Rand) { s.down(s.c.leader(), rng) },
 	"server killed": func(s *allocStorm, rng *rand.Rand) { s.down(s.server(rng), rng) },
 	"leader cut off": func(s *allocStorm, rng *rand.Rand) {
 		l := s.c.leader()
 		s.c.net.cut(ids(l), ids(s.c.others(l)...))
-		s.mend(rng)
+		s.repair(rng)
 	},
 	"two servers apart": func(s *allocStorm, rng *rand.Rand) {
 		a, b := s.two(rng)
 		s.c.net.cut(ids(a), ids(b))
-		s.mend(rng)
+		s.repair(rng)
 	},
 	"leader not heard": func(s *allocStorm, rng *rand.Rand) {
 		l := s.c.leader()
 		s.c.net.cutWay(ids(l), ids(s.c.others(l)...))
-		s.mend(rng)
+		s.repair(rng)
 	},
 	"leader deaf": func(s *allocStorm, rng *rand.Rand) {
 		l := s.c.leader()
 		s.c.net.cutWay(ids(s.c.others(l)...), ids(l))
-		s.mend(rng)
+		s.repair(rng)
 	},
 	"one way lost": func(s *allocStorm, rng *rand.Rand) {
 		a, b := s.two(rng)
 		s.c.net.cutWay(ids(a), ids(b))
-		s.mend(rng)
+		s.repair(rng)
 	},
 	"delays": func(s *allocStorm, rng *rand.Rand) {
 		s.slow(rng)
-		s.mend(rng)
+		s.repair(rng)
 	},
 	// its successor is asked before it has folded all
 	"leader killed while all is slow": func(s *allocStorm, rng *rand.Rand) {
@@ -83,7 +83,7 @@ func (s *allocStorm) slow(rng *rand.Rand) {
 	}
 }
 
-func (s *allocStorm) mend(rng *rand.Rand) {
+func (s *allocStorm) repair(rng *rand.Rand) {
 	s.pause(rng, 3000)
 	s.c.net.heal()
 }

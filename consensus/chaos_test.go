@@ -115,7 +115,7 @@ func (s *storm) write(ctx context.Context, w int, rng *rand.Rand) {
 	}
 }
 
-// fault breaks something that leaves a majority of the servers, and mends it.
+// fault breaks something that leaves a majority of the servers, and repairs it.
 func (s *storm) fault(rng *rand.Rand) {
 	var servers []*node
 	for _, n := range s.c.nodes {

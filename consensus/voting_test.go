@@ -69,7 +69,7 @@ func TestNewServerIsToldToWaitForItsVote(t *testing.T) {
 			return nil
 		})
 		if took := time.Since(back); took < leader.raft.cfg.Stability {
-			t.Errorf("it votes %s after the connection was mended, and %s after it joined: want %s without a break", took,
+			t.Errorf("it votes %s after the connection was repaired, and %s after it joined: want %s without a break", took,
 				time.Since(joined), leader.raft.cfg.Stability)
 		}
 		if votes, why := second.raft.Vote(second.replica.State().Server(second.id)); !votes || why != "" {

@@ -65,8 +65,8 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 
 func (im *importer) refuse() error {
 	shown := im.conflicts[:min(len(im.conflicts), maxConflicts)]
-	return refuse(FailedPrecondition, "nothing was imported, because of %d conflicts:\n- %s%s\nmend them in the file or "+
-		"here, then import it again",
+	return refuse(FailedPrecondition, "nothing was imported, because of %d conflicts:\n- %s%s\nrepair them in the file "+
+		"or here, then import it again",
 		len(im.conflicts), strings.Join(shown, "\n- "), strings.Replace(more(len(im.conflicts)-len(shown)), " and", "\n-", 1))
 }
 

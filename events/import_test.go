@@ -113,7 +113,7 @@ func TestImportConflicts(t *testing.T) {
 		"block 10.80.0.0/27 of pool good: it belongs to node a here, and the import would give it to node b",
 		`node "bad name"`,
 		`block "fd00::/123" of pool good is no prefix`,
-		"mend them in the file or here, then import it again",
+		"repair them in the file or here, then import it again",
 	} {
 		if i >= len(lines) || !strings.Contains(lines[i], want) {
 			t.Errorf("line %d of %q does not say %q", i, lines, want)

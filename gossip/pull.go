@@ -32,7 +32,7 @@ const (
 	// syncsSpacing is between two exchanges of digests that the roster's growth asks for, for each member: while a mesh
 	// comes up each of its nodes would exchange with one other for each that joins.
 	syncsSpacing = 25 * time.Millisecond
-	// fruitlessPause is how long a difference that an exchange could not mend is left alone: the
+	// fruitlessPause is how long a difference that an exchange could not repair is left alone: the
 	// rosters differ.
 	fruitlessPause = 15 * time.Second
 )

@@ -64,8 +64,8 @@ const (
 	provingTime = time.Minute
 	// challengeGap is the least time between two challenges of one end.
 	challengeGap = 10 * time.Millisecond
-	// mendGap is the least time between two repairs of one pair's entries in the kernel.
-	mendGap = time.Second
+	// repairGap is the least time between two repairs of one pair's entries in the kernel.
+	repairGap = time.Second
 	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process at least: after that
 	// the kernel gets it when its mapping is written anew.
 	kernelRetry = 10 * time.Minute
@@ -100,8 +100,8 @@ type UDP struct {
 }
 
 type udpCounters struct {
-	reserved, ready, ended, denied, rebound, refused, fellBack, mended atomic.Uint64
-	packets, bytes, lost                                               atomic.Uint64
+	reserved, ready, ended, denied, rebound, refused, fellBack, repaired atomic.Uint64
+	packets, bytes, lost                                                 atomic.Uint64
 }
 
 // UDPStats is a snapshot of the UDP relay's counters.
@@ -113,7 +113,7 @@ type UDPStats struct {
 	Proven, Rebound        uint64 // mappings, and those that changed on a pair that was ready
 	Refused                uint64 // datagrams that proved nothing
 	FellBack               uint64 // pairs that the kernel did not forward
-	Mended                 uint64 // pairs whose entries somebody else had removed
+	Repaired               uint64 // pairs whose entries somebody else had removed
 	Packets, Bytes, Lost   uint64 // forwarded by this process
 }
 
@@ -140,7 +140,7 @@ type pair struct {
 	inKernel bool
 	avoid    time.Time // until then the kernel is not asked to forward this pair
 	since    time.Time // when the mapping was written last
-	mended   time.Time
+	repaired time.Time
 	over     bool
 	passed   instant.Instant // when this process forwarded a packet or took a bind
 }
@@ -313,10 +313,10 @@ func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage
 	now := time.Now()
 	p.passed.Set(now)
 	if from == e.remote && local == e.local {
-		if p.inKernel && now.Sub(p.since) > mendGap && now.Sub(p.mended) > mendGap {
+		if p.inKernel && now.Sub(p.since) > repairGap && now.Sub(p.repaired) > repairGap {
 			// The kernel should have forwarded this: its entries are gone, or it remembers the flow from before.
-			p.mended = now
-			u.counters.mended.Add(1)
+			p.repaired = now
+			u.counters.repaired.Add(1)
 			u.write(p, p.mapping)
 		}
 		return true

@@ -398,7 +398,7 @@ func TestFlowsOutliveTheirRelaysAgent(t *testing.T) {
 	}
 }
 
-func TestATableThatSomebodyDeletedIsMended(t *testing.T) {
+func TestATableThatSomebodyDeletedIsRepaired(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
 	a, b := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
@@ -410,7 +410,7 @@ func TestATableThatSomebodyDeletedIsMended(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.open() // whose new mapping has no entry in the connection table
-	waitFor(t, "the table to be mended", func() bool { a.knock(b); b.knock(a); return r.udp.Stats().Rebound > 0 })
+	waitFor(t, "the table to be repaired", func() bool { a.knock(b); b.knock(a); return r.udp.Stats().Rebound > 0 })
 	passes(t, a, b)
 }
 

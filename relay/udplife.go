@@ -88,7 +88,7 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 	u.seeOthers(p, now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over || !p.inKernel || now.Sub(p.since) < mendGap {
+	if p.over || !p.inKernel || now.Sub(p.since) < repairGap {
 		return // it has changed since
 	}
 	if used, err := u.cfg.Kernel.Used(p.mapping); used && err == nil {
@@ -110,7 +110,7 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 func (p *pair) mayFall(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.over && p.inKernel && now.Sub(p.since) >= mendGap
+	return !p.over && p.inKernel && now.Sub(p.since) >= repairGap
 }
 
 // seeOthers looks for another pair whose packets the kernel has forwarded, unless that was seen since the timekeeper's
@@ -286,8 +286,8 @@ func (u *UDP) Stats() UDPStats {
 		Ports: int(u.cfg.Last) - int(u.cfg.First) + 1, Reserved: c.reserved.Load(), Ended: c.ended.Load(),
 		Denied: c.denied.Load(),
 		Proven: c.ready.Load(), Rebound: c.rebound.Load(), Refused: c.refused.Load(), FellBack: c.fellBack.Load(),
-		Mended:  c.mended.Load(),
-		Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(),
+		Repaired: c.repaired.Load(),
+		Packets:  c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(),
 	}
 	for _, p := range u.all() {
 		p.mu.Lock()

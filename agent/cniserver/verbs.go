@@ -295,8 +295,8 @@ func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckReq
 			return nil
 		}
 		if err := s.cfg.Egresses.CheckPod(key.ContainerID, key.Interface); err != nil {
-			return refuse(cni.CodeChanged, err.Error(), "the agent mends it within a second unless something changes it again "+
-				"and again: see `skein egress show`")
+			return refuse(cni.CodeChanged, err.Error(), "the agent repairs it within a second unless something changes it "+
+				"again and again: see `skein egress show`")
 		}
 		return nil
 	})

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// mendEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
-	mendEvery   = 10 * time.Second
+	// repairEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
+	repairEvery = 10 * time.Second
 	retryAfter  = time.Second            // after an error
 	drainEvery  = 2 * time.Second        // how often flows are counted while a slot drains; less than DrainLeast
 	askPatience = 250 * time.Millisecond // for the answer to a probe
@@ -204,7 +204,7 @@ func (gw *gateway) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			break
 		}
-		next := mendEvery
+		next := repairEvery
 		if err := gw.apply(); err != nil {
 			next = retryAfter
 		} else if !probing {

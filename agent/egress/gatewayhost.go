@@ -19,7 +19,7 @@ func (g *Gateways) wakeHost() {
 	}
 }
 
-// keepHost keeps the host's side as it is wanted, and mends it once a second where there is one.
+// keepHost keeps the host's side as it is wanted, and repairs it once a second where there is one.
 func (g *Gateways) keepHost(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -290,7 +290,7 @@ func TestRelayWithoutThePeer(t *testing.T) {
 	k.kill(0)
 	k.cut = nil
 	k.run(1500 * time.Millisecond)
-	k.want("agent killed on the relay, the direct way mended", Direct, false, false, "peer-away")
+	k.want("agent killed on the relay, the direct way repaired", Direct, false, false, "peer-away")
 	k.run(3 * time.Second)
 	k.want("tunnel heard", Direct, true, true, "direct-silent")
 	k.restart()

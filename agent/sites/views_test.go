@@ -82,7 +82,7 @@ func TestPacketsAreLostOnlyWhileViewsDiffer(t *testing.T) {
 			}
 			w.run(w.pause())
 		}
-		w.mend()
+		w.repair()
 		w.settle()
 	})
 }
@@ -151,7 +151,7 @@ func TestNothingGoesRoundHoweverLateNewsAre(t *testing.T) {
 			}
 			w.run(w.pause())
 		}
-		w.mend()
+		w.repair()
 		w.run(time.Minute)
 		w.settle()
 	})
@@ -332,13 +332,13 @@ func (w *world) revive(h *simHost) {
 	w.kick(h)
 }
 
-// mend ends all faults but that some hosts are dead and some places cut off.
-func (w *world) mend() {
+// repair ends all faults but that some hosts are dead and some places cut off.
+func (w *world) repair() {
 	w.faulted = w.now
 	delete(w.cut, home)
 	for _, h := range w.hosts {
 		if h.zombie || h.noUplink {
-			w.tell("%s is mended", w.name(h.i))
+			w.tell("%s is repaired", w.name(h.i))
 			h.zombie, h.noUplink, h.upSince = false, false, w.now
 		}
 		if !h.up && w.rng.IntN(2) == 0 {

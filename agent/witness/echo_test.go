@@ -268,7 +268,7 @@ func (z *zombie) passes(via *host, want ...Kind) {
 }
 
 // drop has a host drop forwarded packets that a rule matches, until the returned function is called.
-func (h *host) drop(match ...expr.Any) (mend func()) {
+func (h *host) drop(match ...expr.Any) (repair func()) {
 	h.t.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "zombie"}
 	change := func(what string, f func(c *nftables.Conn)) {
@@ -288,7 +288,7 @@ func (h *host) drop(match ...expr.Any) (mend func()) {
 			Priority: nftables.ChainPriorityFilter})
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(match, &expr.Verdict{Kind: expr.VerdictDrop})})
 	})
-	return func() { change("mend", func(c *nftables.Conn) { c.DelTable(table) }) }
+	return func() { change("repair", func(c *nftables.Conn) { c.DelTable(table) }) }
 }
 
 var (
@@ -334,13 +334,13 @@ func echoesThroughALeader(t *testing.T, z *zombie) {
 		{"IPv6", isIPv6, []Kind{SmallIPv4, LargeIPv4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			mend := bad.drop(c.match...)
+			repair := bad.drop(c.match...)
 			z.passes(bad, c.passed...)
 			z.passes(good, all...)
 			if r := z.askSelf(bad); !r.answered {
 				t.Errorf("the leader itself does not answer: %v", r.err)
 			}
-			mend()
+			repair()
 			z.passes(bad, all...)
 		})
 	}

@@ -76,7 +76,7 @@ func eventuallyWith(ctx context.Context, within, hold, rest time.Duration, check
 	}
 }
 
-// finalError is one that time does not mend.
+// finalError is one that time does not repair.
 type finalError struct{ error }
 
 // WaitConverged waits until the agents of the nodes (none named: all) that should be running have, mesh by mesh,

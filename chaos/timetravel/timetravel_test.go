@@ -120,8 +120,8 @@ func inARow(ctx context.Context, t *testing.T, l *lab.Lab) {
 	}
 }
 
-// storm breaks and mends the mesh until calm is closed, and finishes what it is at: a restart that is cut in the middle
-// leaves an agent that the lab does not know of.
+// storm breaks and repairs the mesh until calm is closed, and finishes what it is at: a restart that is cut in the
+// middle leaves an agent that the lab does not know of.
 func storm(ctx context.Context, t *testing.T, l *lab.Lab, calm <-chan struct{}) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	others := []string{"home1", "cloud1"}

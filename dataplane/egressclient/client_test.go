@@ -287,11 +287,11 @@ func TestSelfRepair(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	type news struct {
-		Mended
+		Repaired
 		at time.Time
 	}
-	mended := make(chan news, 1000)
-	go func() { done <- c.Watch(ctx, func(m Mended) { mended <- news{m, time.Now()} }) }()
+	repaired := make(chan news, 1000)
+	go func() { done <- c.Watch(ctx, func(m Repaired) { repaired <- news{m, time.Now()} }) }()
 	defer func() { cancel(); <-done }()
 	remote6 := dataplane.FoULink(addr("fd10::2:1"))
 	for _, wreck := range []string{
@@ -309,18 +309,18 @@ func TestSelfRepair(t *testing.T) {
 			ip(t, ns, "rule add pref 32767 lookup default")
 		}
 		began := time.Now()
-		eventually(t, "ip "+wreck+" is mended", func() bool {
+		eventually(t, "ip "+wreck+" is repaired", func() bool {
 			return picture(t, ns) == before
 		})
 		var last time.Time
-		for last.IsZero() || len(mended) > 0 {
-			m := <-mended
+		for last.IsZero() || len(repaired) > 0 {
+			m := <-repaired
 			if last = m.at; m.Err != nil {
 				t.Error(m.Err)
 			}
 		}
 		if took := last.Sub(began); took > time.Second {
-			t.Errorf("ip %s: mended after %s", wreck, took)
+			t.Errorf("ip %s: repaired after %s", wreck, took)
 		}
 	}
 }
@@ -443,7 +443,7 @@ func TestHost(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
+	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
 	defer func() { cancel(); <-done }()
 	ip(t, ns, "addr add 198.51.100.8/24 dev eth0")
 	eventually(t, "a new address of the host is let out", func() bool {
@@ -475,7 +475,7 @@ func TestClosed(t *testing.T) {
 	ns := pod(t)
 	c, _ := client(t, ns)
 	done := make(chan error, 1)
-	go func() { done <- c.Watch(context.Background(), func(Mended) {}) }()
+	go func() { done <- c.Watch(context.Background(), func(Repaired) {}) }()
 	if err := errors.Join(c.Close(), c.Close()); err != nil {
 		t.Error(err)
 	}

@@ -5,7 +5,7 @@
 // replaced or cannot be made: its destination is unreachable meanwhile. What carries a tunnel's own packets never leads
 // into a tunnel. A namespace that is as it should be is read and not written. A route of a tunnel is the only one of
 // its destination once the tunnel stands, so that tables and rules read as they are documented; a device that somebody
-// else deletes takes its routes along, and until they are mended, which begins with the kernel's notice, the
+// else deletes takes its routes along, and until they are repaired, which begins with the kernel's notice, the
 // destination is led as if there were no egress.
 //
 // Nobody but the ends of tunnels sends to the tunnels' port (filter.go): the filter is there before the port is open,

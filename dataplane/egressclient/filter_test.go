@@ -152,8 +152,8 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	}
 }
 
-// TestTheFilterIsMendedAndGoes: it is there before the port is open and after; it is taken away with the tunnels.
-func TestTheFilterIsMendedAndGoes(t *testing.T) {
+// TestTheFilterIsRepairedAndGoes: it is there before the port is open and after; it is taken away with the tunnels.
+func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 	ns := pod(t)
 	d := &pairs{ns: ns, far: testns.New(t, "ep")}
 	c, err := open(Options{NetNS: path(ns)}, func(string) (fou.Driver, error) { return d, nil })
@@ -182,7 +182,7 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 	d.during = nil
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
+	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
 	defer func() { cancel(); <-done }()
 	table := c.filter.ours()
 	chain := (Filter{}).chains()[0].chain(table)
@@ -206,7 +206,7 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("%s: not mended: %v", name, state())
+				t.Fatalf("%s: not repaired: %v", name, state())
 			}
 		}
 	}

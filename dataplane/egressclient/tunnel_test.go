@@ -138,7 +138,7 @@ func throughTunnels(t *testing.T, driver string) {
 	apply(t, c, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
+	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
 	defer func() { cancel(); <-done }()
 	defer func() {
 		if t.Failed() {

@@ -16,12 +16,12 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Timing of mending.
+// Timing of repair.
 const (
-	mendEvery  = 200 * time.Millisecond // at most so often, where somebody keeps changing what is ours
-	retryFirst = 500 * time.Millisecond
-	retryLast  = 30 * time.Second
-	resync     = 5 * time.Minute // for notifications that were lost without a word
+	repairEvery = 200 * time.Millisecond // at most so often, where somebody keeps changing what is ours
+	retryFirst  = 500 * time.Millisecond
+	retryLast   = 30 * time.Second
+	resync      = 5 * time.Minute // for notifications that were lost without a word
 )
 
 // Notification groups of rtnetlink, as RTMGRP bits.
@@ -30,8 +30,8 @@ const groups = 1<<(unix.RTNLGRP_LINK-1) |
 	1<<(unix.RTNLGRP_IPV4_ROUTE-1) | 1<<(unix.RTNLGRP_IPV6_ROUTE-1) |
 	1<<(unix.RTNLGRP_IPV4_RULE-1) | 1<<(unix.RTNLGRP_IPV6_RULE-1)
 
-// Mended is what became of one look after a foreign change, or of a try after a failed Apply.
-type Mended struct {
+// Repaired is what became of one look after a foreign change, or of a try after a failed Apply.
+type Repaired struct {
 	Writes int // 0: all was as it shall be
 	Notes  []string
 	Err    error // it is tried again
@@ -45,9 +45,9 @@ func (c *Client) wakeUp() {
 	}
 }
 
-// Watch mends what others change, until ctx ends or the Client is closed. told hears of every look that wrote or
-// failed. The first mend follows the kernel's notice at once, others at a limited rate.
-func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
+// Watch repairs what others change, until ctx ends or the Client is closed. told hears of every look that wrote or
+// failed. The first repair follows the kernel's notice at once, others at a limited rate.
+func (c *Client) Watch(ctx context.Context, told func(Repaired)) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -78,11 +78,11 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 		_, _ = conn.Close(), tables.Close()
 		listeners.Wait()
 	}()
-	c.mendLoop(ctx, told)
+	c.repairLoop(ctx, told)
 	return ctx.Err()
 }
 
-func (c *Client) mendLoop(ctx context.Context, told func(Mended)) {
+func (c *Client) repairLoop(ctx context.Context, told func(Repaired)) {
 	every := time.NewTicker(resync)
 	defer every.Stop()
 	retry := time.NewTimer(time.Hour)
@@ -96,11 +96,11 @@ func (c *Client) mendLoop(ctx context.Context, told func(Mended)) {
 		case <-retry.C:
 		case <-every.C:
 		}
-		m, ok := c.mend()
+		m, ok := c.repair()
 		if !ok {
 			return
 		}
-		pause := mendEvery
+		pause := repairEvery
 		switch {
 		case m.Err != nil:
 			backoff = min(max(2*backoff, retryFirst), retryLast)
@@ -124,8 +124,8 @@ func (c *Client) mendLoop(ctx context.Context, told func(Mended)) {
 	}
 }
 
-// mend is one look; ok is false when the Client is closed.
-func (c *Client) mend() (m Mended, ok bool) {
+// repair is one look; ok is false when the Client is closed.
+func (c *Client) repair() (m Repaired, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

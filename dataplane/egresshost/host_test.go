@@ -145,7 +145,7 @@ func TestAGatewayHost(t *testing.T) {
 	})
 	reconcile(spec, 3)
 	if out := ip(host, "route", "show", "table", "115"); !strings.Contains(out, local4.String()) {
-		t.Errorf("table 115 was not mended: %s", out)
+		t.Errorf("table 115 was not repaired: %s", out)
 	}
 
 	host.Must("purge", func() error { return Purge(dataplane.Numbers{}) })

@@ -23,7 +23,7 @@ type Options struct {
 	Owner  string // dataplane.Numbers.Owner of the agent
 	Driver string // of the tunnels: auto, kernel or userspace
 	Log    *slog.Logger
-	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply mends it. It may be
+	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply repairs it. It may be
 	// nil.
 	Changed func()
 }

@@ -346,7 +346,7 @@ func TestAnAddressMovesToAnotherSlot(t *testing.T) {
 	}
 }
 
-func TestForeignChangesAreMended(t *testing.T) {
+func TestForeignChangesAreRepaired(t *testing.T) {
 	needCommands(t)
 	s := newScene(t)
 	s.apply(aSpec())
@@ -370,9 +370,9 @@ func TestForeignChangesAreMended(t *testing.T) {
 		{"ip", "link", "set", "eth0", "mtu", "1300"},
 	} {
 		what := strings.Join(damage, " ")
-		before := s.mended.Load()
+		before := s.repaired.Load()
 		s.inside(damage[0], damage[1:]...)
-		eventually(t, "notice of: "+what, func() bool { return s.mended.Load() > before })
+		eventually(t, "notice of: "+what, func() bool { return s.repaired.Load() > before })
 		s.apply(aSpec())
 		s.grant(0, time.Minute)
 		if damage[0] == "ip" && strings.Contains(what, "down") { // the host's routes went with it
@@ -380,7 +380,7 @@ func TestForeignChangesAreMended(t *testing.T) {
 		}
 		if got := s.ask(c, target4, time.Second); got == "" {
 			if s.seen(c, target4) == "" {
-				t.Errorf("not mended: %s", what)
+				t.Errorf("not repaired: %s", what)
 			}
 		}
 	}
@@ -389,13 +389,13 @@ func TestForeignChangesAreMended(t *testing.T) {
 		{"ip", "link", "set", s.n.HostLink(), "down"},
 		{"ip", "link", "del", s.n.HostLink()},
 	} {
-		before := s.mended.Load()
+		before := s.repaired.Load()
 		s.in(s.host, damage[0], damage[1:]...)
-		eventually(t, fmt.Sprint("notice of: ", damage), func() bool { return s.mended.Load() > before })
+		eventually(t, fmt.Sprint("notice of: ", damage), func() bool { return s.repaired.Load() > before })
 		s.apply(aSpec())
 		s.hostRoutes()
 		if s.seen(c, target4) == "" {
-			t.Errorf("not mended: %q", damage)
+			t.Errorf("not repaired: %q", damage)
 		}
 	}
 	eventually(t, "quiet", func() bool { return s.apply(aSpec()) == 0 })

@@ -75,7 +75,7 @@ type scene struct {
 	file                 string
 	n                    *NS
 	far                  fou.Driver   // the client's
-	mended               atomic.Int64 // calls of Changed
+	repaired             atomic.Int64 // calls of Changed
 }
 
 func newScene(t testing.TB) *scene {
@@ -195,7 +195,7 @@ func (s *scene) open() {
 	}
 	s.host.Must("opening", func() (err error) {
 		s.n, err = Open(Options{File: s.file, Egress: "internet/nat", Driver: wantDriver(), Changed: func() {
-			s.mended.Add(1)
+			s.repaired.Add(1)
 		}})
 		return err
 	})

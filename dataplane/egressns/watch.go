@@ -85,7 +85,7 @@ func (w *watch) run(c *netlink.Conn, n *NS, concerns func(netlink.Message) bool)
 			case err != nil && w.closed.Load():
 				return
 			case err != nil:
-				n.log.Warn("no more notifications of an egress's network namespace: foreign changes are mended late", "egress",
+				n.log.Warn("no more notifications of an egress's network namespace: foreign changes are repaired late", "egress",
 					n.o.Egress, "error", err)
 				n.changed()
 				return

@@ -93,8 +93,8 @@ func (r *Reconciler) Close() error {
 	return nil
 }
 
-// Mend is Reconcile.
-func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+// Repair is Reconcile.
+func (r *Reconciler) Repair(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
 
 // Reconcile makes the kernel what the Spec says and returns how many messages that took. A host that never had hops
 // is not read again.

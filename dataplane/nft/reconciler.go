@@ -89,8 +89,8 @@ func (r *Reconciler) Forget() { r.cache = nil }
 // Close closes the socket; the table stays.
 func (r *Reconciler) Close() error { return r.conn.CloseLasting() }
 
-// Mend is Reconcile.
-func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+// Repair is Reconcile.
+func (r *Reconciler) Repair(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
 
 // Reconcile makes the table what the Spec says and returns how many messages that took.
 func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {

@@ -14,10 +14,10 @@ type failing struct {
 	err error
 }
 
-func (f *failing) Name() string                               { return "nft" }
-func (f *failing) Mend(dataplane.Spec) (int, []string, error) { return 0, nil, f.err }
+func (f *failing) Name() string                                 { return "nft" }
+func (f *failing) Repair(dataplane.Spec) (int, []string, error) { return 0, nil, f.err }
 
-// Whoever applies Specs hears once of damage that cannot be mended, so that it asks why.
+// Whoever applies Specs hears once of damage that cannot be repaired, so that it asks why.
 func TestDamageThatStaysIsToldOf(t *testing.T) {
 	var told []string
 	o := Options{Log: slog.New(slog.DiscardHandler), OnBroken: func(s string) { told = append(told, s) }}
@@ -25,15 +25,15 @@ func TestDamageThatStaysIsToldOf(t *testing.T) {
 	x := newPart(f)
 	p := &Plane{opts: o.filled(), spec: &dataplane.Spec{}, parts: []*part{x}}
 	for range 3 {
-		p.mend(x)
+		p.repair(x)
 	}
 	if len(told) != 1 || told[0] != "nft" || !x.dirty {
 		t.Fatalf("told of %v, dirty %v; want once, and that it is tried again", told, x.dirty)
 	}
 	f.err = nil
-	p.mend(x)
+	p.repair(x)
 	f.err = errors.New("no")
-	p.mend(x)
+	p.repair(x)
 	if len(told) != 2 {
 		t.Errorf("told of %v; want the second damage, too", told)
 	}

@@ -4,7 +4,7 @@
 // One goroutine, locked to a thread in the chosen network namespace, owns every socket and every
 // reconciler; all methods may be called concurrently. Subsystems are independent: one that fails is
 // reported and tried again, the others go on. What somebody else changes is noticed by netlink
-// notification (WireGuard peers, for which the kernel has none, by reading the status) and mended
+// notification (WireGuard peers, for which the kernel has none, by reading the status) and repaired
 // within a second, at a limited rate.
 //
 // Close leaves everything as it is; with the kernel driver packets flow on. Purge removes what is ours.

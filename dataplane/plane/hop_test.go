@@ -728,10 +728,10 @@ func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
 	return err
 }
 
-// TestHopsAreMendedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right
+// TestHopsAreRepairedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right
 // when somebody changes it, refuses instead of sending in plaintext when the tunnel is gone, and goes with the rest.
 // Of the other driver there is nothing to be changed or to be left.
-func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
+func TestHopsAreRepairedAdoptedAndPurged(t *testing.T) {
 	a := newHost(t, 1)
 	outside := uplink(t, a)
 	other, far := newKeyPair(t), []netip.Prefix{pfx("10.4.8.1/32"), pfx("fd00:5::8/128")}
@@ -793,12 +793,12 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 		if !kernel {
 			break
 		}
-		before := a.mends()
+		before := a.repairs()
 		a.Must(c.name, c.do)
-		took := within(t, mendLimit(), c.name+" is mended", func() bool {
-			return a.mends() > before && len(a.diff(t, s)) == 0
+		took := within(t, repairLimit(), c.name+" is repaired", func() bool {
+			return a.repairs() > before && len(a.diff(t, s)) == 0
 		})
-		t.Logf("%s: mended after %s", c.name, took)
+		t.Logf("%s: repaired after %s", c.name, took)
 	}
 	if err := a.plane.Close(); err != nil {
 		t.Fatal(err)

@@ -137,7 +137,7 @@ func addKubeSpan(t *testing.T, ns *testns.NS) {
 }
 
 // TestKubeSpanIsLeftAlone: beside KubeSpan's table 180, mask 0x60, rule 32500 and nft table an agent with other numbers
-// comes, mends its own, and goes, and all of KubeSpan's is as it was; what KubeSpan itself removes stays away.
+// comes, repairs its own, and goes, and all of KubeSpan's is as it was; what KubeSpan itself removes stays away.
 func TestKubeSpanIsLeftAlone(t *testing.T) {
 	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: 1, driver: "auto", numbers: dataplane.NumbersOf(1)}
 	addKubeSpan(t, h.NS)
@@ -152,14 +152,14 @@ func TestKubeSpanIsLeftAlone(t *testing.T) {
 	s = withPods(s)
 	h.apply(t, s)
 	h.clean(t, s)
-	mends := h.mends()
+	repairs := h.repairs()
 	h.Must("delete the agent's own rule", func() error {
 		mask := uint32(0x18)
 		r := netlink.NewRule()
 		r.Priority, r.Mark, r.Mask, r.Table = 32501, 0x10, &mask, 181
 		return netlink.RuleDel(r)
 	})
-	within(t, mendLimit(), "mended", func() bool { return h.mends() > mends && len(h.diff(t, s)) == 0 })
+	within(t, repairLimit(), "repaired", func() bool { return h.repairs() > repairs && len(h.diff(t, s)) == 0 })
 	if got, want := with(everything(t, h.NS), kubespan...), with(before, kubespan...); !slices.Equal(got, want) {
 		t.Errorf("KubeSpan has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

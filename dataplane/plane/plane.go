@@ -29,9 +29,9 @@ const (
 	statusEvery = 600 * time.Millisecond
 	// resyncEvery is how often everything is read again, should a notification have been missed.
 	resyncEvery = time.Minute
-	// mendEvery and mendBurst limit mending, so that a quarrel with another program stays cheap.
-	mendEvery = 250 * time.Millisecond
-	mendBurst = 4
+	// repairEvery and repairBurst limit repair, so that a quarrel with another program stays cheap.
+	repairEvery = 250 * time.Millisecond
+	repairBurst = 4
 	// A failed subsystem is tried again after retryFirst, then twice as late, up to retryLast.
 	retryFirst = 250 * time.Millisecond
 	retryLast  = 15 * time.Second
@@ -46,10 +46,10 @@ type Options struct {
 	Driver  string            // auto, kernel or userspace
 	MTU     int               // of a new TUN link until the first Spec; dataplane.MTU if 0
 	Log     *slog.Logger
-	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was mended.
+	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was repaired.
 	// It runs on the plane's goroutine: it must not block, nor call the plane.
 	OnForeign func(subsystem string)
-	// OnBroken is told that such a change could not be mended at once. It is tried again; the next Apply says why it
+	// OnBroken is told that such a change could not be repaired at once. It is tried again; the next Apply says why it
 	// fails. It must not block either.
 	OnBroken func(subsystem string)
 	// Namespace to work in; nil: the process's own.
@@ -63,7 +63,7 @@ var Subsystems = []string{"wireguard", "nft", "route", "hop"}
 type subsystem interface {
 	Name() string
 	Reconcile(dataplane.Spec) (writes int, notes []string, err error)
-	Mend(dataplane.Spec) (writes int, notes []string, err error)
+	Repair(dataplane.Spec) (writes int, notes []string, err error)
 	Diff(dataplane.Spec) ([]string, error)
 	Forget()
 	Close() error
@@ -92,10 +92,10 @@ type Plane struct {
 	pods atomic.Pointer[podSet] // of the Spec, for the watcher
 }
 
-// part is a subsystem with what its mending needs.
+// part is a subsystem with what its repair needs.
 type part struct {
 	subsystem
-	mends   *rate.Limiter
+	repairs *rate.Limiter
 	dirty   bool
 	due     time.Time     // not before, when dirty
 	backoff time.Duration // after the last failure; 0: it works
@@ -185,7 +185,7 @@ func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err
 	return lines, errors.Join(doErr, err)
 }
 
-// Close stops mending and lets go of the kernel, leaving everything in place. A userspace device ends
+// Close stops repair and lets go of the kernel, leaving everything in place. A userspace device ends
 // with it, and the table of the tunnel then refuses what was to enter the tunnel.
 func (p *Plane) Close() error {
 	p.once.Do(func() { close(p.quit) })
@@ -266,13 +266,13 @@ type broken struct {
 
 func (b broken) Name() string                                    { return b.name }
 func (b broken) Reconcile(dataplane.Spec) (int, []string, error) { return 0, nil, b.err }
-func (b broken) Mend(dataplane.Spec) (int, []string, error)      { return 0, nil, b.err }
+func (b broken) Repair(dataplane.Spec) (int, []string, error)    { return 0, nil, b.err }
 func (b broken) Diff(dataplane.Spec) ([]string, error)           { return nil, b.err }
 func (b broken) Forget()                                         {}
 func (b broken) Close() error                                    { return nil }
 
 func newPart(s subsystem) *part {
-	return &part{subsystem: s, mends: rate.NewLimiter(rate.Every(mendEvery), mendBurst)}
+	return &part{subsystem: s, repairs: rate.NewLimiter(rate.Every(repairEvery), repairBurst)}
 }
 
 func (p *Plane) closeParts() error {

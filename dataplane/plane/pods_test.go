@@ -104,7 +104,7 @@ func podRule(family int) func() error {
 	}
 }
 
-func TestWhatOthersDoToPodsIsMended(t *testing.T) {
+func TestWhatOthersDoToPodsIsRepaired(t *testing.T) {
 	a := newHost(t, 1)
 	p, q := newPod(t, a, 1), newPod(t, a, 2)
 	s := withPods(a.spec(), p, q)
@@ -139,10 +139,10 @@ func TestWhatOthersDoToPodsIsMended(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			before := a.mends()
+			before := a.repairs()
 			a.Must(c.name, c.do)
-			took := within(t, mendLimit(), "mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
-			t.Logf("mended after %s", took)
+			took := within(t, repairLimit(), "repaired", func() bool { return a.repairs() > before && len(a.diff(t, s)) == 0 })
+			t.Logf("repaired after %s", took)
 		})
 	}
 	for _, x := range []pod{q} { // whose link nobody took down, with which its IPv6 gateway address goes
@@ -150,7 +150,7 @@ func TestWhatOthersDoToPodsIsMended(t *testing.T) {
 	}
 }
 
-func (h *host) mends() int {
+func (h *host) repairs() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.foreign)
@@ -174,12 +174,12 @@ func TestPodsComingAndGoingIsNoForeignChange(t *testing.T) {
 			t.Errorf("%d writes for a pod that went", w)
 		}
 	}
-	// A change that is foreign comes after all notifications of ours: when it is mended, all of ours were looked at.
+	// A change that is foreign comes after all notifications of ours: when it is repaired, all of ours were looked at.
 	a.Must("rule", podRule(unix.AF_INET))
-	within(t, mendLimit(), "mended", func() bool { return a.mends() > 0 })
-	within(t, mendLimit(), "clean", func() bool { return len(a.diff(t, s)) == 0 })
-	if n := a.mends(); n != 1 {
-		t.Errorf("%d foreign changes were mended, want 1", n)
+	within(t, repairLimit(), "repaired", func() bool { return a.repairs() > 0 })
+	within(t, repairLimit(), "clean", func() bool { return len(a.diff(t, s)) == 0 })
+	if n := a.repairs(); n != 1 {
+		t.Errorf("%d foreign changes were repaired, want 1", n)
 	}
 }
 

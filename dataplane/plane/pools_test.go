@@ -135,8 +135,8 @@ func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	}
 }
 
-// TestLostPoolRoutesAreMended: they are as much ours as blocks are.
-func TestLostPoolRoutesAreMended(t *testing.T) {
+// TestLostPoolRoutesAreRepaired: they are as much ours as blocks are.
+func TestLostPoolRoutesAreRepaired(t *testing.T) {
 	a := newHost(t, 1)
 	s := withPools(a.spec())
 	s.Pods.Elsewhere = []netip.Prefix{pfx("10.64.7.0/27"), pfx("fd64::7000/123")}
@@ -144,9 +144,9 @@ func TestLostPoolRoutesAreMended(t *testing.T) {
 	const throw, unreachable = 9, 7
 	for _, kind := range []int{unreachable, throw} {
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			before := a.mends()
+			before := a.repairs()
 			a.Must("delete", deleteRoutes(family, dataplane.DefaultNumbers().PodTable(), kind))
-			within(t, mendLimit(), "mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+			within(t, repairLimit(), "repaired", func() bool { return a.repairs() > before && len(a.diff(t, s)) == 0 })
 		}
 	}
 }

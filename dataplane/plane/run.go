@@ -48,8 +48,8 @@ func (p *Plane) loop() {
 	}
 	resync := time.NewTicker(resyncEvery)
 	defer resync.Stop()
-	mend := time.NewTimer(time.Hour)
-	defer mend.Stop()
+	repair := time.NewTimer(time.Hour)
+	defer repair.Stop()
 	died := p.wg.Done()
 	for {
 		select {
@@ -65,10 +65,10 @@ func (p *Plane) loop() {
 			p.checkPeers()
 		case <-resync.C:
 			p.mark(everything, 0)
-		case <-mend.C:
+		case <-repair.C:
 		}
-		next := p.mendDue()
-		mend.Reset(next)
+		next := p.repairDue()
+		repair.Reset(next)
 		died = p.wg.Done()
 		if died != nil && p.part("wireguard").dirty { // already known; the timer has it
 			died = nil
@@ -94,8 +94,8 @@ func (p *Plane) mark(t touched, after time.Duration) {
 	}
 }
 
-// mendDue mends what is due, and returns when the next is.
-func (p *Plane) mendDue() time.Duration {
+// repairDue repairs what is due, and returns when the next is.
+func (p *Plane) repairDue() time.Duration {
 	next := time.Hour
 	if p.spec == nil {
 		return next
@@ -109,13 +109,13 @@ func (p *Plane) mendDue() time.Duration {
 			next = min(next, wait)
 			continue
 		}
-		if r := part.mends.ReserveN(now, 1); r.DelayFrom(now) > 0 {
+		if r := part.repairs.ReserveN(now, 1); r.DelayFrom(now) > 0 {
 			wait := r.DelayFrom(now)
 			r.CancelAt(now)
 			next = min(next, wait)
 			continue
 		}
-		p.mend(part)
+		p.repair(part)
 		if part.dirty {
 			next = min(next, time.Until(part.due))
 		}
@@ -123,12 +123,12 @@ func (p *Plane) mendDue() time.Duration {
 	return max(next, time.Millisecond)
 }
 
-func (p *Plane) mend(part *part) {
+func (p *Plane) repair(part *part) {
 	retry := part.backoff > 0
-	writes, _, err := part.Mend(*p.spec)
+	writes, _, err := part.Repair(*p.spec)
 	if err != nil && !retry { // it may have changed while it was read
 		var more int
-		more, _, err = part.Mend(*p.spec)
+		more, _, err = part.Repair(*p.spec)
 		writes += more
 	}
 	p.settled(part, err)
@@ -139,12 +139,12 @@ func (p *Plane) mend(part *part) {
 	part.foreign = part.foreign || !retry && (writes > 0 || err != nil)
 	switch {
 	case err != nil && !retry:
-		p.opts.Log.Warn("cannot mend the data plane, trying again", "subsystem", part.Name(), "error", err)
+		p.opts.Log.Warn("cannot repair the data plane, trying again", "subsystem", part.Name(), "error", err)
 		p.opts.OnBroken(part.Name())
 	case err != nil:
 	case part.foreign:
 		part.foreign = false
-		p.opts.Log.Warn("somebody changed what is ours, mended", "subsystem", part.Name(), "writes", writes)
+		p.opts.Log.Warn("somebody changed what is ours, repaired", "subsystem", part.Name(), "writes", writes)
 		p.opts.OnForeign(part.Name())
 	case retry:
 		p.opts.Log.Info("data plane works again", "subsystem", part.Name(), "writes", writes)

@@ -273,12 +273,12 @@ func TestOthersLinksKeepTheirSources(t *testing.T) {
 	}
 }
 
-// TestSourceChecksAreMended: whoever takes them away has them back.
-func TestSourceChecksAreMended(t *testing.T) {
+// TestSourceChecksAreRepaired: whoever takes them away has them back.
+func TestSourceChecksAreRepaired(t *testing.T) {
 	s := newScene(t)
 	s.apply(t, s.spec)
 	s.clean(t, s.spec)
-	before := s.mends()
+	before := s.repairs()
 	s.Must("remove the chain", withNft(func(c *nftables.Conn) {
 		chain := &nftables.Chain{Table: ourTable(), Name: dataplane.ChainSources}
 		c.FlushChain(chain)
@@ -288,5 +288,5 @@ func TestSourceChecksAreMended(t *testing.T) {
 		"add chain "+dataplane.ChainSources) {
 		t.Errorf("skein plan would show %q", d)
 	}
-	within(t, mendLimit(), "mended", func() bool { return s.mends() > before && len(s.diff(t, s.spec)) == 0 })
+	within(t, repairLimit(), "repaired", func() bool { return s.repairs() > before && len(s.diff(t, s.spec)) == 0 })
 }

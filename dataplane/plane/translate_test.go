@@ -215,8 +215,8 @@ func TestNobodyElseIsTranslated(t *testing.T) {
 	}
 }
 
-// TestTranslationsAreMendedAndGo with what asked for them.
-func TestTranslationsAreMendedAndGo(t *testing.T) {
+// TestTranslationsAreRepairedAndGo with what asked for them.
+func TestTranslationsAreRepairedAndGo(t *testing.T) {
 	a := newHost(t, 1)
 	s := a.spec()
 	a.apply(t, s)
@@ -228,9 +228,9 @@ func TestTranslationsAreMendedAndGo(t *testing.T) {
 	a.clean(t, s)
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().NftTable}
 	for _, chain := range []string{dataplane.ChainTranslateIn, dataplane.ChainTranslateOut} {
-		before := a.mends()
+		before := a.repairs()
 		a.Must("flush", withNft(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) }))
-		within(t, mendLimit(), chain+" is mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+		within(t, repairLimit(), chain+" is repaired", func() bool { return a.repairs() > before && len(a.diff(t, s)) == 0 })
 	}
 	s.Translations = slices.Clone(s.Translations[1:])
 	a.apply(t, s)

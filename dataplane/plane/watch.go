@@ -40,7 +40,7 @@ func openWatcher(log *slog.Logger) *watcher {
 	w := &watcher{}
 	var err error
 	if w.rt, err = netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: rtGroups}); err != nil {
-		log.Warn("no notifications of links and routes: foreign changes are mended late", "error", err)
+		log.Warn("no notifications of links and routes: foreign changes are repaired late", "error", err)
 		w.rt = nil
 	} else {
 		_ = w.rt.SetReadBuffer(buffer)
@@ -51,7 +51,7 @@ func openWatcher(log *slog.Logger) *watcher {
 		}
 	}
 	if err != nil {
-		log.Warn("no notifications of nftables: foreign changes are mended late", "error", err)
+		log.Warn("no notifications of nftables: foreign changes are repaired late", "error", err)
 		w.nf = nil
 	} else {
 		_ = w.nf.SetReadBuffer(buffer)

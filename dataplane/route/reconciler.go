@@ -63,8 +63,8 @@ func (r *Reconciler) Close() error {
 	return nil
 }
 
-// Mend is Reconcile.
-func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+// Repair is Reconcile.
+func (r *Reconciler) Repair(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
 
 // Reconcile makes the kernel what the Spec says and returns how many messages that took.
 func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {

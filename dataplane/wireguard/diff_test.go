@@ -55,7 +55,7 @@ func TestDiff(t *testing.T) {
 				AllowedIPs: withPSK.AllowedIPs}}), Options{Prune: true}},
 		{"endpoint-unknown-stays", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}),
 			deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
-		{"roamed-peer-when-mending", deviceOf(peers{key(2): peer("203.0.113.2:9", "10.4.0.2/32")}),
+		{"roamed-peer-when-repair", deviceOf(peers{key(2): peer("203.0.113.2:9", "10.4.0.2/32")}),
 			deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true, KeepEndpoints: true}},
 		{"allowed-ip-added", deviceOf(peers{key(2): peer("", "10.4.0.2/32")}),
 			deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), Options{Prune: true}},

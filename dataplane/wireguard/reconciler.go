@@ -45,9 +45,9 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	return r.reconcile(s, false)
 }
 
-// Mend is Reconcile for changes somebody else made. Endpoints of existing peers stay: a peer that
+// Repair is Reconcile for changes somebody else made. Endpoints of existing peers stay: a peer that
 // roamed is no damage.
-func (r *Reconciler) Mend(s dataplane.Spec) (writes int, notes []string, err error) {
+func (r *Reconciler) Repair(s dataplane.Spec) (writes int, notes []string, err error) {
 	return r.reconcile(s, true)
 }
 
@@ -122,7 +122,7 @@ func (r *Reconciler) load(writes *int) error {
 }
 
 // Status reads the device. changed says that somebody else changed more than endpoints since the last
-// Reconcile or Status; the next Mend puts it right.
+// Reconcile or Status; the next Repair puts it right.
 func (r *Reconciler) Status() (peers []dataplane.PeerStatus, changed bool, err error) {
 	s, peers, err := r.dev.Status()
 	if err != nil {

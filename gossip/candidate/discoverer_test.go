@@ -132,7 +132,7 @@ func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 		}}
 		links := &script{source: "interface", look: func(_ context.Context, r Request) Found {
 			return Found{Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "interface"), host("10.0.0.1:1", "interface")},
-				Problem: "broken", Help: "mend it"}
+				Problem: "broken", Help: "repair it"}
 		}}
 		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
 		d, told := chain(t, w, nat, links)
@@ -145,7 +145,7 @@ func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 		if len(rs) != 1 || sources(rs[0]) != "198.51.100.9:1 stun, 10.0.0.1:1 interface" {
 			t.Fatalf("early: %+v", rs)
 		}
-		if p := rs[0].Problems; len(p) != 1 || p[0] != (Problem{"interface", "broken", "mend it"}) {
+		if p := rs[0].Problems; len(p) != 1 || p[0] != (Problem{"interface", "broken", "repair it"}) {
 			t.Errorf("problems %v", p)
 		}
 		time.Sleep(time.Second)

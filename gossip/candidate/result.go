@@ -121,7 +121,7 @@ type Result struct {
 	Elastic    []netip.Addr // what a cloud's metadata service calls this host's addresses outside: all ports lead here
 }
 
-// Problem is what an operator should mend.
+// Problem is what an operator should repair.
 type Problem struct{ Source, Text, Help string }
 
 // Equal compares what others would care for.

@@ -40,7 +40,7 @@ type Found struct {
 	Candidates []*skeinv1.Candidate
 	NAT        *NATReport    // from the step that looks at the NAT
 	Notes      []Note        // for people
-	Problem    string        // what an operator should mend, and in Help how; empty: nothing
+	Problem    string        // what an operator should repair, and in Help how; empty: nothing
 	Help       string        //
 	Again      time.Duration // when to look again; 0: not before the network changes or somebody asks
 	Elastic    []netip.Addr  // addresses outside that lead to this host alone, with all ports

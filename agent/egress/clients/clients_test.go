@@ -45,7 +45,7 @@ func (s *space) Apply(spec dataplane.ClientSpec) (int, []string, error) {
 	return 1, nil, s.fail
 }
 
-func (s *space) Watch(ctx context.Context, _ func(egressclient.Mended)) error {
+func (s *space) Watch(ctx context.Context, _ func(egressclient.Repaired)) error {
 	<-ctx.Done()
 	return ctx.Err()
 }

@@ -165,14 +165,14 @@ func (w *worker) run() {
 	}
 }
 
-// watch mends in the background; the channel is closed when that ends.
+// watch repairs in the background; the channel is closed when that ends.
 func (w *worker) watch(ctx context.Context, ns Namespace) chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		err := ns.Watch(ctx, func(m egressclient.Mended) {
+		err := ns.Watch(ctx, func(m egressclient.Repaired) {
 			if m.Err == nil {
-				w.c.cfg.Log.Info("egresses of a client were mended", "client", w.key, "writes", m.Writes)
+				w.c.cfg.Log.Info("egresses of a client were repaired", "client", w.key, "writes", m.Writes)
 			}
 			w.c.mu.Lock()
 			asked := w.applied
@@ -180,7 +180,7 @@ func (w *worker) watch(ctx context.Context, ns Namespace) chan struct{} {
 			w.record(asked, m.Notes, ns.Driver(), m.Err)
 		})
 		if err != nil && !errors.Is(err, context.Canceled) {
-			w.c.cfg.Log.Warn("what others change of a client's egresses is not mended", "client", w.key, "error", err)
+			w.c.cfg.Log.Warn("what others change of a client's egresses is not repaired", "client", w.key, "error", err)
 		}
 	}()
 	return done

@@ -22,7 +22,7 @@ const (
 	retryEvery = 10 * time.Second // while the name cannot be looked up
 	patience   = 3 * time.Second
 	keepFailed = 24 * time.Hour // an outage of the name service says nothing of the address
-	keepGone   = time.Hour      // a name that is gone may be a slip that is mended soon
+	keepGone   = time.Hour      // a name that is gone may be a slip that is repaired soon
 	maxAddrs   = 8              // of one name
 )
 
@@ -143,7 +143,7 @@ func (s *Step) learn(addrs []netip.Addr, err error, now time.Time) candidate.Fou
 	}
 	f := s.found(s.addrs, retryEvery)
 	f.Problem = fmt.Sprintf("forceEndpoint %s cannot be looked up: the name service does not answer", s.endpoint)
-	f.Help = "mend this host's name service, or put an address into forceEndpoint"
+	f.Help = "repair this host's name service, or put an address into forceEndpoint"
 	if gone {
 		f.Problem = fmt.Sprintf("forceEndpoint %s: the name has no address", s.endpoint)
 		f.Help = "bring the name back, or change forceEndpoint"

@@ -201,7 +201,7 @@ func told(ctx context.Context, asked string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	status, next := apierrors.APIStatus(nil), "give the command again when it is mended"
+	status, next := apierrors.APIStatus(nil), "give the command again when it is repaired"
 	switch {
 	case apierrors.IsForbidden(err):
 		next = rights + "; name a kubeconfig of such a user with --kubeconfig"

@@ -19,8 +19,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// mendLimit is how soon foreign damage is repaired. Emulated guests are slow.
-func mendLimit() time.Duration {
+// repairLimit is how soon foreign damage is repaired. Emulated guests are slow.
+func repairLimit() time.Duration {
 	if wantKernel() {
 		return 3 * time.Second
 	}
@@ -164,7 +164,7 @@ func changePeer(f func(wgtypes.Peer) wgtypes.PeerConfig) func() error {
 	}
 }
 
-func TestForeignChangesAreMended(t *testing.T) {
+func TestForeignChangesAreRepaired(t *testing.T) {
 	for _, c := range foreignChanges {
 		t.Run(c.name, func(t *testing.T) {
 			a := newHost(t, 1)
@@ -177,21 +177,21 @@ func TestForeignChangesAreMended(t *testing.T) {
 			a.clean(t, s)
 			a.Must(c.name, c.do)
 			if len(a.diff(t, s)) == 0 {
-				t.Log("mended before it could be looked at")
+				t.Log("repaired before it could be looked at")
 			}
-			took := within(t, mendLimit(), "mended", func() bool { return len(a.diff(t, s)) == 0 })
+			took := within(t, repairLimit(), "repaired", func() bool { return len(a.diff(t, s)) == 0 })
 			within(t, time.Second, "reported as foreign", func() bool {
 				a.mu.Lock()
 				defer a.mu.Unlock()
 				return slices.Contains(a.foreign, c.subsystem)
 			})
-			t.Logf("mended after %s", took)
+			t.Logf("repaired after %s", took)
 		})
 	}
 }
 
 // A program that undoes our work again and again must not make us busy.
-func TestMendingIsRateLimited(t *testing.T) {
+func TestRepairIsRateLimited(t *testing.T) {
 	a := newHost(t, 1)
 	s := a.spec()
 	a.apply(t, s)
@@ -211,16 +211,16 @@ func TestMendingIsRateLimited(t *testing.T) {
 			}
 		})
 	}()
-	mends := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.foreign) }
+	repairs := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.foreign) }
 	start := time.Now()
-	within(t, 10*time.Second, "eight mends", func() bool { return mends() >= 8 })
-	took, n := time.Since(start), mends()
+	within(t, 10*time.Second, "eight repairs", func() bool { return repairs() >= 8 })
+	took, n := time.Since(start), repairs()
 	close(quit)
 	<-done
 	if most := 5 + int(took/(200*time.Millisecond)); n > most {
-		t.Errorf("%d mends in %s, want at most %d", n, took, most)
+		t.Errorf("%d repairs in %s, want at most %d", n, took, most)
 	}
-	within(t, 2*time.Second, "mended when the quarrel ends", func() bool { return len(a.diff(t, s)) == 0 })
+	within(t, 2*time.Second, "repaired when the quarrel ends", func() bool { return len(a.diff(t, s)) == 0 })
 }
 
 // What other programs have in the kernel: as text, to compare.
@@ -327,8 +327,8 @@ func TestWhatIsNotOursStaysAsItIs(t *testing.T) {
 	a.apply(t, s)
 	check("after apply")
 	a.Must("delete table", withNft(func(c *nftables.Conn) { c.DelTable(ourTable()) }))
-	within(t, mendLimit(), "mended", func() bool { return len(a.diff(t, s)) == 0 })
-	check("after mending")
+	within(t, repairLimit(), "repaired", func() bool { return len(a.diff(t, s)) == 0 })
+	check("after repair")
 	a.apply(t, a.spec())
 	check("after pruning")
 	if err := a.plane.Close(); err != nil {
