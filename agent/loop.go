@@ -210,6 +210,8 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			a.stale.Store(true) // whatever was missed, such as a peer that roamed again
 			a.checkUDPRelay()
 			a.inquire(ctx)
+		case <-a.decided: // a slot that moves goes on at its former owner for a moment only
+			urgent = true
 		case <-a.wake:
 		}
 		now := time.Now()
@@ -262,8 +264,8 @@ func (a *Agent) nextTick(now time.Time) time.Duration {
 }
 
 // syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and
-// those that a changed path asks for a third. A host that has too much to do takes longer for each round, and so does
-// fewer.
+// those that a changed path or the log asks for a third. A host that has too much to do takes longer for each round,
+// and so does fewer.
 type syncPace struct {
 	ended time.Time
 	took  time.Duration
@@ -621,7 +623,10 @@ func (a *Agent) watchState(ctx context.Context) {
 		if a.replica.Wait(ctx, index) != nil {
 			return
 		}
-		a.wakeUp()
+		select {
+		case a.decided <- struct{}{}:
+		default:
+		}
 	}
 }
 
