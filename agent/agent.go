@@ -216,7 +216,8 @@ type Agent struct {
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
-		wake: make(chan struct{}, 1), decided: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
+		wake: make(chan struct{}, 1), decided: make(chan struct{}, 1),
+		gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		planeStands: make(chan struct{}),
 		serves:      make(chan struct{}),
 		problems:    newProblems(),
