@@ -12,9 +12,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// TestAlike changes each field of a record by itself. The listed fields are those that plans read: a change of one makes
-// the records unlike. A change of any other leaves them alike, and then the plans of the member, of leaders of its
-// site and of a leader elsewhere have to be the same.
+// TestAlike changes each field of a record by itself. The listed fields are those that plans read: a change of one
+// makes the records unlike. A change of any other leaves them alike, and then the plans of the member, of leaders of
+// its site and of a leader elsewhere have to be the same.
 func TestAlike(t *testing.T) {
 	read := map[protoreflect.Name]bool{"site": true, "leader_wish": true, "forced_endpoint": true, "candidates": true,
 		"role": true, "leads": true, "leader_slot": true, "silent_leaders": true}
