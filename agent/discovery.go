@@ -50,7 +50,7 @@ func (a *Agent) openDiscovery() error {
 		return err
 	}
 	a.discoverer = candidate.New(candidate.Config{
-		Steps: steps, NAT: a.reflexive, OnResult: a.onDiscovered, Log: a.log,
+		Steps: steps, First: []candidate.Step{a.reflexive, a.ownAddresses}, OnResult: a.onDiscovered, Log: a.log,
 		Network: hostaddr.Kernel{SkipLinks: []string{a.cfg.Dataplane.Link},
 			Overlay: projection.Overlays(a.replica.State().Cluster())},
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -22,9 +23,10 @@ const (
 type Config struct {
 	// Steps are taken side by side. Where two find the same address, it is the earlier one's.
 	Steps []Step
-	// NAT is the one of Steps that looks at the NAT. Nothing is told before it has spoken, at the start and when the
-	// network has changed, since what others make of an address depends on the NAT.
-	NAT      Step
+	// First are those of Steps without which nothing is told, at the start and when the network has changed: the one
+	// that looks at the NAT, since what others make of an address depends on it, and the one that has the host's own
+	// addresses, since a host without any offers nothing to others.
+	First    []Step
 	Network  Network
 	OnResult func(Result) // called from Run's goroutine when something changed; must not block
 	Log      *slog.Logger
@@ -141,14 +143,15 @@ type round struct {
 	number  uint64   // of the newest order to look at everything
 	found   []Found  // by step
 	done    []uint64 // by step, the number of the last order it has finished
-	nat     bool     // the NAT step has spoken since the network changed
+	first   []bool   // by step, it has to speak before anything is told of this network
 	waiting map[uint64][]chan<- Result
 }
 
 // coordinate owns what is known and tells the workers when to look.
 func (d *Discoverer) coordinate(ctx context.Context, orders []chan order) {
 	n := len(d.c.Steps)
-	c := &round{found: make([]Found, n), done: make([]uint64, n), waiting: map[uint64][]chan<- Result{}}
+	c := &round{found: make([]Found, n), done: make([]uint64, n), first: make([]bool, n),
+		waiting: map[uint64][]chan<- Result{}}
 	d.readHost(c)
 	d.orderAll(c, orders, true)
 	news := time.NewTimer(0)
@@ -166,7 +169,7 @@ func (d *Discoverer) coordinate(ctx context.Context, orders []chan order) {
 				return
 			}
 			if d.readHost(c) {
-				c.nat = false
+				news.Stop() // what was found on the old network
 				d.orderAll(c, orders, true)
 			}
 		case answer := <-d.checks:
@@ -199,7 +202,10 @@ func (d *Discoverer) readHost(c *round) bool {
 
 func (d *Discoverer) orderAll(c *round, orders []chan order, fresh bool) {
 	c.number++
-	for _, o := range orders {
+	for i, o := range orders {
+		if fresh {
+			c.first[i] = slices.Contains(d.c.First, d.c.Steps[i])
+		}
 		place(o, order{host: c.host, full: true, fresh: fresh, number: c.number})
 	}
 }
@@ -221,10 +227,10 @@ func (d *Discoverer) take(c *round, r report) bool {
 	if !r.early {
 		c.done[r.step] = max(c.done[r.step], r.number)
 	}
-	if d.c.Steps[r.step] == d.c.NAT && r.number == c.number {
-		c.nat = true
+	if r.number == c.number {
+		c.first[r.step] = false
 	}
-	return c.nat
+	return !slices.Contains(c.first, true)
 }
 
 // answer serves those who wait for all steps to have looked.

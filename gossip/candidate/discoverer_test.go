@@ -77,11 +77,17 @@ func host(addr, source string) *skeinv1.Candidate {
 	return Make(skeinv1.CandidateType_CANDIDATE_TYPE_HOST, netip.MustParseAddrPort(addr), PriorityHost, source)
 }
 
-// chain runs steps, the first of which looks at the NAT, until the test ends.
+// chain runs steps until the test ends. Those called stun and interface have to speak before anything is told.
 func chain(t *testing.T, w *wire, steps ...Step) (*Discoverer, func() []Result) {
 	var mu sync.Mutex
 	var told []Result
-	d := New(Config{Steps: steps, NAT: steps[0], Network: w, OnResult: func(r Result) {
+	var first []Step
+	for _, s := range steps {
+		if s.Source() == "stun" || s.Source() == "interface" {
+			first = append(first, s)
+		}
+	}
+	d := New(Config{Steps: steps, First: first, Network: w, OnResult: func(r Result) {
 		mu.Lock()
 		told = append(told, r)
 		mu.Unlock()
@@ -151,6 +157,33 @@ func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 		time.Sleep(time.Second)
 		if rs := told(); len(rs) != 1 || !rs[0].Hairpin || !d.Result().Equal(rs[0]) {
 			t.Errorf("sure: %+v", rs)
+		}
+	})
+}
+
+// TestNothingIsToldWithoutTheHostsAddresses has the interfaces speak after the NAT: a host told others that it had no
+// address, and `skein token create` that no member offered a port, until they had.
+func TestNothingIsToldWithoutTheHostsAddresses(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		nat := &script{source: "stun", look: func(context.Context, Request) Found {
+			return Found{NAT: &NATReport{At: time.Now()}}
+		}}
+		links := &script{source: "interface", look: func(ctx context.Context, r Request) Found {
+			pause(ctx, time.Second)
+			return Found{Candidates: []*skeinv1.Candidate{host(r.Host.Addrs[0].String()+":1", "interface")}}
+		}}
+		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
+		_, told := chain(t, w, nat, links)
+		for _, addr := range []string{"10.0.0.1", "10.0.0.2"} {
+			time.Sleep(900 * time.Millisecond)
+			if rs := told(); len(rs) != 0 {
+				t.Errorf("told %+v before the addresses were known", rs)
+			}
+			time.Sleep(2 * settle)
+			if rs := told(); len(rs) != 1 || sources(rs[0]) != addr+":1 interface" {
+				t.Fatalf("told %+v, want %s", rs, addr)
+			}
+			w.move("10.0.0.2")
 		}
 	})
 }

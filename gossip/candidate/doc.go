@@ -2,8 +2,8 @@
 // small package of its own; Discoverer runs them side by side and tells of a Result only when it changed. DESIGN.md has
 // the table of steps and the rules.
 //
-// Invariants: looks at one step never overlap; nothing is told before the NAT is known as far as it can be; every
-// candidate has the source that found it, and an address is told once.
+// Invariants: looks at one step never overlap; nothing is told before the NAT is known as far as it can be and the
+// host's own addresses are; every candidate has the source that found it, and an address is told once.
 //
 // Discoverer is safe for concurrent use. Source: DESIGN.md section 8 of the project.
 package candidate

@@ -113,8 +113,9 @@ func newWorld(t *testing.T, adjust func(*Config, *world), servers ...string) *wo
 	if w.step, err = New(c); err != nil {
 		t.Fatal(err)
 	}
+	steps := []candidate.Step{w.step, &hostaddr.Step{Port: port}}
 	w.Discoverer = candidate.New(candidate.Config{
-		Steps: []candidate.Step{w.step, &hostaddr.Step{Port: port}}, NAT: w.step, Network: w,
+		Steps: steps, First: steps, Network: w,
 		OnResult: func(r candidate.Result) {
 			w.mu.Lock()
 			w.results = append(w.results, r)

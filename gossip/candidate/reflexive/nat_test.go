@@ -72,8 +72,9 @@ func child(servers []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	steps := []candidate.Step{step, &hostaddr.Step{Port: nattest.WireGuardPort}}
 	d := candidate.New(candidate.Config{
-		Steps: []candidate.Step{step, &hostaddr.Step{Port: nattest.WireGuardPort}}, NAT: step, Network: hostaddr.Kernel{},
+		Steps: steps, First: steps, Network: hostaddr.Kernel{},
 		OnResult: func(r candidate.Result) { told <- r },
 	})
 	socket.Serve(step.HandleSTUN)
