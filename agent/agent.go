@@ -138,6 +138,7 @@ type Agent struct {
 	journal     *journal.Journal
 	plans       plans
 	plane       *plane.Plane
+	reserved    *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
 	links       hostLinks
 	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays

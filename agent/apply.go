@@ -110,6 +110,7 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 		a.rewritten(spec.PortRewrites)
 		return true
 	}
+	a.releasePort()
 	report, err := a.turnKey(spec.WireGuard.PrivateKey, func() (dataplane.Report, error) {
 		return a.plane.Apply(ctx, spec)
 	})

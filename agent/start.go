@@ -313,7 +313,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
 			Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
 		}}})
-	if err := portFree(a.cfg.Ports.WireGuard, a.cfg.Dataplane.Link); err != nil {
+	if a.reserved, err = reservePort(a.cfg.Ports.WireGuard, a.cfg.Dataplane.Link); err != nil {
 		return err
 	}
 	a.plane, err = plane.Open(ctx, plane.Options{
@@ -348,21 +348,30 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	return a.openPods()
 }
 
-// portFree tells early and plainly that WireGuard's port is taken: by another program, since a link of
-// our own that a former run left behind is adopted.
-func portFree(port uint16, link string) error {
+// reservePort holds WireGuard's port until the device takes it: it is one of those that the kernel gives to sockets
+// which ask for any, and the agent opens some of these before. It tells early and plainly that another program has the
+// port; it holds nothing where a link of our own has it, which a former run left behind and which is adopted.
+func reservePort(port uint16, link string) (*net.UDPConn, error) {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(port)})
 	if err == nil {
-		return c.Close()
+		return c, nil
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		if _, e := net.InterfaceByName(link); e == nil {
-			return nil
+			return nil, nil
 		}
-		return fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the configuration",
-			port)
+		return nil, fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the "+
+			"configuration", port)
 	}
-	return fmt.Errorf("UDP port %d: %w", port, err)
+	return nil, fmt.Errorf("UDP port %d: %w", port, err)
+}
+
+// releasePort lets the device take WireGuard's port.
+func (a *Agent) releasePort() {
+	if a.reserved != nil {
+		_ = a.reserved.Close() // it has sent nothing, and what came to it was nobody's
+		a.reserved = nil
+	}
 }
 
 // close ends every part in the opposite order. The kernel keeps what it can carry without the agent.
@@ -400,6 +409,7 @@ func (a *Agent) close() error {
 	if a.pool != nil {
 		a.pool.Close()
 	}
+	a.releasePort()
 	if a.socket != nil {
 		errs = append(errs, a.socket.Close())
 	}

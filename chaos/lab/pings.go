@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -64,7 +65,7 @@ func (l *Lab) EndPings(lost int, longest time.Duration) error {
 			r.Sent, round(r.Longest()))
 		l.progress("%s", text)
 		if lost >= 0 && r.Lost() > lost {
-			errs = append(errs, fmt.Errorf("%s; allowed: %d", text, lost))
+			errs = append(errs, fmt.Errorf("%s; allowed: %d; not answered: %s", text, lost, blackouts(r)))
 		}
 		if longest > 0 && r.Longest() > longest {
 			errs = append(errs, fmt.Errorf("%s; allowed: %s", text, longest))
@@ -72,4 +73,17 @@ func (l *Lab) EndPings(lost int, longest time.Duration) error {
 	}
 	l.pings = nil
 	return errors.Join(errs...)
+}
+
+// blackouts lists when a stream's echoes were lost, the first few of the times.
+func blackouts(r ping.Report) string {
+	const shown = 5
+	var parts []string
+	for _, b := range r.Blackouts[:min(len(r.Blackouts), shown)] {
+		parts = append(parts, fmt.Sprintf("%d from %s on", b.Lost, b.Start.UTC().Format("15:04:05.000")))
+	}
+	if more := len(r.Blackouts) - len(parts); more > 0 {
+		parts = append(parts, fmt.Sprintf("%d more times", more))
+	}
+	return strings.Join(parts, ", ")
 }
