@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/chaos/lab/ping"
 )
 
 // defaultPort is the one that a step serves, or asks, when it names none.
@@ -62,7 +63,8 @@ func (l *Lab) serve(place string, port int) error {
 	at := net.JoinHostPort("", strconv.Itoa(port))
 	if err := fabric.In(ns, func() (err error) {
 		if tcp, err = net.Listen("tcp", at); err == nil {
-			udp, err = net.ListenPacket("udp", at)
+			l := net.ListenConfig{Control: ping.DeepQueue}
+			udp, err = l.ListenPacket(context.Background(), "udp", at)
 		}
 		return err
 	}); err != nil {
@@ -262,7 +264,7 @@ func (l *Lab) Get(ctx context.Context, from string, at netip.AddrPort) (Seen, er
 // dial connects from inside a namespace.
 func dial(ctx context.Context, ns, network string, at netip.AddrPort) (c net.Conn, err error) {
 	err = fabric.In(ns, func() error {
-		var d net.Dialer
+		d := net.Dialer{Control: ping.DeepQueue}
 		c, err = d.DialContext(ctx, network, at.String())
 		return err
 	})

@@ -139,6 +139,7 @@ func (q *Queue) read() {
 		got, err := q.c.Receive(b)
 		q.mu.Lock()
 		if err != nil && q.closed {
+			q.drain(b)
 			q.mu.Unlock()
 			return
 		}
@@ -159,6 +160,23 @@ func (q *Queue) read() {
 		}
 		if closed {
 			_ = q.c.Deadline(time.Now().Add(quiet))
+		}
+	}
+}
+
+// drain lets go what came before the deadline of Close and was not read by then, since this program did not run.
+func (q *Queue) drain(b []byte) {
+	for q.all {
+		got, err := q.c.Waiting(b)
+		if err != nil || got == nil {
+			return // the socket is closed, or empty
+		}
+		for m := range nfnl.Messages(got) {
+			q.note(m)
+		}
+		if err := q.flush(); err != nil {
+			q.log.Error("a packet that may go on stays", "queue", q.queue, "error", err)
+			return
 		}
 	}
 }

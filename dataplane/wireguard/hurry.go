@@ -21,6 +21,9 @@ var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Milliseco
 // had nowhere to go and counts all the same; and a first initiation that came before the other side knew
 // the peer. Whoever learns of the other last is heard, so it tries if the other has asked, and whoever has
 // packets waiting tries again soon. Where neither is so, there is no session, as WireGuard has it.
+//
+// A peer without allowed IPs is left alone until it has some: it is the next key of one that changes its key, and that
+// one begins. A handshake of ours beside its own would end the session in which packets are still under way.
 type hurrier struct {
 	dev     *device.Device
 	cross   *crossing
@@ -30,6 +33,7 @@ type hurrier struct {
 	met    map[dataplane.Key]bool           // had a session when last looked at
 	where  map[dataplane.Key]netip.AddrPort // the endpoints then
 	fresh  map[dataplane.Key]*firstTries
+	unled  map[dataplane.Key]netip.AddrPort // peers without allowed IPs, and their endpoints
 	timer  *time.Timer
 	closed bool
 }
@@ -42,7 +46,8 @@ type firstTries struct {
 
 func newHurrier(dev *device.Device, bind *meshBind, packets sync.Locker) *hurrier {
 	return &hurrier{dev: dev, cross: bind.cross, packets: packets, met: map[dataplane.Key]bool{},
-		where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+		where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{},
+		unled: map[dataplane.Key]netip.AddrPort{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have
@@ -71,16 +76,40 @@ func (h *hurrier) changed(batch []Op) {
 			delete(h.met, p.Key)
 			delete(h.where, p.Key)
 			delete(h.fresh, p.Key)
-		case p.Endpoint.IsValid() && !h.met[p.Key]:
-			t := h.fresh[p.Key]
-			if t == nil {
-				t = &firstTries{endpoints: []netip.AddrPort{h.where[p.Key]}, due: now}
-				h.fresh[p.Key] = t
-			} // else a try may be under way by the former endpoint: it has its time
-			t.endpoints = append(t.endpoints, p.Endpoint)
+			delete(h.unled, p.Key)
+		default:
+			if at := h.led(p); at.IsValid() && !h.met[p.Key] {
+				h.hurry(p.Key, at, now)
+			}
 		}
 	}
 	h.run(now)
+}
+
+// led is the endpoint that an operation sets of a peer that has allowed IPs, or that one was set to before it had. The
+// caller holds mu.
+func (h *hurrier) led(p *PeerOp) netip.AddrPort {
+	before, unled := h.unled[p.Key]
+	at := p.Endpoint
+	if !at.IsValid() {
+		at = before
+	}
+	if len(p.Gain) == 0 && (unled || p.Action == Add) {
+		h.unled[p.Key] = at
+		return netip.AddrPort{}
+	}
+	delete(h.unled, p.Key)
+	return at
+}
+
+// hurry has first handshakes tried with a peer whose endpoint was set. The caller holds mu.
+func (h *hurrier) hurry(key dataplane.Key, at netip.AddrPort, now time.Time) {
+	t := h.fresh[key]
+	if t == nil {
+		t = &firstTries{endpoints: []netip.AddrPort{h.where[key]}, due: now}
+		h.fresh[key] = t
+	} // else a try may be under way by the former endpoint: it has its time
+	t.endpoints = append(t.endpoints, at)
 }
 
 // run tries what is due and sets the timer for what is next. The caller holds mu.

@@ -270,3 +270,30 @@ func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration)
 		}
 	}
 }
+
+// TestNothingIsTriedBeforeAddressesAreLed: a peer that is another's next key is left alone until addresses are led to
+// it. A try of ours beside the handshake that the other side begins would end the session that still carries packets.
+func TestNothingIsTriedBeforeAddressesAreLed(t *testing.T) {
+	h := &hurrier{unled: map[dataplane.Key]netip.AddrPort{}}
+	next, plain := dataplane.Key{1}, dataplane.Key{2}
+	ips := []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}
+	first, second := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.1:2")
+	for _, step := range []struct {
+		name string
+		op   PeerOp
+		want netip.AddrPort
+	}{
+		{"a next key", PeerOp{Action: Add, Key: next, Endpoint: first}, netip.AddrPort{}},
+		{"its keepalive", PeerOp{Action: Update, Key: next, Keepalive: new(time.Duration)}, netip.AddrPort{}},
+		{"its way changes", PeerOp{Action: Update, Key: next, Endpoint: second}, netip.AddrPort{}},
+		{"addresses are led to it", PeerOp{Action: Update, Key: next, Gain: ips}, second},
+		{"its way changes again", PeerOp{Action: Update, Key: next, Endpoint: first}, first},
+		{"a peer with addresses", PeerOp{Action: Add, Key: plain, Endpoint: first, Gain: ips}, first},
+		{"its addresses change", PeerOp{Action: Update, Key: plain, Gain: ips}, netip.AddrPort{}},
+		{"its way changes, too", PeerOp{Action: Update, Key: plain, Endpoint: second}, second},
+	} {
+		if have := h.led(&step.op); have != step.want {
+			t.Errorf("%s: tried at %s, want %s", step.name, have, step.want)
+		}
+	}
+}

@@ -85,6 +85,37 @@ func (c *Conn) Receive(b []byte) ([]byte, error) {
 	}
 }
 
+// Waiting reads what has come already, without waiting for more; nil: nothing has. A deadline that has passed, at which
+// Receive gives up whatever has come, does not matter.
+func (c *Conn) Waiting(b []byte) (got []byte, err error) {
+	raw, err := c.s.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var n int
+		var from unix.Sockaddr
+		if controlled := raw.Control(func(fd uintptr) {
+			n, from, err = unix.Recvfrom(int(fd), b, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+		}); controlled != nil {
+			return nil, controlled
+		}
+		sa, netlink := from.(*unix.SockaddrNetlink)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil, nil
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, err
+		case !netlink || sa.Pid != 0: // not the kernel's
+		case n > len(b):
+			return nil, fmt.Errorf("the kernel's message has %d bytes, room is for %d", n, len(b))
+		default:
+			return b[:n], nil
+		}
+	}
+}
+
 // Message is one message as it was received.
 type Message struct {
 	Type, Flags uint16

@@ -96,3 +96,37 @@ func FuzzDecode(f *testing.F) {
 		s.decode(b, &net.IPAddr{IP: s.dst.AsSlice()})
 	})
 }
+
+// TestNothingIsMissedByAProgramThatStands has 2000 answers come while nobody reads them. A socket with the kernel's usual
+// buffer keeps 256 of them, and those of requests that come in between take their place.
+func TestNothingIsMissedByAProgramThatStands(t *testing.T) {
+	testenv.NeedRoot(t)
+	const echoes = 2000
+	for _, dst := range []string{"127.0.0.1", "::1"} {
+		a := netip.MustParseAddr(dst)
+		conn, err := Open(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		s := &Stream{conn: conn, dst: a, id: 7, size: MinSize}
+		for i := range echoes {
+			if _, err := conn.WriteTo(s.echo(i), &net.IPAddr{IP: a.AsSlice()}); err != nil {
+				t.Fatalf("echo %d to %s: %v", i, dst, err)
+			}
+		}
+		b := make([]byte, 1<<16)
+		for want := 0; want < echoes; want++ {
+			if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			n, from, err := conn.ReadFrom(b)
+			if err != nil {
+				t.Fatalf("%d of %d answers came from %s: %v", want, echoes, dst, err)
+			}
+			if got, ok := s.decode(b[:n], from); !ok || got != want {
+				t.Fatalf("packet %d from %s: answer %d, %t", want, dst, got, ok)
+			}
+		}
+	}
+}
