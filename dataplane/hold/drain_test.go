@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// TestWhatCameIsNotLeftBehind has the time of Close be over before the reader has seen what came: it lets that go all the
-// same. On a busy machine the last packets of a hold were lost.
+// TestWhatCameIsNotLeftBehind has the time of Close be over before the reader has seen what came: it lets that go all
+// the same. On a busy machine the last packets of a hold were lost.
 func TestWhatCameIsNotLeftBehind(t *testing.T) {
 	const number, port, packets = 5118, 9000, 200
 	n := testns.New(t, "drain")

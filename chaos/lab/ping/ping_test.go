@@ -97,8 +97,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestNothingIsMissedByAProgramThatStands has 2000 answers come while nobody reads them. A socket with the kernel's usual
-// buffer keeps 256 of them, and those of requests that come in between take their place.
+// TestNothingIsMissedByAProgramThatStands has 2000 answers come while nobody reads them. A socket with the kernel's
+// usual buffer keeps 256 of them, and requests that come in between take the place of some.
 func TestNothingIsMissedByAProgramThatStands(t *testing.T) {
 	testenv.NeedRoot(t)
 	const echoes = 2000
