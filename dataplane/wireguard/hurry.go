@@ -3,6 +3,7 @@ package wireguard
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,9 @@ var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Milliseco
 // the peer. Whoever learns of the other last is heard, so it tries if the other has asked, and whoever has
 // packets waiting tries again soon. Where neither is so, there is no session, as WireGuard has it.
 //
+// A device that gets another key can send in no session that it has, so its peers are tried again as if they were met
+// first, after the time in which the first handshake with the new key should be over.
+//
 // A peer without allowed IPs is left alone until it has some: it is the next key of one that changes its key, and that
 // one begins. A handshake of ours beside its own would end the session in which packets are still under way.
 type hurrier struct {
@@ -30,7 +34,8 @@ type hurrier struct {
 	packets sync.Locker // held while packets from the link are being handled
 
 	mu     sync.Mutex
-	met    map[dataplane.Key]bool           // had a session when last looked at
+	met    map[dataplane.Key]bool           // had a session of the device's key when last looked at
+	keyed  time.Time                        // when the device got its key
 	where  map[dataplane.Key]netip.AddrPort // the endpoints then
 	fresh  map[dataplane.Key]*firstTries
 	unled  map[dataplane.Key]netip.AddrPort // peers without allowed IPs, and their endpoints
@@ -56,6 +61,9 @@ func (h *hurrier) changes(batch []Op) {
 	h.cross.who.learn(batch)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if slices.ContainsFunc(batch, func(op Op) bool { return op.PrivateKey != nil }) {
+		h.rekeyed(time.Now())
+	}
 	for _, op := range batch {
 		if p := op.Peer; p != nil && p.Endpoint.IsValid() && p.Action == Update && !h.met[p.Key] {
 			h.look()
@@ -100,6 +108,20 @@ func (h *hurrier) led(p *PeerOp) netip.AddrPort {
 	}
 	delete(h.unled, p.Key)
 	return at
+}
+
+// rekeyed has handshakes tried with all peers that have a session, unless they have another one some time after the
+// device got the key that it is about to get. The caller holds mu.
+func (h *hurrier) rekeyed(now time.Time) {
+	h.keyed = now
+	h.cross.reset() // what passed before was of the former key's handshakes
+	h.look()
+	for key, at := range h.where {
+		if h.met[key] && at.IsValid() {
+			h.fresh[key] = &firstTries{endpoints: []netip.AddrPort{at}, done: 1, due: now.Add(hurryAfter[1])}
+		}
+	}
+	clear(h.met)
 }
 
 // hurry has first handshakes tried with a peer whose endpoint was set. The caller holds mu.
@@ -166,7 +188,7 @@ func (h *hurrier) look() {
 	}
 	for _, p := range peers {
 		h.where[p.PublicKey] = p.Endpoint
-		if !p.LastHandshake.IsZero() {
+		if p.LastHandshake.After(h.keyed) {
 			h.met[p.PublicKey] = true
 		}
 	}

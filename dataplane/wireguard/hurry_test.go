@@ -16,6 +16,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/tuntest"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
 )
@@ -295,5 +296,39 @@ func TestNothingIsTriedBeforeAddressesAreLed(t *testing.T) {
 		if have := h.led(&step.op); have != step.want {
 			t.Errorf("%s: tried at %s, want %s", step.name, have, step.want)
 		}
+	}
+}
+
+// TestAnotherKeyForgetsFormerHandshakes: an initiation right behind an answer is not sent, since there is a session. A
+// device that has got another key meanwhile has none that it can send in, and would try again after five seconds.
+func TestAnotherKeyForgetsFormerHandshakes(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	bind, link := newMeshBind(), newQuietTUN(a.TUN(), device.DefaultMTU)
+	da, db := device.NewDevice(link, bind, quiet), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	defer da.Close()
+	defer db.Close()
+	public, port := wire(t, da, db)
+	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
+	defer d.first.close()
+	keyB, at := dataplane.Key(public), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port))
+	next := dataplane.Key(newKey(t))
+	public = wgtypes.Key(next).PublicKey()
+	if err := errors.Join(d.Write([]Op{{Peer: &PeerOp{Action: Update, Key: keyB, Endpoint: at}}}),
+		db.IpcSet(fmt.Sprintf("public_key=%x\nallowed_ip=10.0.0.1/32\n", public[:]))); err != nil {
+		t.Fatal(err)
+	}
+	who := party{key: keyB}
+	bind.cross.mu.Lock()
+	bind.cross.parties[who] = &meeting{theirs: initiation{at: time.Now(), index: 1, outcome: answered}}
+	bind.cross.mu.Unlock()
+	if err := d.Write([]Op{{PrivateKey: &next}}); err != nil {
+		t.Fatal(err)
+	}
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
+	select {
+	case <-b.Inbound:
+	case <-time.After(4 * time.Second): // the library's own retry comes after five
+		t.Fatal(errWaits)
 	}
 }
