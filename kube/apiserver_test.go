@@ -60,6 +60,17 @@ func next[T any](t *testing.T, what string, c <-chan T) T {
 	}
 }
 
+// beside runs a function that the end of the test's context ends, and waits for that: it must not write into a directory
+// that is being removed, nor log for a test that is over.
+func beside(t *testing.T, run func()) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run()
+	}()
+	t.Cleanup(func() { <-ended })
+}
+
 func TestAWatchThatHangsBeginsAnew(t *testing.T) {
 	watched := make(chan *http.Request)
 	s := silent(t, watched)
@@ -70,7 +81,7 @@ func TestAWatchThatHangsBeginsAnew(t *testing.T) {
 	a.atMost = 100 * time.Millisecond
 	store := newMirror(func(o metav1.Object) namespace { return slimNamespace(o) }, func() {})
 	h := &health{report: func(subject, message, _ string) { t.Logf("%s: %s", subject, message) }}
-	go a.watch(t.Context(), namespaceResource, "", store, h)
+	beside(t, func() { a.watch(t.Context(), namespaceResource, "", store, h) })
 	for i := range 3 {
 		r := next(t, "a watch", watched)
 		if text := r.URL.Query().Get("timeoutSeconds"); text < "100" || text > "150" || len(text) != 3 {
@@ -89,7 +100,6 @@ func (h quietHost) Serves() <-chan struct{} { return nil }
 func (h quietHost) FreshBoot() bool         { return false }
 
 func (h quietHost) Report(subject string, _ part.Severity, message, _ string) {
-
 	if message != "" {
 		select {
 		case h.reports <- subject + ": " + message:
@@ -131,7 +141,7 @@ func TestATokenThatIsReplacedIsUsed(t *testing.T) {
 	if err := p.Open(host, prometheus.NewRegistry()); err != nil {
 		t.Fatal(err)
 	}
-	go p.Run(t.Context())
+	beside(t, func() { p.Run(t.Context()) })
 	comes := func(token string) {
 		t.Helper()
 		for seen := map[string]bool{}; len(seen) < 3; { // namespaces, nodes, pods

@@ -45,7 +45,8 @@ func TestAThousandChangesASecond(t *testing.T) {
 	}
 	store := newMirror(slimNode, func() {})
 	began := time.Now()
-	go a.watch(t.Context(), nodeResource, "", store, &health{report: func(string, string, string) {}})
+	h := &health{report: func(string, string, string) {}}
+	beside(t, func() { a.watch(t.Context(), nodeResource, "", store, h) })
 	last := fmt.Sprintf("r%d", changes-1)
 	for {
 		next(t, "a change of the Nodes", store.changed)

@@ -73,7 +73,7 @@ func TestAWatchComesAgainWhenItIsAskedTo(t *testing.T) {
 	a := refusing(t, http.StatusTooManyRequests, "3", "later", asked)
 	store := newMirror(func(o metav1.Object) namespace { return slimNamespace(o) }, func() {})
 	h := &health{report: func(_, message, _ string) { told <- message }}
-	go a.watch(t.Context(), namespaceResource, "", store, h)
+	beside(t, func() { a.watch(t.Context(), namespaceResource, "", store, h) })
 	first := next(t, "a request", asked)
 	if message := next(t, "a report", told); message == "" {
 		t.Error("no problem is told")
