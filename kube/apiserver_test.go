@@ -60,8 +60,8 @@ func next[T any](t *testing.T, what string, c <-chan T) T {
 	}
 }
 
-// beside runs a function that the end of the test's context ends, and waits for that: it must not write into a directory
-// that is being removed, nor log for a test that is over.
+// beside runs a function that the end of the test's context ends, and waits for that: it must not write into a
+// directory that is being removed, nor log for a test that is over.
 func beside(t *testing.T, run func()) {
 	ended := make(chan struct{})
 	go func() {
