@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -227,6 +228,9 @@ func TestLeaderWithAWrongClockHandsOver(t *testing.T) {
 			old := c.leader()
 			ahead(old).Store(int64(off))
 			c.propose(old, token(1))
+			if !slices.ContainsFunc(c.nodes, func(n *node) bool { return n != old && n.raft != nil && n.raft.IsLeader() }) {
+				t.Errorf("off by %s: it has decided, since no other server leads", off)
+			}
 			// The next one may lead, and have decided, before the old one has heard of it.
 			c.eventually(fmt.Sprintf("off by %s: it leads no more", off), func() error {
 				if c.leader() == old {
