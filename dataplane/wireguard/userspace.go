@@ -68,7 +68,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 		Verbosef: device.DiscardLogf,
 		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go", "message", fmt.Sprintf(f, a...)) },
 	})
-	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
+	// The agent's prober decides endpoints; a peer must not pull its own away from under it. See keepEndpoints.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
 	count, err := newCounters(d)
 	if err != nil {
@@ -240,7 +240,9 @@ func (d *userspaceDevice) Write(batch []Op) error {
 		}
 	}
 	d.first.changes(batch)
+	d.keepEndpoints(batch)
 	err := d.dev.IpcSet(encode(batch))
+	d.keepEndpoints(batch)
 	if err == nil && !d.up {
 		if err = d.dev.Up(); err == nil {
 			d.up = true
@@ -254,6 +256,19 @@ func (d *userspaceDevice) Write(batch []Op) error {
 	}
 	d.first.changed(batch)
 	return nil
+}
+
+// keepEndpoints switches roaming off for each peer that has an endpoint, when a batch sets that of one which is there
+// already. wireguard-go looks only once, when the peer is added, and a peer that has no endpoint then would roam for
+// ever: a last packet by its relay took it back there from the direct path. Called before and after the write, it
+// leaves a moment to roam only to a peer that had no endpoint at all.
+func (d *userspaceDevice) keepEndpoints(batch []Op) {
+	for _, op := range batch {
+		if p := op.Peer; p != nil && p.Action == Update && p.Endpoint.IsValid() {
+			d.dev.DisableSomeRoamingForBrokenMobileSemantics()
+			return
+		}
+	}
 }
 
 func (d *userspaceDevice) Close() error {

@@ -45,6 +45,33 @@ func TestDevicesThatStartTogetherByDifferentWays(t *testing.T) {
 	}
 }
 
+// A peer does not move its endpoint, also when it was added before it had one: a packet that comes late, by the relay,
+// leaves the direct path in its place.
+func TestAPeerDoesNotMoveItsEndpoint(t *testing.T) {
+	a, b := newEnd(t, "10.0.0.1"), newEnd(t, "10.0.0.2")
+	defer a.Close()
+	defer b.Close()
+	r := newRelay(t, a.at(t), b.at(t))
+	defer r.close()
+	a.meets(t, b, netip.AddrPort{})
+	b.meets(t, a, r.forB)
+	if !talk(a, b) { // a knows where to send from what comes
+		t.Fatal("there is no session")
+	}
+	direct := b.at(t)
+	a.leads(t, b, direct)
+	b.packets.Outbound <- tuntest.Ping(a.address, b.address)
+	select {
+	case <-a.packets.Inbound:
+	case <-time.After(3 * time.Second):
+		t.Fatal("nothing came by the relay")
+	}
+	_, peers, err := a.Status()
+	if err != nil || len(peers) != 1 || peers[0].Endpoint != direct {
+		t.Errorf("peers %+v, %v; want one at %s, as was told", peers, err, direct)
+	}
+}
+
 // end is a userspace device, as the data plane opens it, without a link in the kernel.
 type end struct {
 	*userspaceDevice
@@ -83,6 +110,15 @@ func (e *end) meets(t *testing.T, other *end, by netip.AddrPort) {
 	t.Helper()
 	op := PeerOp{Action: Add, Key: dataplane.Key(other.key.PublicKey()), Endpoint: by}
 	op.Gain = []netip.Prefix{netip.PrefixFrom(other.address, 32)}
+	if err := e.Write([]Op{{Peer: &op}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leads has packets to another end, which is a peer already, go by an endpoint.
+func (e *end) leads(t *testing.T, other *end, by netip.AddrPort) {
+	t.Helper()
+	op := PeerOp{Action: Update, Key: dataplane.Key(other.key.PublicKey()), Endpoint: by}
 	if err := e.Write([]Op{{Peer: &op}}); err != nil {
 		t.Fatal(err)
 	}
