@@ -103,10 +103,12 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 		l.pings = nil
 		l.endFlows()
 	}()
+	all := l.watchMachine()
+	defer all.longest()
 	for i, step := range l.Spec.Steps {
-		start := time.Now()
+		start, m := time.Now(), l.watchMachine()
 		err := l.runStep(ctx, step)
-		took := time.Since(start)
+		took, meanwhile := time.Since(start), m.report()
 		r := StepResult{Line: step.Line, Text: step.Text, OK: err == nil, Seconds: took.Seconds()}
 		mark := "ok  "
 		if err != nil {
@@ -115,7 +117,8 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 		res.Steps = append(res.Steps, r)
 		l.progress("%s %2d/%d %s (%s)", mark, i+1, len(l.Spec.Steps), step.Text, round(took))
 		if err != nil {
-			err = fmt.Errorf("%s:%d: step %d (%s): %w", l.Spec.File, step.Line, i+1, step.Text, err)
+			err = fmt.Errorf("%s:%d: step %d (%s): %w\nwhile it ran: %s\nwith the steps before: %s", l.Spec.File, step.Line,
+				i+1, step.Text, err, meanwhile, all.report())
 			if ctx.Err() == nil {
 				l.progress("%s", r.Error)
 				l.opinions(ctx, step.Action, err)
