@@ -32,15 +32,9 @@ func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoRespon
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is no IP address", r.GetAddress()))
 	}
 	at = at.Unmap()
-	index := r.GetAtIndex()
-	if r.GetAtTime() != 0 {
-		if index, err = s.a.indexAt(ctx, r.GetAtTime()); err != nil {
-			return nil, err
-		}
-	}
-	st, err := s.a.stateAt(ctx, index)
+	st, err := s.a.stateThen(ctx, r.GetAtIndex(), r.GetAtTime())
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, err
 	}
 	out := who(st, at)
 	addTranslations(out, st, at, s.a.recordsNow())

@@ -275,7 +275,9 @@ func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration)
 // TestNothingIsTriedBeforeAddressesAreLed: a peer that is another's next key is left alone until addresses are led to
 // it. A try of ours beside the handshake that the other side begins would end the session that still carries packets.
 func TestNothingIsTriedBeforeAddressesAreLed(t *testing.T) {
-	h := &hurrier{unled: map[dataplane.Key]netip.AddrPort{}}
+	e := newEnd(t, "10.0.0.1")
+	defer e.Close()
+	h := e.first
 	next, plain := dataplane.Key{1}, dataplane.Key{2}
 	ips := []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}
 	first, second := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.1:2")
@@ -293,7 +295,15 @@ func TestNothingIsTriedBeforeAddressesAreLed(t *testing.T) {
 		{"its addresses change", PeerOp{Action: Update, Key: plain, Gain: ips}, netip.AddrPort{}},
 		{"its way changes, too", PeerOp{Action: Update, Key: plain, Endpoint: second}, second},
 	} {
-		if have := h.led(&step.op); have != step.want {
+		h.changed([]Op{{Peer: &step.op}})
+		h.mu.Lock()
+		var have netip.AddrPort
+		if tries := h.fresh[step.op.Key]; tries != nil {
+			have = tries.endpoints[len(tries.endpoints)-1]
+		}
+		delete(h.fresh, step.op.Key)
+		h.mu.Unlock()
+		if have != step.want {
 			t.Errorf("%s: tried at %s, want %s", step.name, have, step.want)
 		}
 	}

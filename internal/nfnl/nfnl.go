@@ -75,14 +75,24 @@ func (c *Conn) Receive(b []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
-			continue
+		if fromKernel(from) {
+			return whole(b, n)
 		}
-		if n > len(b) {
-			return nil, fmt.Errorf("the kernel's message has %d bytes, room is for %d", n, len(b))
-		}
-		return b[:n], nil
 	}
+}
+
+// fromKernel tells the kernel's messages from those that a process sent to this socket.
+func fromKernel(from unix.Sockaddr) bool {
+	sa, ok := from.(*unix.SockaddrNetlink)
+	return ok && sa.Pid == 0
+}
+
+// whole is a message of n bytes that was read into b, unless it did not fit.
+func whole(b []byte, n int) ([]byte, error) {
+	if n > len(b) {
+		return nil, fmt.Errorf("the kernel's message has %d bytes, room is for %d", n, len(b))
+	}
+	return b[:n], nil
 }
 
 // Waiting reads what has come already, without waiting for more; nil: nothing has. A deadline that has passed, at which
@@ -100,18 +110,14 @@ func (c *Conn) Waiting(b []byte) (got []byte, err error) {
 		}); controlled != nil {
 			return nil, controlled
 		}
-		sa, netlink := from.(*unix.SockaddrNetlink)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return nil, nil
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return nil, err
-		case !netlink || sa.Pid != 0: // not the kernel's
-		case n > len(b):
-			return nil, fmt.Errorf("the kernel's message has %d bytes, room is for %d", n, len(b))
-		default:
-			return b[:n], nil
+		case fromKernel(from):
+			return whole(b, n)
 		}
 	}
 }
