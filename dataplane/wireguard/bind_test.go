@@ -19,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -137,38 +138,13 @@ func TestDevicesThatStartTogether(t *testing.T) {
 	}
 }
 
-// stalls measures until it is asked for how long at a time this process did not get to run.
-func stalls(t *testing.T) (longest func() time.Duration) {
-	const every = 2 * time.Millisecond
-	tick, stop, done := time.NewTicker(every), make(chan struct{}), make(chan struct{})
-	var most time.Duration
-	go func() {
-		defer close(done)
-		for last := time.Now(); ; {
-			select {
-			case <-tick.C:
-			case <-stop:
-			}
-			now := time.Now()
-			most, last = max(most, now.Sub(last)-every), now
-			select {
-			case <-stop:
-				return
-			default:
-			}
-		}
-	}()
-	end := sync.OnceFunc(func() { close(stop); <-done; tick.Stop() })
-	t.Cleanup(end)
-	return func() time.Duration { end(); return most }
-}
-
 // A device that starts between consuming the other's initiation and answering it cannot answer any more, whichever
 // of the two has the lower index; about one start in three thousand was so.
 func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 	higher := map[bool]int{}
 	for round := 0; (higher[true] == 0 || higher[false] == 0) && round < 40; round++ {
-		stalled := stalls(t)
+		stood := lag.Stood(2 * time.Millisecond)
+		t.Cleanup(func() { stood() })
 		a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 		bind := newMeshBind()
 		var theirs, ours uint32
@@ -213,7 +189,7 @@ func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 		bind.cross.mu.Unlock()
 		da.Close()
 		db.Close()
-		if gap := stalled(); gap > yieldAfter/2 { // what happens within the windows of crossing cannot be told then
+		if gap := stood(); gap > yieldAfter/2 { // what happens within the windows of crossing cannot be told then
 			t.Logf("round %d does not count: the machine stood still for %s", round, gap)
 			continue
 		}

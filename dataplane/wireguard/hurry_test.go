@@ -19,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 var errWaits = errors.New("the packet waits for the next handshake")
@@ -27,9 +28,10 @@ var errWaits = errors.New("the packet waits for the next handshake")
 // may take: such a round says nothing about the windows of crossing.
 func unlessStalled(t *testing.T, round func(*testing.T) error) {
 	for range 5 {
-		stalled := stalls(t)
+		stood := lag.Stood(2 * time.Millisecond)
+		t.Cleanup(func() { stood() })
 		err := round(t)
-		gap := stalled()
+		gap := stood()
 		switch {
 		case err == nil:
 			return

@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // Two devices that start at the same moment, one of which sends by a relay and the other directly, have a session at
@@ -24,7 +25,8 @@ func TestDevicesThatStartTogetherByDifferentWays(t *testing.T) {
 	}
 	late := 0
 	for round := range rounds {
-		stalled := stalls(t)
+		stood := lag.Stood(2 * time.Millisecond)
+		t.Cleanup(func() { stood() })
 		a, b := newEnd(t, "10.0.0.1"), newEnd(t, "10.0.0.2")
 		r := newRelay(t, a.at(t), b.at(t))
 		a.meets(t, b, r.forA)
@@ -34,7 +36,7 @@ func TestDevicesThatStartTogetherByDifferentWays(t *testing.T) {
 			e.Close()
 		}
 		r.close()
-		if gap := stalled(); gap > yieldAfter/2 { // what happens within the windows of crossing cannot be told then
+		if gap := stood(); gap > yieldAfter/2 { // what happens within the windows of crossing cannot be told then
 			t.Logf("round %d does not count: the machine stood still for %s", round, gap)
 		} else if !ok {
 			late++
@@ -59,7 +61,7 @@ func TestAPeerDoesNotMoveItsEndpoint(t *testing.T) {
 		t.Fatal("there is no session")
 	}
 	direct := b.at(t)
-	a.leads(t, b, direct)
+	a.sendsBy(t, b, direct)
 	b.packets.Outbound <- tuntest.Ping(a.address, b.address)
 	select {
 	case <-a.packets.Inbound:
@@ -115,8 +117,8 @@ func (e *end) meets(t *testing.T, other *end, by netip.AddrPort) {
 	}
 }
 
-// leads has packets to another end, which is a peer already, go by an endpoint.
-func (e *end) leads(t *testing.T, other *end, by netip.AddrPort) {
+// sendsBy sets the endpoint of another end, which is a peer already.
+func (e *end) sendsBy(t *testing.T, other *end, by netip.AddrPort) {
 	t.Helper()
 	op := PeerOp{Action: Update, Key: dataplane.Key(other.key.PublicKey()), Endpoint: by}
 	if err := e.Write([]Op{{Peer: &op}}); err != nil {
