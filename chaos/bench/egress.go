@@ -1,14 +1,11 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,7 +25,6 @@ const (
 	egressClient             = "home1/web"
 	egressEvery              = 2 * time.Millisecond // of the flows
 	restFor, restMost        = 10 * time.Second, 5  // percent of a core
-	userTicks                = 100                  // of a second, in /proc
 )
 
 var (
@@ -151,7 +147,7 @@ func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
 		if err != nil {
 			return Figure{}, err
 		}
-		used, err := processorTime(info.PID)
+		used, err := lab.ProcessorTime(info.PID)
 		if err != nil {
 			return Figure{}, err
 		}
@@ -166,7 +162,7 @@ func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
 	var texts []string
 	worst := 0.0
 	for i, name := range names {
-		used, err := processorTime(pids[i])
+		used, err := lab.ProcessorTime(pids[i])
 		if err != nil {
 			return Figure{}, err
 		}
@@ -178,27 +174,6 @@ func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
 		restMost), Got: strings.Join(texts, ", "), Load: loadAverage(), Verdict: verdict(worst <= restMost),
 		How: fmt.Sprintf("processor time of these agents over %s, six nodes, one slot, no traffic; one of the gateways has "+
 			"the slot", restFor)}, nil
-}
-
-// processorTime is what a process has used, by user and kernel together.
-func processorTime(pid int) (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the third on
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("process %d: its stat has %d fields", pid, len(fields))
-	}
-	var ticks time.Duration
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("process %d: %w", pid, err)
-		}
-		ticks += time.Duration(n)
-	}
-	return ticks * time.Second / userTicks, nil
 }
 
 // failover kills the owner's agent again and again, under a UDP flow.

@@ -130,17 +130,8 @@ func pids(l *lab.Lab) (out []int, err error) {
 // cpuTime is what processes have used until now; one that is gone counts nothing.
 func cpuTime(pids []int) (sum time.Duration) {
 	for _, pid := range pids {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
-		// proc(5): user and system time are fields 14 and 15, in ticks of 10 ms; the name in parentheses may hold spaces
-		f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-		for _, field := range f[11:13] {
-			ticks, err := strconv.Atoi(field)
-			if err == nil {
-				sum += time.Duration(ticks) * 10 * time.Millisecond
-			}
+		if used, err := lab.ProcessorTime(pid); err == nil {
+			sum += used
 		}
 	}
 	return sum

@@ -1,46 +1,43 @@
 package lab
 
 import (
+	"errors"
+	"fmt"
 	"os"
-	"strings"
+	"runtime"
 	"testing"
 	"time"
 )
 
-func TestProcessorTimesAreRead(t *testing.T) {
-	process := "4711 (a) b) S 1 4711 4711 0 -1 4194560 900 0 0 0 250 31 0 0 20 0 9 0 12345 1 1\n"
-	if got := processBusy([]byte(process)); got != 2810*time.Millisecond {
-		t.Errorf("a process with 250 and 31 ticks has used %s", got)
+func TestWhatTheMachineDid(t *testing.T) {
+	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	before := machine{at: start, all: 100 * time.Second, agents: map[int]time.Duration{1: 10 * time.Second, 2: time.Hour}}
+	after := machine{at: start.Add(10 * time.Second), all: 115 * time.Second,
+		agents: map[int]time.Duration{1: 13 * time.Second, 3: 2 * time.Second}} // 2 has ended, and 3 was started
+	stood := "in 10s, the lab itself did not get to run for up to 20ms"
+	used := fmt.Sprintf("%s, and of %d processors its agents used 0.50 and all else 1.00", stood, runtime.NumCPU())
+	if got := before.until(after, 20*time.Millisecond); got != used {
+		t.Errorf("it did %q, want %q", got, used)
 	}
-	all := "cpu  100 20 3 70000 800 4 5 6 50 60\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
-	if got := allBusy([]byte(all)); got != 1380*time.Millisecond {
-		t.Errorf("processors with 138 ticks that were not idle have worked %s", got)
-	}
-	for _, text := range []string{"", "4711 (a)", "4711 (a) S 1 2"} {
-		if got := processBusy([]byte(text)) + allBusy([]byte(text)); got != 0 {
-			t.Errorf("%q: %s", text, got)
-		}
+	after.err = errors.New("no /proc")
+	if got := before.until(after, 20*time.Millisecond); got != stood {
+		t.Errorf("where the processors' time is not known it did %q, want %q", got, stood)
 	}
 }
 
-// TestTheMachineIsSeenAtWork: what this process does counts as work of others than the lab's agents.
+// TestTheMachineIsSeenAtWork has this process stand for an agent, and work.
 func TestTheMachineIsSeenAtWork(t *testing.T) {
-	b, err := os.ReadFile("/proc/self/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &Lab{}
-	m, before := l.watchMachine(), processBusy(b)
-	for processBusy(b) < before+5*tick {
-		if b, err = os.ReadFile("/proc/self/stat"); err != nil {
-			t.Fatal(err)
+	const work = 300 * time.Millisecond
+	pid := os.Getpid()
+	l := &Lab{agents: []*agent{{rec: agentRecord{Process: process{PID: pid}}}, {}}} // the second was never started
+	before := l.machine()
+	after := before
+	for end := time.Now().Add(time.Minute); after.agents[pid] < before.agents[pid]+work; after = l.machine() {
+		if time.Now().After(end) {
+			t.Fatalf("an agent that works all the time: %+v and then %+v", before, after)
 		}
 	}
-	text := m.report()
-	if !strings.Contains(text, "its agents used 0.00 and all else ") || strings.HasSuffix(text, "else 0.00") {
-		t.Error(text)
-	}
-	if !strings.Contains(text, "did not get to run for up to") {
-		t.Error(text)
+	if before.err != nil || after.err != nil || after.all < before.all+work/2 || len(after.agents) != 1 {
+		t.Errorf("%+v and then %+v", before, after)
 	}
 }

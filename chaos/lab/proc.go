@@ -1,15 +1,12 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,22 +28,13 @@ func processOf(pid int) (process, error) {
 
 // stat reads a process's start time and whether it is a zombie.
 func stat(pid int) (start uint64, zombie bool, err error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, false, err
 	}
-	// The second field is the name in brackets and may hold anything; the state follows the last one.
-	i := bytes.LastIndexByte(b, ')')
-	if i < 0 {
-		return 0, false, errors.New("its stat file is not understood")
-	}
-	fields := strings.Fields(string(b[i+1:]))
-	if len(fields) < 20 {
-		return 0, false, errors.New("its stat file is too short")
-	}
-	start, err = strconv.ParseUint(fields[19], 10, 64)
+	st, err := p.Stat()
 	// The first thread may be a zombie while others still run, and hold files and locks.
-	return start, fields[0] == "Z" && (fields[17] == "0" || fields[17] == "1"), err
+	return st.Starttime, st.State == "Z" && st.NumThreads <= 1, err
 }
 
 // alive tells whether it still runs.

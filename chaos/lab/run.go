@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // RunOptions say how a scenario is run.
@@ -103,12 +104,12 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 		l.pings = nil
 		l.endFlows()
 	}()
-	all := l.watchMachine()
-	defer all.longest()
+	first, longest := l.machine(), time.Duration(0)
 	for i, step := range l.Spec.Steps {
-		start, m := time.Now(), l.watchMachine()
+		before, stopped := l.machine(), lag.Stood(20*time.Millisecond)
 		err := l.runStep(ctx, step)
-		took, meanwhile := time.Since(start), m.report()
+		took, stood := time.Since(before.at), stopped()
+		longest = max(longest, stood)
 		r := StepResult{Line: step.Line, Text: step.Text, OK: err == nil, Seconds: took.Seconds()}
 		mark := "ok  "
 		if err != nil {
@@ -117,8 +118,9 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 		res.Steps = append(res.Steps, r)
 		l.progress("%s %2d/%d %s (%s)", mark, i+1, len(l.Spec.Steps), step.Text, round(took))
 		if err != nil {
-			err = fmt.Errorf("%s:%d: step %d (%s): %w\nwhile it ran: %s\nwith the steps before: %s", l.Spec.File, step.Line,
-				i+1, step.Text, err, meanwhile, all.report())
+			now := l.machine()
+			err = fmt.Errorf("%s:%d: step %d (%s): %w\nwhile it ran: %s\nwith the steps before: %s", l.Spec.File,
+				step.Line, i+1, step.Text, err, before.until(now, stood), first.until(now, longest))
 			if ctx.Err() == nil {
 				l.progress("%s", r.Error)
 				l.opinions(ctx, step.Action, err)
