@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
@@ -112,5 +113,25 @@ func TestWhoOfPodCIDR(t *testing.T) {
 	}
 	if w := who(s, netip.MustParseAddr("10.244.2.7")); w.GetKind() != "unknown" {
 		t.Errorf("an address beside it is %v", w)
+	}
+}
+
+func TestWhoNeedsOneMomentOfThePast(t *testing.T) {
+	h := newHost(t, "dc1")
+	w := newWorld(t, h)
+	a := newTestAgent(h, w.state)
+	a.replica = newReplica(t, w)
+	a.phase.Store(PhaseRunning)
+	for _, c := range []struct {
+		request *skeinv1.WhoRequest
+		want    string
+	}{
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtTime: time.Now().Add(time.Hour).UnixNano()}, "still to come"},
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtIndex: 1, AtTime: 1}, "want one of them"},
+	} {
+		_, err := (api{a: a}).Who(t.Context(), c.request)
+		if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: error %v, want %q", c.request, err, c.want)
+		}
 	}
 }

@@ -90,7 +90,7 @@ func fromKernel(from unix.Sockaddr) bool {
 // whole is a message of n bytes that was read into b, unless it did not fit.
 func whole(b []byte, n int) ([]byte, error) {
 	if n > len(b) {
-		return nil, fmt.Errorf("the kernel's message has %d bytes, room is for %d", n, len(b))
+		return nil, fmt.Errorf("the kernel's message has %d bytes, more than the buffer's %d", n, len(b))
 	}
 	return b[:n], nil
 }
