@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	netlinkconn "github.com/mdlayher/netlink"
+	netlinkmsg "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 )
 
@@ -21,9 +21,6 @@ const (
 	hostLinksAge    = 500 * time.Millisecond // how old the view may be where the kernel tells of no changes
 	hostLinksGather = 20 * time.Millisecond  // notifications that come together are one
 )
-
-// Notification groups of rtnetlink, as RTMGRP bits.
-const hostLinkGroups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1)
 
 // hostLink is a link of this host that leads to a network: it is up and has an address others could know. The ends of
 // pods' links have none.
@@ -81,12 +78,20 @@ func (h *hostLinks) read() bool {
 // follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no
 // notifications it returns at once with the reason.
 func (h *hostLinks) follow(ctx context.Context, changed func()) error {
-	conn, err := netlinkconn.Dial(unix.NETLINK_ROUTE, &netlinkconn.Config{Groups: hostLinkGroups})
-	if err != nil {
-		return fmt.Errorf("no notifications of this host's links: %w", err)
+	news, ended := make(chan struct{}, 1), make(chan error, 1)
+	var listener rtnl.Listener
+	if err := listener.Routing(0, rtnl.Links|rtnl.Addresses, func(_ []netlinkmsg.Message, err error) {
+		if errors.Is(err, rtnl.ErrEnded) {
+			ended <- err
+		}
+		select { // where some were lost all is read, too
+		case news <- struct{}{}:
+		default:
+		}
+	}); err != nil {
+		return err
 	}
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	defer conn.Close()
+	defer listener.Close()
 	follows := func(f bool) {
 		h.mu.Lock()
 		h.followed = f
@@ -101,12 +106,12 @@ func (h *hostLinks) follow(ctx context.Context, changed func()) error {
 		if other {
 			changed()
 		}
-		// ENOBUFS: some were lost, and all is read anyway
-		if _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("notifications of this host's links: %w", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return err
+		case <-news:
 		}
 		if !wait(ctx, hostLinksGather) {
 			return nil
@@ -123,15 +128,14 @@ func readHostLinks(ofAgents func(name, kind string) bool) ([]hostLink, error) {
 	byLink := map[int][]netip.Prefix{}
 	var order []int
 	for _, a := range addrs {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		ones, _ := a.Mask.Size()
-		if ip = ip.Unmap(); !ok || !ip.IsGlobalUnicast() {
+		p := rtnl.Prefix(a.IPNet)
+		if !p.Addr().IsGlobalUnicast() {
 			continue
 		}
 		if !slices.Contains(order, a.LinkIndex) {
 			order = append(order, a.LinkIndex)
 		}
-		byLink[a.LinkIndex] = append(byLink[a.LinkIndex], netip.PrefixFrom(ip, ones))
+		byLink[a.LinkIndex] = append(byLink[a.LinkIndex], p)
 	}
 	var out []hostLink
 	var bridges map[int]bool
@@ -182,9 +186,8 @@ func outerOf(l netlink.Link) (o outer) {
 	case *netlink.Gretun:
 		over, from = int(l.Link), l.Local
 	}
-	if a, ok := netip.AddrFromSlice(from); ok && !a.IsUnspecified() {
-		o.from = a.Unmap()
-		o.six = o.from.Is6()
+	if a := rtnl.Addr(from); a.IsValid() && !a.IsUnspecified() {
+		o.from, o.six = a, a.Is6()
 	}
 	if over != 0 {
 		if at, err := netlink.LinkByIndex(over); err == nil {

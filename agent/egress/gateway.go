@@ -19,15 +19,13 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/dataplane/tunprobe"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
 const (
-	// repairEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
-	repairEvery = 10 * time.Second
-	retryAfter  = time.Second            // after an error
 	drainEvery  = 2 * time.Second        // how often flows are counted while a slot drains; less than DrainLeast
 	askPatience = 250 * time.Millisecond // for the answer to a probe
 	newSuffix   = ".new"                 // of a file that is being written
@@ -45,10 +43,12 @@ type gateway struct {
 	known  string // the file with its clients
 	// formerKnown is the same of an earlier version; empty: there was none
 	formerKnown string
-	updates     chan struct{}
+	runner      *reconcile.Runner
+	target      *reconcile.Target
 	stop        context.CancelFunc
 	ended       chan struct{}
 	gone        bool // it is to be removed at the end; set before stop
+	probing     bool // for the runner's goroutine
 
 	mu       sync.Mutex
 	egress   *skeinv1.Egress
@@ -74,14 +74,16 @@ type gateway struct {
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	ctx, stop := context.WithCancel(context.Background())
 	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref),
-		updates: make(chan struct{}, 1), stop: stop,
-		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
+		stop: stop, ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
 		unsure: map[int]bool{}}
 	gw.known, gw.formerKnown = g.clientsFiles(number, ref)
 	gw.registry = gw.load()
+	gw.target = &reconcile.Target{Name: "gateway of egress " + ref.String(), Reconcile: gw.reconcile}
+	gw.runner = reconcile.New(reconcile.Options{Log: g.cfg.Log}, gw.target)
 	go func() {
 		defer close(gw.ended)
-		gw.run(ctx)
+		gw.runner.Run(ctx)
+		gw.finish()
 	}()
 	return gw
 }
@@ -164,10 +166,7 @@ func (gw *gateway) requestUpdate() uint64 {
 	gw.asked++
 	v := gw.asked
 	gw.mu.Unlock()
-	select {
-	case gw.updates <- struct{}{}:
-	default:
-	}
+	gw.runner.Mark(reconcile.Wanted, gw.target)
 	return v
 }
 
@@ -190,32 +189,61 @@ func (gw *gateway) wait(ctx context.Context, version uint64) error {
 	}
 }
 
-// run makes the namespace and keeps it, until it is stopped.
-func (gw *gateway) run(ctx context.Context) {
-	tick := time.NewTimer(0)
-	defer tick.Stop()
-	probing := false
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-gw.updates:
-		case <-tick.C:
-		}
-		if ctx.Err() != nil {
-			break
-		}
-		next := repairEvery
-		if err := gw.apply(); err != nil {
-			next = retryAfter
-		} else if !probing {
-			probing = true
-			go gw.probe(ctx)
-		}
-		if gw.countFlows() {
-			next = min(next, drainEvery)
-		}
-		tick.Reset(next)
+// reconcile makes the namespace what is wanted now.
+func (gw *gateway) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.Result) {
+	gw.mu.Lock()
+	version, e, ns := gw.asked, gw.egress, gw.ns
+	gw.mu.Unlock()
+	if e == nil {
+		return r
 	}
+	r.Writes, r.Err = gw.apply(e, ns, c)
+	text := ""
+	if r.Err != nil {
+		text = r.Err.Error()
+	}
+	gw.g.mu.Lock()
+	gw.g.problem(gw.ref.String(), text)
+	gw.g.mu.Unlock()
+	gw.mu.Lock()
+	if gw.err = r.Err; r.Err == nil {
+		gw.done, gw.has = version, e
+		clear(gw.unsure)
+	}
+	close(gw.changed)
+	gw.changed = make(chan struct{})
+	gw.mu.Unlock()
+	if r.Err == nil && !gw.probing {
+		gw.probing = true
+		go gw.probe(ctx)
+	}
+	if r.Again = max(0, time.Until(gw.complete())); gw.countFlows() && (r.Again == 0 || r.Again > drainEvery) {
+		r.Again = drainEvery
+	}
+	return r
+}
+
+// apply writes an egress into its namespace, which it makes if there is none yet.
+func (gw *gateway) apply(e *skeinv1.Egress, ns *egressns.NS, c reconcile.Cause) (writes int, err error) {
+	if ns == nil {
+		if ns, err = gw.open(); err != nil {
+			return 0, err
+		}
+	}
+	if c&reconcile.Changed != 0 {
+		ns.Forget()
+	}
+	spec := gw.spec(e)
+	gw.changing(e)
+	writes, notes, err := ns.Apply(spec)
+	gw.mu.Lock()
+	gw.notes = notes
+	gw.mu.Unlock()
+	return writes, err
+}
+
+// finish is the gateway's end.
+func (gw *gateway) finish() {
 	gw.mu.Lock()
 	ns, queue := gw.ns, gw.queue
 	gw.ns, gw.queue = nil, nil
@@ -234,6 +262,9 @@ func (gw *gateway) run(ctx context.Context) {
 		}
 	}
 }
+
+// complete is when all nodes have told of their clients: what is not among these then has to go.
+func (gw *gateway) complete() time.Time { return gw.born.Add(2 * SyncEvery) }
 
 // countFlows finds out by which of the slots that drain there is no flow, and reports whether any drains. The kernel
 // tells the end of a connection only if somebody listened when it began, so it has to be asked.
@@ -259,47 +290,6 @@ func (gw *gateway) countFlows() (draining bool) {
 	return e.GetDraining() > 0
 }
 
-// apply makes the namespace what is wanted now.
-func (gw *gateway) apply() error {
-	gw.mu.Lock()
-	version, e, ns := gw.asked, gw.egress, gw.ns
-	gw.mu.Unlock()
-	if e == nil {
-		return nil
-	}
-	err := func() error {
-		if ns == nil {
-			var err error
-			if ns, err = gw.open(); err != nil {
-				return err
-			}
-		}
-		spec := gw.spec(e)
-		gw.changing(e)
-		_, notes, err := ns.Apply(spec)
-		gw.mu.Lock()
-		gw.notes = notes
-		gw.mu.Unlock()
-		return err
-	}()
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	gw.g.mu.Lock()
-	gw.g.problem(gw.ref.String(), text)
-	gw.g.mu.Unlock()
-	gw.mu.Lock()
-	if gw.err = err; err == nil {
-		gw.done, gw.has = version, e
-		clear(gw.unsure)
-	}
-	close(gw.changed)
-	gw.changed = make(chan struct{})
-	gw.mu.Unlock()
-	return err
-}
-
 // changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others
 // than it has, it may have either until that has succeeded: a change that fails may have been made in part.
 func (gw *gateway) changing(e *skeinv1.Egress) {
@@ -315,7 +305,7 @@ func (gw *gateway) changing(e *skeinv1.Egress) {
 // open makes or adopts the namespace and its queue.
 func (gw *gateway) open() (*egressns.NS, error) {
 	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Owner: gw.g.cfg.Numbers.Owner(),
-		Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
+		Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.runner.Mark(reconcile.Changed, gw.target) }})
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +321,7 @@ func (gw *gateway) open() (*egressns.NS, error) {
 	gw.ns, gw.queue = ns, queue
 	gw.mu.Unlock()
 	gw.g.renewer.Retry(gw.ref)
-	gw.g.wakeHost()
+	gw.g.hostWanted()
 	return ns, nil
 }
 
@@ -341,7 +331,7 @@ func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	defer gw.g.mu.Unlock()
 	st := gw.g.state
 	in := GatewayInput{Numbers: gw.g.cfg.Numbers, Egress: e, Number: gw.number, MTU: gw.g.mtu, Ports: gw.g.ports,
-		Complete: time.Since(gw.born) > 2*SyncEvery,
+		Complete: !time.Now().Before(gw.complete()),
 		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st),
 			projection.PlainNetworks(st),
 			projection.Elsewhere(st))}
@@ -385,7 +375,7 @@ func (gw *gateway) remove() {
 	gw.g.problem(gw.ref.String(), "")
 	gw.g.mu.Unlock()
 	gw.g.renewer.Retry(gw.ref)
-	gw.g.wakeHost()
+	gw.g.hostWanted()
 }
 
 // current says that the kernel has the slot's source address as it is agreed for the epoch. The caller has mu.

@@ -10,71 +10,73 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egresshost"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
-func (g *Gateways) wakeHost() {
-	select {
-	case g.host <- struct{}{}:
-	default:
+// host is the host's side of gateways, outside their network namespaces.
+type host struct {
+	runner *reconcile.Runner
+	target *reconcile.Target
+
+	// Of the runner's goroutine.
+	rec *egresshost.Reconciler // nil: not needed yet
+	was bool                   // the kernel may have something of ours
+}
+
+func (g *Gateways) newHost() {
+	g.host.target = &reconcile.Target{Name: "host of gateways", Reconcile: g.reconcileHost}
+	g.host.runner = reconcile.New(reconcile.Options{Log: g.cfg.Log}, g.host.target)
+}
+
+// hostWanted has the host's side looked at. It never waits.
+func (g *Gateways) hostWanted() { g.host.runner.Mark(reconcile.Wanted, g.host.target) }
+
+// hostNow makes the host's side what is wanted, and returns when it is.
+func (g *Gateways) hostNow(ctx context.Context) {
+	_ = g.host.runner.Do(ctx, func() { g.host.runner.Now(g.host.target, reconcile.Wanted) })
+}
+
+func (g *Gateways) runHost(ctx context.Context) {
+	g.host.runner.Run(ctx)
+	if g.host.rec != nil { // what it made stays
+		g.host.rec.Close()
 	}
 }
 
-// keepHost keeps the host's side as it is wanted, and repairs it once a second where there is one.
-func (g *Gateways) keepHost(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for ctx.Err() == nil {
-		next := time.Hour
-		if g.syncHost() {
-			next = hostEvery
-		}
-		timer.Reset(next)
-		select {
-		case <-ctx.Done():
-		case <-g.host:
-		case <-timer.C:
-		}
-	}
-}
-
-// syncHost makes the host's side what is wanted now. It reports whether there is any, or something of it could not be
-// removed.
-func (g *Gateways) syncHost() bool {
-	g.hostMu.Lock()
-	defer g.hostMu.Unlock()
+// reconcileHost makes the host's side what is wanted now.
+func (g *Gateways) reconcileHost(context.Context, reconcile.Cause) (r reconcile.Result) {
 	spec := g.hostSpec()
 	is := len(spec.Routes) > 0
-	if !is && !g.was {
-		return false
+	if !is && !g.host.was {
+		return r
 	}
-	err := func() (err error) {
-		if g.rec == nil {
-			if g.rec, err = egresshost.New(g.cfg.Numbers); err != nil {
-				return err
-			}
-		}
-		_, err = g.rec.Reconcile(spec)
-		return err
-	}()
-	g.was = is || err != nil
+	if g.host.rec == nil {
+		g.host.rec, r.Err = g.openHost()
+	}
+	if g.host.rec != nil {
+		r.Writes, r.Err = g.host.rec.Reconcile(spec)
+	}
+	g.host.was = is || r.Err != nil
 	text := ""
-	if err != nil {
-		text = err.Error()
+	if r.Err != nil {
+		text = r.Err.Error()
 	}
 	g.mu.Lock()
 	g.problem("host", text)
 	g.mu.Unlock()
-	return g.was
+	return r
 }
 
-// closeHost closes what syncHost works with; what it made stays.
-func (g *Gateways) closeHost() {
-	g.hostMu.Lock()
-	defer g.hostMu.Unlock()
-	if g.rec != nil {
-		g.rec.Close()
-		g.rec = nil
+func (g *Gateways) openHost() (*egresshost.Reconciler, error) {
+	rec, err := egresshost.New(g.cfg.Numbers)
+	if err != nil {
+		return nil, err
 	}
+	changed := func() { g.host.runner.Mark(reconcile.Changed, g.host.target) }
+	if err := rec.Watch(changed); err != nil {
+		g.cfg.Log.Warn("what others change on the host of gateways is repaired late", "error", err)
+	}
+	return rec, nil
 }
 
 // hostSpec is the host's side as it is wanted now.
@@ -110,19 +112,25 @@ func (g *Gateways) hostSpec() egresshost.Spec {
 	}
 	slices.SortFunc(s.Routes, func(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) })
 	if len(s.Routes) > 0 {
-		for _, l := range g.cfg.Links() {
-			s.Uplinks = append(s.Uplinks, l.Name)
-		}
+		s.Uplinks = g.uplinks()
 	}
 	return s
+}
+
+// uplinks are the names of this host's own links.
+func (g *Gateways) uplinks() (names []string) {
+	for _, l := range g.cfg.Links() {
+		names = append(names, l.Name)
+	}
+	return names
 }
 
 // announce follows a slot that comes and goes. It is the Renewer's.
 func (g *Gateways) announce(slot Slot, on bool) {
 	if on { // whoever hears of the address sends at once: the way to the namespace is there before
-		g.syncHost()
+		g.hostNow(context.Background())
 	}
-	defer g.wakeHost()
+	defer g.hostWanted()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if on {

@@ -25,8 +25,6 @@ import (
 )
 
 const (
-	// hostEvery is how often the host's side of gateways is compared with what is wanted.
-	hostEvery = time.Second
 	// partConnections is how many connections one part of a TakeOver has at most.
 	partConnections = 2000
 	maxParts        = 1024
@@ -59,17 +57,14 @@ type GatewaysConfig struct {
 type Gateways struct {
 	cfg     GatewaysConfig
 	renewer *Renewer
-	host    chan struct{} // its side is to be looked at
-
-	hostMu sync.Mutex
-	rec    *egresshost.Reconciler // nil: not needed yet, or ended
-	was    bool                   // the host's side may have something of ours
+	host    host
 
 	mu        sync.Mutex
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
 	mtu       int
 	ports     dataplane.FoUPorts
+	links     []string // of this host's own, as of the last Follow
 	served    map[Ref]*gateway
 	announced map[Slot]announcement
 	taken     map[Slot]taken // connections that came with a slot
@@ -91,9 +86,9 @@ type taken struct {
 // NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
 func NewGateways(cfg GatewaysConfig) *Gateways {
 	cfg.Numbers = cfg.Numbers.Filled()
-	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), served: map[Ref]*gateway{},
-		announced: map[Slot]announcement{},
-		taken:     map[Slot]taken{}, problems: map[string]string{}}
+	g := &Gateways{cfg: cfg, served: map[Ref]*gateway{}, announced: map[Slot]announcement{}, taken: map[Slot]taken{},
+		problems: map[string]string{}}
+	g.newHost()
 	g.renewer = NewRenewer(RenewerConfig{
 		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states,
 		Announce: g.announce, Tell: g.tell, Log: cfg.Log,
@@ -105,10 +100,9 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 func (g *Gateways) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { g.renewer.Run(ctx) })
-	all.Go(func() { g.keepHost(ctx) })
+	all.Go(func() { g.runHost(ctx) })
 	<-ctx.Done()
 	all.Wait()
-	g.closeHost()
 	g.mu.Lock()
 	announcer := g.announcer
 	g.announcer = nil
@@ -122,10 +116,17 @@ func (g *Gateways) Run(ctx context.Context) {
 	}
 }
 
-// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels.
+// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels. It is called when this host's own
+// links have changed, too.
 func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if len(g.served) > 0 {
+		if now := g.uplinks(); !slices.Equal(now, g.links) {
+			g.links = now
+			g.hostWanted()
+		}
+	}
 	if g.state == s && g.mtu == mtu && g.ports == ports {
 		return
 	}
@@ -160,7 +161,7 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 			go r.remove()
 		}
 	}
-	g.wakeHost()
+	g.hostWanted()
 }
 
 // busy says that a slot of the egress is still being left. The caller has mu.
@@ -402,7 +403,7 @@ func (k kernel) Grant(slot Slot, t Ticket) error {
 // Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more
 // is there until it is removed, and may forward until then.
 func (k kernel) Drop(slot Slot) error {
-	defer k.g.wakeHost()
+	defer k.g.hostWanted()
 	if r, err := k.gateway(slot); err == nil {
 		return r.drop(slot.Number)
 	}
@@ -416,7 +417,7 @@ func (k kernel) Drop(slot Slot) error {
 }
 
 func (k kernel) Hold(slot Slot, on bool) error {
-	defer k.g.wakeHost()
+	defer k.g.hostWanted()
 	r, err := k.gateway(slot)
 	if err != nil {
 		return err

@@ -74,7 +74,7 @@ func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skein
 
 // HandOver brings a slot's connections to its new owner.
 func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error {
-	k.g.wakeHost()
+	k.g.hostWanted()
 	k.g.mu.Lock()
 	path, m, err := k.g.match(slot)
 	k.g.mu.Unlock()

@@ -1,19 +1,22 @@
 package announce
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // repeats are when an address is announced, counted from the first time.
@@ -22,7 +25,6 @@ var repeats = []time.Duration{0, 100 * time.Millisecond, 500 * time.Millisecond,
 const (
 	reportEvery = time.Second // at most, for each address
 	defendAfter = time.Second // an address that another host claims is announced again
-	retryEvery  = time.Second // links that are not there
 	validEvery  = 20 * time.Millisecond
 )
 
@@ -39,12 +41,14 @@ type Options struct {
 
 // Announcer answers for addresses. Make one with New.
 type Announcer struct {
-	o    Options
-	ns   netns.NsHandle
-	nl   *netlink.Handle
-	wake chan struct{}
-	done chan struct{}
-	end  chan struct{} // the loop has ended
+	o        Options
+	ns       netns.NsHandle
+	nl       *rtnl.Conn
+	listener rtnl.Listener
+	runner   *reconcile.Runner
+	target   *reconcile.Target
+	stop     context.CancelFunc
+	ended    chan struct{} // the runner has
 
 	mu    sync.Mutex
 	addrs map[netip.Addr]*address
@@ -72,23 +76,25 @@ func New(o Options) (*Announcer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("announcing addresses: opening the network namespace %q: %w", o.NetNS, err)
 	}
-	nl, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	nl, err := rtnl.OpenAt(ns)
 	if err != nil {
 		ns.Close()
-		return nil, fmt.Errorf("announcing addresses: opening rtnetlink: %w", err)
+		return nil, fmt.Errorf("announcing addresses: %w", err)
 	}
-	a := &Announcer{o: o, ns: ns, nl: nl, wake: make(chan struct{}, 1), done: make(chan struct{}),
-		end:   make(chan struct{}),
-		addrs: map[netip.Addr]*address{}, ports: map[string]*port{}, up: map[string]bool{}}
-	links := make(chan netlink.LinkUpdate, 16)
-	err = netlink.LinkSubscribeWithOptions(links, a.done, netlink.LinkSubscribeOptions{Namespace: &ns,
-		ErrorCallback: func(err error) { o.Log.Debug("hearing of links ended", "error", err) }})
-	if err != nil {
-		nl.Close()
-		ns.Close()
-		return nil, fmt.Errorf("announcing addresses: hearing of links: %w", err)
+	ctx, stop := context.WithCancel(context.Background())
+	a := &Announcer{o: o, ns: ns, nl: nl, stop: stop, ended: make(chan struct{}), addrs: map[netip.Addr]*address{},
+		ports: map[string]*port{}, up: map[string]bool{}}
+	a.target = &reconcile.Target{Name: "announced addresses", Reconcile: a.reconcile}
+	a.runner = reconcile.New(reconcile.Options{Log: o.Log}, a.target)
+	changed := func() { a.runner.Mark(reconcile.Changed, a.target) }
+	if err := a.listener.Routing(int(ns), rtnl.Links, func(ms []netlink.Message, err error) {
+		if err != nil || slices.ContainsFunc(ms, a.concerns) {
+			changed()
+		}
+	}); err != nil {
+		o.Log.Warn("addresses are announced late on links that come up", "error", err)
 	}
-	go a.loop(links)
+	go func() { defer close(a.ended); a.runner.Run(ctx) }()
 	return a, nil
 }
 
@@ -106,14 +112,7 @@ func (a *Announcer) Set(want map[netip.Addr]string) {
 			a.addrs[addr] = a.begin(link)
 		}
 	}
-	a.wakeUp()
-}
-
-func (a *Announcer) wakeUp() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
+	a.runner.Mark(reconcile.Wanted, a.target)
 }
 
 func (a *Announcer) begin(link string) *address {
@@ -122,64 +121,47 @@ func (a *Announcer) begin(link string) *address {
 
 // Close ends all answers.
 func (a *Announcer) Close() error {
-	select {
-	case <-a.done:
+	a.stop()
+	<-a.ended
+	err := a.listener.Close()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.ns.IsOpen() {
 		return nil
-	default:
 	}
-	close(a.done)
-	<-a.end
+	for _, p := range a.ports {
+		p.close()
+	}
+	clear(a.ports)
 	a.nl.Close()
-	return a.ns.Close()
+	return errors.Join(err, a.ns.Close())
 }
 
-func (a *Announcer) loop(links <-chan netlink.LinkUpdate) {
-	defer close(a.end)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	fresh, missing := true, false // links are to be read; there are some to wait for
-	for {
-		select {
-		case <-a.done:
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			for _, p := range a.ports {
-				p.close()
-			}
-			clear(a.ports)
-			if links != nil {
-				go func() { // the sender must not wait for us for ever
-					for range links {
-					}
-				}()
-			}
-			return
-		case _, ok := <-links:
-			nlcount.Heard(1)
-			if !ok { // from here on we look now and then
-				links = nil
-			}
-			fresh = true
-		case <-a.wake:
-			fresh = true
-		case <-timer.C:
-			fresh = missing
+// concerns says whether a notification is about a link with addresses.
+func (a *Announcer) concerns(m netlink.Message) bool {
+	name := rtnl.LinkName(m)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.addrs {
+		if s.link == name {
+			return true
 		}
-		if fresh {
-			fresh = false
-			a.refresh()
-		}
-		var again time.Duration
-		again, missing = a.step(time.Now())
-		if links == nil {
-			again, missing = min(again, retryEvery), true
-		}
-		timer.Reset(again)
 	}
+	return false
 }
 
-// refresh opens links that have addresses, anew those that are others than before, and closes those without.
-func (a *Announcer) refresh() {
+// reconcile brings links and sockets to what is named, and sends what is due.
+func (a *Announcer) reconcile(_ context.Context, c reconcile.Cause) (r reconcile.Result) {
+	if c&^reconcile.Again != 0 {
+		r.Err = a.refresh()
+	}
+	r.Again = a.step(time.Now())
+	return r
+}
+
+// refresh opens links that have addresses, anew those that are others than before, and closes those without. A link that
+// is not there is no error: the kernel tells when it comes.
+func (a *Announcer) refresh() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	groups := map[string]map[netip.Addr]bool{}
@@ -198,18 +180,20 @@ func (a *Announcer) refresh() {
 			delete(a.up, name)
 		}
 	}
+	var errs []error
 	for name, g := range groups {
 		if err := a.refreshLink(name); err != nil {
-			a.o.Log.Debug("addresses wait for their link", "link", name, "error", err)
-			continue
+			errs = append(errs, fmt.Errorf("link %s: %w", name, err))
+		} else if p := a.ports[name]; p != nil {
+			p.join(g)
 		}
-		a.ports[name].join(g)
 	}
+	return errors.Join(errs...)
 }
 
 func (a *Announcer) refreshLink(name string) error {
-	l, err := nlcount.One(a.nl).LinkByName(name)
-	if err != nil {
+	l, there, err := a.nl.Link(name)
+	if err != nil || !there {
 		if p := a.ports[name]; p != nil {
 			p.close()
 			delete(a.ports, name)
@@ -219,7 +203,7 @@ func (a *Announcer) refreshLink(name string) error {
 	}
 	attrs := l.Attrs()
 	if len(attrs.HardwareAddr) != len(mac{}) {
-		return fmt.Errorf("%s is no Ethernet link", name)
+		return errors.New("it is no Ethernet link")
 	}
 	p := a.ports[name]
 	if p == nil || p.index != attrs.Index || p.mac != mac(attrs.HardwareAddr) {
@@ -245,26 +229,28 @@ func (a *Announcer) refreshLink(name string) error {
 	return nil
 }
 
-// step sends what is due, and tells when to look again, and whether at the links too.
-func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
+// step sends what is due, and tells when the next is; 0: nothing is.
+func (a *Announcer) step(now time.Time) (wait time.Duration) {
 	valid := a.validNow(now)
 	a.mu.Lock()
-	wait = time.Hour
 	var jobs []job
+	soonest := func(d time.Duration) {
+		if wait == 0 || d < wait {
+			wait = d
+		}
+	}
 	for addr, s := range a.addrs {
 		p := a.ports[s.link]
 		switch {
-		case p == nil:
-			wait, missing = min(wait, retryEvery), true
-		case !a.up[s.link] || s.next >= len(repeats):
+		case p == nil || !a.up[s.link] || s.next >= len(repeats):
 		case now.Before(s.due):
-			wait = min(wait, s.due.Sub(now))
+			soonest(s.due.Sub(now))
 		case !valid[addr]:
-			wait = min(wait, validEvery)
+			soonest(validEvery)
 		default:
 			jobs = append(jobs, a.due(s, p, addr, now))
 			if s.next < len(repeats) {
-				wait = min(wait, s.due.Sub(now))
+				soonest(max(s.due.Sub(now), time.Millisecond))
 			}
 		}
 	}
@@ -277,7 +263,7 @@ func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
 			a.o.Log.Warn("an address could not be announced", "address", j.addr, "link", j.p.name, "error", err)
 		}
 	}
-	return wait, missing
+	return wait
 }
 
 // validNow asks about the addresses that are due; nothing is locked meanwhile.
@@ -370,7 +356,7 @@ func (a *Announcer) conflict(p *port, m message) {
 	s.report = now
 	if s.next >= len(repeats) { // not at once: where the address has moved, we hear of it a little later
 		s.next, s.due = len(repeats)-1, now.Add(defendAfter)
-		a.wakeUp()
+		a.runner.Mark(reconcile.Wanted, a.target)
 	}
 	a.mu.Unlock()
 	a.tell(p, m)

@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netns"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Options are what a Client needs to know.
@@ -33,13 +35,13 @@ type Client struct {
 	ns         netns.NsHandle
 	filter     filter
 	openDriver func() (fou.Driver, error)
+	listener   rtnl.Listener
+	watched    atomic.Pointer[watched] // of the latest spec
 
 	mu     sync.Mutex
 	k      *kernel
 	driver fou.Driver // nil: not needed yet, or it could not be opened
-	spec   *dataplane.ClientSpec
 	closed bool
-	dirty  chan struct{} // has something when a Watch shall look again
 }
 
 // Open enters a namespace. What an earlier process left there is adopted by the first Apply.
@@ -58,7 +60,8 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 	if err != nil {
 		return nil, fmt.Errorf("opening the network namespace %s: %w", o.NetNS, err)
 	}
-	c := &Client{opts: o, ns: ns, filter: filter{ns, o.Numbers.ClientNftTable}, dirty: make(chan struct{}, 1)}
+	c := &Client{opts: o, ns: ns, filter: filter{ns, o.Numbers.ClientNftTable}}
+	c.watched.Store(&watched{})
 	// The driver is opened later, perhaps on a thread that is elsewhere, or when the path is gone.
 	c.openDriver = func() (fou.Driver, error) { return driver(fmt.Sprintf("/proc/self/fd/%d", int(ns))) }
 	k, err := openKernel(ns, o.Numbers)
@@ -78,10 +81,9 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.closed = true
-	c.wakeUp()
-	var err error
+	err := c.listener.Close()
 	if c.driver != nil {
-		err = c.driver.Close()
+		err = errors.Join(err, c.driver.Close())
 	}
 	c.k.close()
 	return errors.Join(err, c.ns.Close())
@@ -117,12 +119,9 @@ func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err 
 		return 0, nil, ErrClosed
 	}
 	s = numbered(s, c.opts.Numbers)
-	s.Tunnels, s.Routes, s.Inside = slices.Clone(s.Tunnels), slices.Clone(s.Routes), slices.Clone(s.Inside)
-	s.Flows = slices.Clone(s.Flows)
-	c.spec = &s
-	writes, notes, err = c.reconcile()
+	c.watched.Store(&watched{s.Uplink, s.Host})
+	writes, notes, err = c.reconcile(s)
 	if err != nil {
-		c.wakeUp()
 		err = fmt.Errorf("egresses of %s: %w", s.Name, err)
 	}
 	return writes, notes, err
@@ -135,7 +134,6 @@ func (c *Client) Remove() error {
 	if c.closed {
 		return ErrClosed
 	}
-	c.spec = nil
 	actual, err := c.k.read()
 	if err != nil {
 		return err
@@ -261,9 +259,8 @@ func (c *Client) readLinks(d fou.Spec) (map[string]link, error) {
 	return links, nil
 }
 
-// reconcile makes what c.spec says, in an order in which nothing leaves beside the tunnels.
-func (c *Client) reconcile() (writes int, notes []string, err error) {
-	s := *c.spec
+// reconcile makes what a spec says, in an order in which nothing leaves beside the tunnels.
+func (c *Client) reconcile(s dataplane.ClientSpec) (writes int, notes []string, err error) {
 	v, err := c.view(s)
 	if err != nil {
 		return 0, nil, errors.Join(err, c.refuse(s))

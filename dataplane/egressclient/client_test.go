@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -284,15 +285,7 @@ func TestSelfRepair(t *testing.T) {
 	c, _ := client(t, ns)
 	apply(t, c, dual())
 	before := picture(t, ns)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	type news struct {
-		Repaired
-		at time.Time
-	}
-	repaired := make(chan news, 1000)
-	go func() { done <- c.Watch(ctx, func(m Repaired) { repaired <- news{m, time.Now()} }) }()
-	defer func() { cancel(); <-done }()
+	repaired := keep(t, c, dual()).repairs
 	remote6 := dataplane.FoULink(addr("fd10::2:1"))
 	for _, wreck := range []string{
 		"rule del pref 1800", "rule del pref 1900", "rule del pref 2000", "rule del pref 2001", "rule del pref 2002",
@@ -323,6 +316,63 @@ func TestSelfRepair(t *testing.T) {
 			t.Errorf("ip %s: repaired after %s", wreck, took)
 		}
 	}
+}
+
+// kept is a namespace that is kept as the latest spec has it.
+type kept struct {
+	t       testing.TB
+	c       *Client
+	repairs chan repair // each look that wrote or failed
+	stop    func()
+
+	runner *reconcile.Runner
+	target *reconcile.Target
+	spec   dataplane.ClientSpec // of the runner's goroutine
+}
+
+// repair is what a look found to do, and when.
+type repair struct {
+	reconcile.Outcome
+	at time.Time
+}
+
+// keep keeps a namespace so until the test ends or stop is called.
+func keep(t testing.TB, c *Client, s dataplane.ClientSpec) *kept {
+	k := &kept{t: t, c: c, repairs: make(chan repair, 1000), spec: s}
+	k.target = &reconcile.Target{Name: s.Name, Reconcile: func(context.Context, reconcile.Cause) (r reconcile.Result) {
+		r.Writes, _, r.Err = c.Apply(k.spec)
+		return r
+	}}
+	k.runner = reconcile.New(reconcile.Options{Told: func(_ *reconcile.Target, o reconcile.Outcome) {
+		if o.Writes > 0 || o.Err != nil {
+			k.repairs <- repair{o, time.Now()}
+		}
+	}}, k.target)
+	if err := c.Watch(func() { k.runner.Mark(reconcile.Changed, k.target) }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); k.runner.Run(ctx) }()
+	k.stop = func() { cancel(); <-done }
+	t.Cleanup(k.stop)
+	return k
+}
+
+// apply wants another spec, and tells how many writes it took.
+func (k *kept) apply(s dataplane.ClientSpec) (writes int) {
+	k.t.Helper()
+	s.Tunnels, s.Routes = slices.Clone(s.Tunnels), slices.Clone(s.Routes) // a test goes on changing them
+	if err := k.runner.Do(k.t.Context(), func() {
+		k.spec = s
+		r := k.runner.Now(k.target, reconcile.Wanted)
+		if writes = r.Writes; r.Err != nil {
+			k.t.Error(r.Err)
+		}
+	}); err != nil {
+		k.t.Fatal(err)
+	}
+	return writes
 }
 
 func eventually(t testing.TB, what string, ok func() bool) {
@@ -441,10 +491,7 @@ func TestHost(t *testing.T) {
 			t.Errorf("the way to %s: %s; want %s", w.way, got, w.want)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
-	defer func() { cancel(); <-done }()
+	keep(t, c, s)
 	ip(t, ns, "addr add 198.51.100.8/24 dev eth0")
 	eventually(t, "a new address of the host is let out", func() bool {
 		got, _ := ipErr(ns, "rule")
@@ -474,13 +521,11 @@ func TestUplinkMTU(t *testing.T) {
 func TestClosed(t *testing.T) {
 	ns := pod(t)
 	c, _ := client(t, ns)
-	done := make(chan error, 1)
-	go func() { done <- c.Watch(context.Background(), func(Repaired) {}) }()
-	if err := errors.Join(c.Close(), c.Close()); err != nil {
+	if err := c.Watch(func() {}); err != nil {
 		t.Error(err)
 	}
-	if err := <-done; err != nil {
-		t.Errorf("Watch: %v", err)
+	if err := errors.Join(c.Close(), c.Close()); err != nil {
+		t.Error(err)
 	}
 	if _, _, err := c.Apply(scene()); !errors.Is(err, ErrClosed) {
 		t.Errorf("Apply: %v", err)

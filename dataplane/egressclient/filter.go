@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -102,25 +101,6 @@ func (f Filter) String() string {
 type filter struct {
 	ns    netns.NsHandle
 	table string // its name, family inet
-}
-
-// listen hears of changes of nftables in the namespace.
-func (f filter) listen() (*netlink.Conn, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(f.ns)})
-	if err != nil {
-		return nil, err
-	}
-	if err := c.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return c, nil
-}
-
-// is says whether a notification is about the filter's table.
-func (f filter) is(m netlink.Message) bool {
-	family, table, ok := nft.ForeignTable(m.Data)
-	return ok && family == unix.NFPROTO_INET && table == f.table
 }
 
 // filterState is what the kernel has of the filter.

@@ -1,7 +1,6 @@
 package egressclient
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -180,10 +179,7 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 		t.Fatalf("the filter lets in %s", s)
 	}
 	d.during = nil
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
-	defer func() { cancel(); <-done }()
+	k := keep(t, c, dual())
 	table := c.filter.ours()
 	chain := (Filter{}).chains()[0].chain(table)
 	for name, do := range map[string]func(*nlcount.Nft){
@@ -194,11 +190,11 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 			_ = k.SetAddElements(ourSet(table, setEnds4), []nftables.SetElement{{Key: []byte{198, 51, 100, 66}}})
 		},
 	} {
-		k, err := c.filter.dial()
+		conn, err := c.filter.dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if do(k); k.Flush() != nil {
+		if do(conn); conn.Flush() != nil {
 			t.Fatalf("%s: not done", name)
 		}
 		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
@@ -210,6 +206,7 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 			}
 		}
 	}
+	k.stop()
 	if err := c.Remove(); err != nil {
 		t.Fatal(err)
 	}

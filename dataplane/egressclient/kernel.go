@@ -14,14 +14,13 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // kernel talks to one network namespace.
 type kernel struct {
-	n      dataplane.Numbers
-	h      *netlink.Handle
-	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
+	n dataplane.Numbers
+	c *rtnl.Conn
 	// What was read last, as the kernel has it, for deleting.
 	rawRules  map[Rule]netlink.Rule
 	rawRoutes map[Route]netlink.Route
@@ -30,22 +29,15 @@ type kernel struct {
 }
 
 func openKernel(ns netns.NsHandle, n dataplane.Numbers) (*kernel, error) {
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
-		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
+		return nil, err
 	}
-	routes, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
-	}
-	_ = routes.SetStrictCheck(true) // the kernel then sends only the table asked for; old ones have it not
-	return &kernel{n: n, h: h, routes: routes}, nil
+	return &kernel{n: n, c: c}, nil
 }
 
 func (k *kernel) close() {
-	k.h.Close()
-	k.routes.Close()
+	k.c.Close()
 }
 
 func (f Family) af() int {
@@ -55,26 +47,10 @@ func (f Family) af() int {
 	return unix.AF_INET
 }
 
-func ipNet(p netip.Prefix) *net.IPNet {
-	if !p.IsValid() {
-		return nil
-	}
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-func prefix(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(a.Unmap(), ones)
-}
-
 func toRule(r Rule) *netlink.Rule {
 	k := netlink.NewRule()
 	k.Family, k.Priority, k.Table, k.Protocol = r.Family.af(), r.Priority, r.Table, dataplane.RouteProtocol
-	k.Src, k.Dst = ipNet(r.From), ipNet(r.To)
+	k.Src, k.Dst = rtnl.Net(r.From), rtnl.Net(r.To)
 	if r.Mask != 0 {
 		k.Mark, k.Mask = r.Mark, &r.Mask
 	}
@@ -86,7 +62,7 @@ func toRule(r Rule) *netlink.Rule {
 
 // fromRule keeps what a rule of ours has, and whatever else it has as text.
 func fromRule(f Family, k netlink.Rule) Rule {
-	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: prefix(k.Src), To: prefix(k.Dst), Mark: k.Mark,
+	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: rtnl.Prefix(k.Src), To: rtnl.Prefix(k.Dst), Mark: k.Mark,
 		Local: k.IifName == "lo"}
 	if k.Mask != nil {
 		r.Mask = *k.Mask
@@ -101,7 +77,7 @@ func fromRule(f Family, k netlink.Rule) Rule {
 }
 
 func toRoute(r Route, link int) *netlink.Route {
-	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: ipNet(r.Dst), Table: r.Table,
+	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: rtnl.Net(r.Dst), Table: r.Table,
 		Protocol: dataplane.RouteProtocol}
 	switch r.Kind {
 	case Unreachable:
@@ -119,25 +95,21 @@ func toRoute(r Route, link int) *netlink.Route {
 
 // fromRoute recognises a route; linkName tells the name of a link by its index.
 func fromRoute(f Family, k netlink.Route, linkName func(int) string) Route {
-	dst := prefix(k.Dst)
+	dst := rtnl.Prefix(k.Dst)
 	if !dst.IsValid() {
-		dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if f == IPv6 {
-			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
+		dst = rtnl.Prefix(rtnl.Anywhere(f.af()))
 	}
 	r := Route{Table: k.Table, Dst: dst}
 	plain := len(k.Gw) == 0 && k.Via == nil && len(k.MultiPath) == 0 && k.Tos == 0
-	const none6 = 1024 // what the kernel makes of no metric
-	first := f == IPv4 && k.Priority == 0 || f == IPv6 && k.Priority == none6
-	src, _ := netip.AddrFromSlice(k.Src)
+	first := k.Priority == rtnl.Metric(f.af())
+	src := rtnl.Addr(k.Src)
 	switch {
 	case plain && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric && !src.IsValid():
 		r.Kind = Unreachable
 	case plain && k.Type == unix.RTN_THROW && first && !src.IsValid():
 		r.Kind = Throw
 	case plain && k.Type == unix.RTN_UNICAST && first:
-		r.Link, r.Src = linkName(k.LinkIndex), src.Unmap()
+		r.Link, r.Src = linkName(k.LinkIndex), src
 	default:
 		r.Other = fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)
 	}
@@ -152,15 +124,15 @@ func (k *kernel) read() (State, error) {
 	linkName := func(index int) string {
 		if _, known := names[index]; !known {
 			names[index] = fmt.Sprintf("#%d", index)
-			if l, err := nlcount.One(k.h).LinkByIndex(index); err == nil {
+			if l, err := k.c.One().LinkByIndex(index); err == nil {
 				names[index] = l.Attrs().Name
 			}
 		}
 		return names[index]
 	}
 	for _, f := range []Family{IPv4, IPv6} {
-		rules, err := nlcount.One(k.h).RuleListFiltered(f.af(), nil, 0)
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
+		rules, err := k.c.One().RuleListFiltered(f.af(), nil, 0)
+		if rtnl.Lacks(err) {
 			continue
 		}
 		if err != nil {
@@ -174,7 +146,7 @@ func (k *kernel) read() (State, error) {
 			}
 		}
 		for _, table := range k.tables(s.Rules) {
-			routes, err := k.list(f, table)
+			routes, err := k.c.Routes(f.af(), table)
 			if err != nil {
 				return State{}, err
 			}
@@ -206,56 +178,37 @@ func (k *kernel) tables(rules []Rule) []int {
 	return slices.Compact(out)
 }
 
-func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {
-	list, err := nlcount.One(k.routes).RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-	// no such table yet
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, table, err)
-	}
-	return list, nil
-}
-
 func (k *kernel) apply(o Op) error {
 	switch o.Verb {
 	case AddRule:
-		return ignore(nlcount.One(k.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
+		return rtnl.Ignore(k.c.One().RuleAdd(toRule(o.Rule)), unix.EEXIST)
 	case DelRule:
 		raw, ok := k.rawRules[o.Rule]
 		if !ok {
 			raw = *toRule(o.Rule)
 		}
-		return ignore(nlcount.One(k.h).RuleDel(&raw), unix.ENOENT)
+		return rtnl.Ignore(k.c.One().RuleDel(&raw), unix.ENOENT)
 	case DelRoute:
 		raw, ok := k.rawRoutes[o.Route]
 		if !ok {
 			raw = *toRoute(o.Route, 0)
 		}
-		return ignore(nlcount.One(k.h).RouteDel(&raw), unix.ESRCH)
+		return rtnl.Ignore(k.c.One().RouteDel(&raw), unix.ESRCH)
 	}
 	link := 0
 	if o.Route.Kind == Tunnel {
-		l, err := nlcount.One(k.h).LinkByName(o.Route.Link)
+		l, err := k.c.One().LinkByName(o.Route.Link)
 		if err != nil {
 			return err
 		}
 		link = l.Attrs().Index
 	}
 	if o.Verb == ReplaceRoute {
-		return nlcount.One(k.h).RouteReplace(toRoute(o.Route, link))
+		return k.c.One().RouteReplace(toRoute(o.Route, link))
 	}
-	err := nlcount.One(k.h).RouteAdd(toRoute(o.Route, link))
+	err := k.c.One().RouteAdd(toRoute(o.Route, link))
 	if errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("%w: something else has made a route for the same destination in this table: take it out", err)
-	}
-	return err
-}
-
-func ignore(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
 	}
 	return err
 }
@@ -268,19 +221,14 @@ type link struct {
 }
 
 func (k *kernel) link(name string) (link, error) {
-	l, err := nlcount.One(k.h).LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return link{}, nil
-	}
-	if err != nil {
-		return link{}, fmt.Errorf("reading link %s: %w", name, err)
+	l, there, err := k.c.Link(name)
+	if err != nil || !there {
+		return link{}, err
 	}
 	a := l.Attrs()
 	out := link{there: true, up: a.Flags&net.FlagUp != 0, mtu: a.MTU}
 	ends := func(local, remote net.IP, sport uint16) {
-		from, _ := netip.AddrFromSlice(local)
-		to, _ := netip.AddrFromSlice(remote)
-		out.tunnel = &fou.Tunnel{Local: from.Unmap(), Remote: to.Unmap(), SourcePortAuto: sport == 0, MTU: a.MTU}
+		out.tunnel = &fou.Tunnel{Local: rtnl.Addr(local), Remote: rtnl.Addr(remote), SourcePortAuto: sport == 0, MTU: a.MTU}
 	}
 	switch t := l.(type) {
 	case *netlink.Iptun:
@@ -293,7 +241,7 @@ func (k *kernel) link(name string) (link, error) {
 
 // hasTunnels says whether there are devices of tunnels.
 func (k *kernel) hasTunnels() (bool, error) {
-	links, err := nlcount.One(k.h).LinkList()
+	links, err := k.c.One().LinkList()
 	if err != nil {
 		return false, fmt.Errorf("reading links: %w", err)
 	}
@@ -306,7 +254,7 @@ func tunnelName(name string) bool {
 
 // own reads the addresses of a host that are not the mesh's: those of all links but ours.
 func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
-	links, err := nlcount.One(k.h).LinkList()
+	links, err := k.c.One().LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("reading links: %w", err)
 	}
@@ -315,17 +263,15 @@ func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 		name := l.Attrs().Name
 		foreign[l.Attrs().Index] = name != "lo" && name != uplink && !ourLink(name)
 	}
-	list, err := nlcount.One(k.h).AddrList(nil, netlink.FAMILY_ALL)
+	list, err := k.c.One().AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("reading addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); !ok || !foreign[a.LinkIndex] || !addr.IsGlobalUnicast() {
-			continue
+		if addr := rtnl.Addr(a.IP); foreign[a.LinkIndex] && addr.IsGlobalUnicast() {
+			out = append(out, addr)
 		}
-		out = append(out, addr)
 	}
 	return distinct(out, not), nil
 }
@@ -343,22 +289,21 @@ func Addresses(path, device string) (ipv4, ipv6 netip.Addr, err error) {
 		return ipv4, ipv6, fmt.Errorf("opening the network namespace %s: %w", path, err)
 	}
 	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
 		return ipv4, ipv6, fmt.Errorf("entering the network namespace %s: %w", path, err)
 	}
-	defer h.Close()
-	l, err := nlcount.One(h).LinkByName(device)
+	defer c.Close()
+	l, err := c.One().LinkByName(device)
 	if err != nil {
 		return ipv4, ipv6, fmt.Errorf("link %s in the network namespace %s: %w", device, path, err)
 	}
-	list, err := nlcount.One(h).AddrList(l, netlink.FAMILY_ALL)
+	list, err := c.One().AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return ipv4, ipv6, fmt.Errorf("addresses of %s in the network namespace %s: %w", device, path, err)
 	}
 	for _, one := range list {
-		a, _ := netip.AddrFromSlice(one.IP)
-		switch a = a.Unmap(); {
+		switch a := rtnl.Addr(one.IP); {
 		case !a.IsGlobalUnicast():
 		case a.Is4() && !ipv4.IsValid():
 			ipv4 = a

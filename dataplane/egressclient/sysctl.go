@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -14,7 +13,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and
@@ -57,7 +56,7 @@ func (c *Client) filters(device, set string) (all, own string, err error) {
 			err = fmt.Errorf("entering the network namespace: %w", err)
 			return
 		}
-		path := func(device string) string { return "/proc/sys/net/ipv4/conf/" + device + "/rp_filter" }
+		path := func(device string) string { return rtnl.Setting(unix.AF_INET, device, "rp_filter") }
 		if set != "" {
 			err = os.WriteFile(path(device), []byte(set), 0o644)
 			return
@@ -82,15 +81,14 @@ func readSetting(path string) (string, error) {
 
 // address gives a device an address that is good for nothing but having one.
 func (k *kernel) address(device string, a netip.Addr) (writes int, err error) {
-	l, err := nlcount.One(k.h).LinkByName(device)
+	l, err := k.c.One().LinkByName(device)
 	if err != nil {
 		return 0, err
 	}
-	have, err := nlcount.One(k.h).AddrList(l, netlink.FAMILY_V4)
+	have, err := k.c.One().AddrList(l, netlink.FAMILY_V4)
 	if err != nil || len(have) > 0 {
 		return 0, err
 	}
-	full := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-	return 1, nlcount.One(k.h).AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST,
+	return 1, k.c.One().AddrAdd(l, &netlink.Addr{IPNet: rtnl.Host(a), Scope: unix.RT_SCOPE_HOST,
 		Flags: unix.IFA_F_NOPREFIXROUTE})
 }

@@ -2,7 +2,6 @@ package egressclient
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -136,10 +135,7 @@ func throughTunnels(t *testing.T, driver string) {
 	defer c.Close()
 	s := dual()
 	apply(t, c, s)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Watch(ctx, func(Repaired) {}) }()
-	defer func() { cancel(); <-done }()
+	k := keep(t, c, s)
 	defer func() {
 		if t.Failed() {
 			st, _ := c.Stats()
@@ -158,17 +154,17 @@ func throughTunnels(t *testing.T, driver string) {
 		for i := range s.Tunnels {
 			s.Tunnels[i].SourcePortAuto = auto
 		}
-		if n := apply(t, c, s); n == 0 {
+		if n := k.apply(s); n == 0 {
 			t.Errorf("source port %v: nothing was written", auto)
 		}
 		both()
 	}
 	// another way that is the same
 	s.Routes = append([]dataplane.ClientRoute{to("8.8.0.0/16", "10.68.124.145")}, s.Routes...)
-	apply(t, c, s)
+	k.apply(s)
 	both()
 	s.Routes = append(s.Routes[:1], to("2001:db8::/32", "fd10::2:1")) // and the old ones end
-	apply(t, c, s)
+	k.apply(s)
 	both()
 	ip(t, ns, "link del "+dataplane.FoULink(addr("10.68.124.145")))
 	eventually(t, "the device is there again", func() bool {
@@ -185,6 +181,7 @@ func throughTunnels(t *testing.T, driver string) {
 	if got := ip(t, ns, "rule"); !strings.Contains(got, "2100:") {
 		t.Error(got)
 	}
+	k.stop()
 	if err := c.Remove(); err != nil {
 		t.Error(err)
 	}

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -37,30 +37,28 @@ func (s Spec) gateway() bool { return len(s.Routes) > 0 }
 
 // Reconciler keeps a host so.
 type Reconciler struct {
-	n      dataplane.Numbers
-	h      *netlink.Handle
-	routes *netlink.Handle // for listing, with strict checks: the kernel itself then sends only the table asked for
+	n dataplane.Numbers
+	c *rtnl.Conn
+
+	listener rtnl.Listener
+	watched  atomic.Pointer[watched] // of the latest Spec
 }
 
 // New opens sockets in the calling thread's network namespace; zero Numbers are the default ones.
 func New(n dataplane.Numbers) (*Reconciler, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	c, err := rtnl.Open()
 	if err != nil {
-		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
+		return nil, err
 	}
-	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
-	}
-	_ = routes.SetStrictCheck(true) // old kernels have it not
-	return &Reconciler{n: n.Filled(), h: h, routes: routes}, nil
+	r := &Reconciler{n: n.Filled(), c: c}
+	r.watched.Store(&watched{})
+	return r, nil
 }
 
 // Close closes the sockets; everything stays.
 func (r *Reconciler) Close() {
-	r.h.Close()
-	r.routes.Close()
+	_ = r.listener.Close()
+	r.c.Close()
 }
 
 // route is a way in the table of gateways.
@@ -93,10 +91,12 @@ func (r *Reconciler) Reconcile(s Spec) (writes int, err error) {
 			err = e
 		}
 	}
+	r.watched.Store(watchedOf(s, nil)) // a link that comes from now on is heard of
 	links, e := r.links()
 	if e != nil {
 		return 0, e
 	}
+	r.watched.Store(watchedOf(s, links))
 	if s.gateway() { // an address of the host's own is there before the first packet is
 		note(r.masquerade(s.Tunnel))
 		for _, l := range s.Uplinks {
@@ -115,7 +115,7 @@ func (r *Reconciler) Reconcile(s Spec) (writes int, err error) {
 }
 
 func (r *Reconciler) links() (map[string]int, error) {
-	all, err := nlcount.One(r.h).LinkList()
+	all, err := r.c.One().LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("read this host's links: %w", err)
 	}
@@ -140,34 +140,34 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 	}
 	add, gone := diff(want, actual)
 	for _, a := range add {
-		if e := nlcount.One(r.h).RouteReplace(a.kernel(r.n.EgressTable())); e != nil && err == nil {
+		if e := r.c.One().RouteReplace(a.kernel(r.n.EgressTable())); e != nil && err == nil {
 			err = fmt.Errorf("add the way to %s (table %d): %w", a.addr, r.n.EgressTable(), e)
 			continue
 		}
 		writes++
 	}
-	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: r.n.EgressRule(), Table: r.n.EgressTable()},
+	rules, e := r.c.One().RuleListFiltered(f, &netlink.Rule{Priority: r.n.EgressRule(), Table: r.n.EgressTable()},
 		netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
 	if e != nil && !errors.Is(e, unix.EAFNOSUPPORT) {
 		return writes, errors.Join(err, fmt.Errorf("read policy rules: %w", e))
 	}
 	switch {
 	case len(want) > 0 && len(rules) == 0:
-		if e := nlcount.One(r.h).RuleAdd(rule(f, r.n)); e != nil && !errors.Is(e, unix.EEXIST) {
+		if e := r.c.One().RuleAdd(rule(f, r.n)); e != nil && !errors.Is(e, unix.EEXIST) {
 			err = errors.Join(err, fmt.Errorf("add the rule to table %d: %w", r.n.EgressTable(), e))
 		} else {
 			writes++
 		}
 	case len(want) == 0:
 		for range rules {
-			if e := nlcount.One(r.h).RuleDel(rule(f, r.n)); e != nil {
+			if e := r.c.One().RuleDel(rule(f, r.n)); e != nil {
 				return writes, errors.Join(err, fmt.Errorf("remove the rule to table %d: %w", r.n.EgressTable(), e))
 			}
 			writes++
 		}
 	}
 	for _, g := range gone {
-		if e := nlcount.One(r.h).RouteDel(g.kernel(r.n.EgressTable())); e != nil && !errors.Is(e, unix.ESRCH) {
+		if e := r.c.One().RouteDel(g.kernel(r.n.EgressTable())); e != nil && !errors.Is(e, unix.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("remove the way to %s (table %d): %w", g.addr, r.n.EgressTable(), e))
 			continue
 		}
@@ -178,35 +178,23 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 
 // read lists the ways in our table; what others have put there is not ours.
 func (r *Reconciler) read(f int) ([]route, error) {
-	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: r.n.EgressTable()},
-		netlink.RT_FILTER_TABLE)
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read table %d: %w", r.n.EgressTable(), err)
-	}
+	all, err := r.c.Routes(f, r.n.EgressTable())
 	var out []route
 	for _, k := range all {
-		if k.Dst == nil || k.Protocol != dataplane.RouteProtocol {
-			continue
-		}
-		if a, ok := netip.AddrFromSlice(k.Dst.IP); ok {
-			out = append(out, route{addr: a.Unmap(), link: k.LinkIndex})
+		if dst := rtnl.Prefix(k.Dst); dst.IsValid() && k.Protocol == dataplane.RouteProtocol {
+			out = append(out, route{addr: dst.Addr(), link: k.LinkIndex})
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 func (w route) kernel(table int) *netlink.Route {
-	family, bits := unix.AF_INET6, w.addr.BitLen()
 	scope := netlink.SCOPE_UNIVERSE
 	if w.addr.Is4() {
-		family, scope = unix.AF_INET, netlink.SCOPE_LINK
+		scope = netlink.SCOPE_LINK
 	}
-	return &netlink.Route{Family: family, Dst: &net.IPNet{IP: w.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},
-		LinkIndex: w.link,
-		Table:     table, Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
+	return &netlink.Route{Family: rtnl.Family(w.addr), Dst: rtnl.Host(w.addr), LinkIndex: w.link, Table: table,
+		Protocol: dataplane.RouteProtocol, Scope: scope, Type: unix.RTN_UNICAST}
 }
 
 func rule(f int, n dataplane.Numbers) *netlink.Rule {
@@ -217,20 +205,14 @@ func rule(f int, n dataplane.Numbers) *netlink.Rule {
 
 // forward makes the kernel forward what comes in by a link.
 func forward(link string) (int, error) {
-	file := "/proc/sys/net/ipv4/conf/" + link + "/forwarding"
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("read whether %s forwards: %w", link, err)
-	}
 	n := 0
-	if strings.TrimSpace(string(b)) == "0" {
-		if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
-			return 0, fmt.Errorf("make %s forward: %w: answers for the egress do not come through; the agent needs a writable "+
-				"/proc/sys", link, err)
+	if v, ok := rtnl.ReadSetting(unix.AF_INET, link, "forwarding"); ok && v == 0 {
+		if err := rtnl.WriteSetting(unix.AF_INET, link, "forwarding", 1); err != nil {
+			return 0, fmt.Errorf("%w: answers for the egress do not come through; the agent needs a writable /proc/sys", err)
 		}
 		n++
 	}
-	if _, err := os.Stat("/proc/sys/net/ipv6/conf/" + link); err != nil {
+	if _, ok := rtnl.ReadSetting(unix.AF_INET6, link, "forwarding"); !ok {
 		return n, nil // this link, or this host, has no IPv6
 	}
 	return n, podnet.ForwardIPv6(link)

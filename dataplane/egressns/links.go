@@ -16,15 +16,15 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // links keeps the veth pair, addresses, routes and rules of one namespace.
 type links struct {
 	file, egress string
-	ns, host     *os.File        // the two namespaces
-	in, out      *netlink.Handle // sockets in each
-	name         string          // of the host's end
+	ns, host     *os.File   // the two namespaces
+	in, out      *rtnl.Conn // sockets in each
+	name         string     // of the host's end
 	cache        *linkState
 	writes       int
 
@@ -60,19 +60,19 @@ func openLinks(file, owner, egress string, ns *os.File) (*links, error) {
 	if l.host, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return nil, fmt.Errorf("opening the host's network namespace: %w", err)
 	}
-	if l.in, err = netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE); err == nil {
-		l.out, err = netlink.NewHandleAt(netns.NsHandle(l.host.Fd()), unix.NETLINK_ROUTE)
+	if l.in, err = rtnl.OpenAt(netns.NsHandle(ns.Fd())); err == nil {
+		l.out, err = rtnl.OpenAt(netns.NsHandle(l.host.Fd()))
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("opening an rtnetlink socket: %w", err), l.close())
+		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
 }
 
 func (l *links) close() error {
-	for _, h := range []*netlink.Handle{l.in, l.out} {
-		if h != nil {
-			h.Close()
+	for _, c := range []*rtnl.Conn{l.in, l.out} {
+		if c != nil {
+			c.Close()
 		}
 	}
 	return l.host.Close()
@@ -86,9 +86,9 @@ func (l *links) alias() string { return "skein-egress/1 " + l.egress }
 // ensurePair makes the veth pair where it is not whole, and reads both ends.
 func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 	for try := 0; ; try++ {
-		up, err = nlcount.One(l.in).LinkByName(Uplink)
+		up, err = l.in.One().LinkByName(Uplink)
 		if err == nil {
-			end, err = nlcount.One(l.out).LinkByName(l.name)
+			end, err = l.out.One().LinkByName(l.name)
 		}
 		switch {
 		case err == nil && up.Type() == "veth" && end.Type() == "veth" && up.Attrs().ParentIndex == end.Attrs().Index &&
@@ -107,16 +107,16 @@ func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 }
 
 func (l *links) makePair(mtu int) error {
-	if old, err := nlcount.One(l.in).LinkByName(Uplink); err == nil {
-		if err := nlcount.One(l.in).LinkDel(old); err != nil {
+	if old, err := l.in.One().LinkByName(Uplink); err == nil {
+		if err := l.in.One().LinkDel(old); err != nil {
 			return fmt.Errorf("removing %s of egress %s, which leads elsewhere: %w", Uplink, l.egress, err)
 		}
 	}
-	if old, err := nlcount.One(l.out).LinkByName(l.name); err == nil {
+	if old, err := l.out.One().LinkByName(l.name); err == nil {
 		if a := old.Attrs().Alias; !strings.HasPrefix(a, "skein-egress/") {
 			return fmt.Errorf("link %s has the name of egress %s's and is somebody else's: remove it", l.name, l.egress)
 		}
-		if err := nlcount.One(l.out).LinkDel(old); err != nil {
+		if err := l.out.One().LinkDel(old); err != nil {
 			return fmt.Errorf("removing link %s of egress %s, which leads elsewhere: %w", l.name, l.egress, err)
 		}
 	}
@@ -137,7 +137,7 @@ func (l *links) read(mtu int) (*linkState, error) {
 	fail := func(what string, err error) (*linkState, error) {
 		return nil, fmt.Errorf("reading %s of egress %s: %w", what, l.egress, err)
 	}
-	if s.lo, err = nlcount.One(l.in).LinkByName("lo"); err != nil {
+	if s.lo, err = l.in.One().LinkByName("lo"); err != nil {
 		return fail("lo", err)
 	}
 	if s.addrs, err = addressesOf(l.in, s.uplink, false); err != nil {
@@ -147,13 +147,13 @@ func (l *links) read(mtu int) (*linkState, error) {
 		return fail("addresses of the host's end", err)
 	}
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		main, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN,
+		main, err := l.in.One().RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN,
 			LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		if err != nil {
 			return fail("routes", err)
 		}
 		s.main = append(s.main, main...)
-		rules, err := nlcount.One(l.in).RuleList(f)
+		rules, err := l.in.One().RuleList(f)
 		if err != nil {
 			return fail("rules", err)
 		}
@@ -166,7 +166,7 @@ func (l *links) read(mtu int) (*linkState, error) {
 			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable &&
 				r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
 		})
-		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC,
+		routes, err := l.in.One().RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_UNSPEC,
 			Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fail("routes to clients", err)
@@ -209,7 +209,7 @@ func (p plan) slotRules() map[slotRule]bool {
 	out := map[slotRule]bool{}
 	for _, c := range p.clients {
 		if c.also {
-			out[slotRule{pick(c.addr, unix.AF_INET, unix.AF_INET6), c.slot}] = true
+			out[slotRule{rtnl.Family(c.addr), c.slot}] = true
 		}
 	}
 	return out
@@ -219,21 +219,16 @@ func (p plan) slotRules() map[slotRule]bool {
 func (l *links) remade() { l.cache.devices = map[string]int{} }
 
 func single(r netlink.Route) (netip.Addr, bool) {
-	if r.Dst == nil {
-		return netip.Addr{}, false
-	}
-	a, ok := netip.AddrFromSlice(r.Dst.IP)
-	a = a.Unmap()
-	ones, _ := r.Dst.Mask.Size()
-	return a, ok && ones == a.BitLen()
+	p := rtnl.Prefix(r.Dst)
+	return p.Addr(), p.IsValid() && p.IsSingleIP()
 }
 
 // addressesOf are a link's in the order that the kernel has them; those of the link itself only when they are asked
 // for.
-func addressesOf(h *netlink.Handle, l netlink.Link, all bool) ([]netip.Addr, error) {
+func addressesOf(c *rtnl.Conn, l netlink.Link, all bool) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		as, err := nlcount.One(h).AddrList(l, f)
+		as, err := c.One().AddrList(l, f)
 		if err != nil {
 			return nil, err
 		}
@@ -244,10 +239,6 @@ func addressesOf(h *netlink.Handle, l netlink.Link, all bool) ([]netip.Addr, err
 		}
 	}
 	return out, nil
-}
-
-func hostNet(a netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
 // doing counts a write, and says what failed.
@@ -285,7 +276,7 @@ func (l *links) start() error {
 		return err
 	}
 	s := &linkState{uplink: up, end: end}
-	if s.lo, err = nlcount.One(l.in).LinkByName("lo"); err != nil {
+	if s.lo, err = l.in.One().LinkByName("lo"); err != nil {
 		return fmt.Errorf("reading lo of egress %s: %w", l.egress, err)
 	}
 	if s.endAddrs, err = addressesOf(l.out, end, true); err != nil {
@@ -298,7 +289,7 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 	var errs []error
 	at := s.end.Attrs()
 	if at.MTU != mtu {
-		errs = append(errs, l.doing("setting the MTU of "+l.name, nlcount.One(l.out).LinkSetMTU(s.end, mtu)))
+		errs = append(errs, l.doing("setting the MTU of "+l.name, l.out.One().LinkSetMTU(s.end, mtu)))
 		at.MTU = mtu
 	}
 	g4, g6 := podnet.Gateways()
@@ -311,17 +302,15 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 		if a.Is6() {
 			na.Flags = unix.IFA_F_NODAD
 		}
-		err := nlcount.One(l.out).AddrAdd(s.end, na)
-		if a.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)) { // no IPv6 on this host
-			err = nil
-		} else if errors.Is(err, unix.EEXIST) {
-			err = nil
+		err := rtnl.Ignore(l.out.One().AddrAdd(s.end, na), unix.EEXIST)
+		if a.Is6() {
+			err = rtnl.Ignore(err, unix.EACCES, unix.EOPNOTSUPP) // no IPv6 on this host
 		}
 		errs = append(errs, l.doing("adding address "+a.String()+" to "+l.name, err))
 		s.endAddrs = append(s.endAddrs, a)
 	}
 	if at.Flags&net.FlagUp == 0 {
-		errs = append(errs, l.doing("setting "+l.name+" up", nlcount.One(l.out).LinkSetUp(s.end)))
+		errs = append(errs, l.doing("setting "+l.name+" up", l.out.One().LinkSetUp(s.end)))
 		at.Flags |= net.FlagUp
 	}
 	return errors.Join(errs...)
@@ -331,12 +320,12 @@ func (l *links) ownEnd(s *linkState, mtu int) error {
 	var errs []error
 	at := s.uplink.Attrs()
 	if at.MTU != mtu {
-		errs = append(errs, l.doing("setting the MTU of "+Uplink, nlcount.One(l.in).LinkSetMTU(s.uplink, mtu)))
+		errs = append(errs, l.doing("setting the MTU of "+Uplink, l.in.One().LinkSetMTU(s.uplink, mtu)))
 		at.MTU = mtu
 	}
 	for _, x := range []netlink.Link{s.lo, s.uplink} {
 		if x.Attrs().Flags&net.FlagUp == 0 {
-			errs = append(errs, l.doing("setting "+x.Attrs().Name+" up", nlcount.One(l.in).LinkSetUp(x)))
+			errs = append(errs, l.doing("setting "+x.Attrs().Name+" up", l.in.One().LinkSetUp(x)))
 			x.Attrs().Flags |= net.FlagUp
 		}
 	}
@@ -348,10 +337,7 @@ func (l *links) addresses(s *linkState, p plan) error {
 	want := p.addresses()
 	var errs []error
 	del := func(a netip.Addr) {
-		err := nlcount.One(l.in).AddrDel(s.uplink, &netlink.Addr{IPNet: hostNet(a)})
-		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			err = nil
-		}
+		err := rtnl.Ignore(l.in.One().AddrDel(s.uplink, &netlink.Addr{IPNet: rtnl.Host(a)}), unix.EADDRNOTAVAIL)
 		errs = append(errs, l.doing("removing address "+a.String(), err))
 	}
 	first4 := slices.IndexFunc(s.addrs, netip.Addr.Is4)
@@ -367,14 +353,11 @@ func (l *links) addresses(s *linkState, p plan) error {
 		if slices.Contains(s.addrs, a) {
 			continue
 		}
-		na := &netlink.Addr{IPNet: hostNet(a)}
+		na := &netlink.Addr{IPNet: rtnl.Host(a)}
 		if a.Is6() {
 			na.Flags = unix.IFA_F_NODAD
 		}
-		err := nlcount.One(l.in).AddrAdd(s.uplink, na)
-		if errors.Is(err, unix.EEXIST) {
-			err = nil
-		}
+		err := rtnl.Ignore(l.in.One().AddrAdd(s.uplink, na), unix.EEXIST)
 		errs = append(errs, l.doing("adding address "+a.String(), err))
 		s.addrs = append(s.addrs, a)
 	}
@@ -409,9 +392,9 @@ func (l *links) ways(s *linkState, p plan) error {
 		r.Protocol = unix.RTPROT_BOOT
 		k := r
 		if dst == nil {
-			k.Dst = anywhere(r.Family)
+			k.Dst = rtnl.Anywhere(r.Family)
 		}
-		err := nlcount.One(l.in).RouteReplace(&k)
+		err := l.in.One().RouteReplace(&k)
 		errs = append(errs, l.doing("adding the way to the host", err))
 		s.main = append(s.main, r)
 	}
@@ -428,26 +411,15 @@ func (l *links) ways(s *linkState, p plan) error {
 		r := netlink.NewRule()
 		r.Family, r.Priority, r.IifName, r.Table, r.Protocol = f, dataplane.GatewayRule, Uplink, dataplane.GatewayTable,
 			dataplane.RouteProtocol
-		err := nlcount.One(l.in).RuleAdd(r)
-		if errors.Is(err, unix.EEXIST) {
-			err = nil
-		}
+		err := rtnl.Ignore(l.in.One().RuleAdd(r), unix.EEXIST)
 		errs = append(errs, l.doing("adding the rule to the clients' routes", err))
 		s.rules[f] = err == nil
 	}
 	return errors.Join(errs...)
 }
 
-func anywhere(family int) *net.IPNet {
-	if family == unix.AF_INET6 {
-		return &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-	}
-	return &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
-}
-
 func clientRoute(w clientWay, index int) *netlink.Route {
-	f := pick(w.addr, unix.AF_INET, unix.AF_INET6)
-	return &netlink.Route{Family: f, Dst: hostNet(w.addr), LinkIndex: index, Table: w.table,
+	return &netlink.Route{Family: rtnl.Family(w.addr), Dst: rtnl.Host(w.addr), LinkIndex: index, Table: w.table,
 		Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
@@ -471,12 +443,12 @@ func (l *links) unroute(p plan, late bool) error {
 	for r := range s.slots {
 		if late && !p.slotRules()[r] {
 			errs = append(errs, l.doing("removing the rule of a slot's flows",
-				ignore(nlcount.One(l.in).RuleDel(ruleOf(r)), unix.ENOENT)))
+				rtnl.Ignore(l.in.One().RuleDel(ruleOf(r)), unix.ENOENT)))
 			delete(s.slots, r)
 		}
 	}
 	gone := func(r *netlink.Route) {
-		err := ignore(nlcount.One(l.in).RouteDel(r), unix.ESRCH)
+		err := rtnl.Ignore(l.in.One().RouteDel(r), unix.ESRCH)
 		errs = append(errs, l.doing("removing the route to "+r.Dst.String(), err))
 	}
 	for w, index := range s.clients {
@@ -487,20 +459,13 @@ func (l *links) unroute(p plan, late bool) error {
 	}
 	for _, r := range s.strays {
 		if r.Dst == nil {
-			r.Dst = anywhere(r.Family)
+			r.Dst = rtnl.Anywhere(r.Family)
 		}
 		gone(&r)
 	}
 	s.strays = nil
 	l.depend(s)
 	return errors.Join(errs...)
-}
-
-func ignore(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
-	}
-	return err
 }
 
 // route leads each client's packets into its tunnel. The ways of flows by other slots come first: until they stand
@@ -523,7 +488,7 @@ func (l *links) route(p plan, link func(local, remote netip.Addr) string) error 
 			continue
 		}
 		if !known {
-			d, err := nlcount.One(l.in).LinkByName(name)
+			d, err := l.in.One().LinkByName(name)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("looking for the tunnel %s to %s, egress %s: %w", name, c.addr, l.egress, err))
 				continue
@@ -534,9 +499,9 @@ func (l *links) route(p plan, link func(local, remote netip.Addr) string) error 
 				continue
 			}
 		}
-		err := nlcount.One(l.in).RouteReplace(clientRoute(at, index))
+		err := l.in.One().RouteReplace(clientRoute(at, index))
 		if c.addr.Is6() && routed && err == nil { // IPv6 replaces only a route through the same link
-			_ = nlcount.One(l.in).RouteDel(clientRoute(at, have))
+			_ = l.in.One().RouteDel(clientRoute(at, have))
 		}
 		if errs = append(errs, l.doing("adding the route to "+c.addr.String(), err)); err == nil {
 			s.clients[at] = index
@@ -550,7 +515,7 @@ func (l *links) route(p plan, link func(local, remote netip.Addr) string) error 
 func (l *links) slotRules(want map[slotRule]bool) (errs []error) {
 	for r := range want {
 		if !l.cache.slots[r] {
-			err := ignore(nlcount.One(l.in).RuleAdd(ruleOf(r)), unix.EEXIST)
+			err := rtnl.Ignore(l.in.One().RuleAdd(ruleOf(r)), unix.EEXIST)
 			errs = append(errs, l.doing("adding the rule of a slot's flows", err))
 			l.cache.slots[r] = err == nil
 		}

@@ -9,13 +9,12 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/netnsdir"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // inside runs f on a thread of its own in a network namespace.
@@ -183,19 +182,16 @@ func removeUplink(file string) error {
 		return err
 	}
 	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	l, err := nlcount.One(h).LinkByName(Uplink)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err != nil {
+	defer c.Close()
+	l, there, err := c.Link(Uplink)
+	if err != nil || !there {
 		return err
 	}
-	return nlcount.One(h).LinkDel(l)
+	return c.One().LinkDel(l)
 }
 
 // Files are the namespaces in a directory, sorted. A directory that is not there has none.

@@ -14,6 +14,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Options say which namespace to open.
@@ -38,7 +39,8 @@ type NS struct {
 	table  *table
 	links  *links
 	leases *leases
-	watch  *watch
+
+	listener rtnl.Listener
 
 	dirty   atomic.Bool // somebody has changed something
 	cache   *state      // of the table
@@ -103,7 +105,7 @@ func Open(o Options) (_ *NS, err error) {
 	if n.driver, err = fou.Open(fou.Options{NetNS: o.File, Driver: o.Driver, Log: o.Log}); err != nil {
 		return nil, err
 	}
-	if n.watch, err = openWatch(n); err != nil {
+	if err = n.listen(); err != nil {
 		return nil, err
 	}
 	n.log.Debug("egress's network namespace is open", "egress", o.Egress, "file", o.File, "new", made, "tunnels",
@@ -113,10 +115,7 @@ func Open(o Options) (_ *NS, err error) {
 
 // Close ends what this process does. The namespace stays, and goes on as long as its leases.
 func (n *NS) Close() error {
-	var errs []error
-	if n.watch != nil {
-		errs = append(errs, n.watch.close())
-	}
+	errs := []error{n.listener.Close()}
 	if n.driver != nil {
 		errs = append(errs, n.driver.Close())
 	}
@@ -173,9 +172,12 @@ func (n *NS) lost(err error) error {
 	return err
 }
 
+// Forget has the next Apply read the kernel again. It may be called from anywhere.
+func (n *NS) Forget() { n.dirty.Store(true) }
+
 // changed notes that the kernel has to be read again, and says so.
 func (n *NS) changed() {
-	n.dirty.Store(true)
+	n.Forget()
 	if n.o.Changed != nil {
 		n.o.Changed()
 	}

@@ -92,7 +92,7 @@ func (s *scene) printed(family string) (rules, routes string) {
 	if family == "-6" {
 		f, more = netlink.FAMILY_V6, " metric 1024 pref medium"
 	}
-	rs, err := s.n.links.in.RuleList(f)
+	rs, err := s.n.links.in.One().RuleList(f)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -104,12 +104,12 @@ func (s *scene) printed(family string) (rules, routes string) {
 		}
 		rules += line
 	}
-	all, err := s.n.links.in.RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable}, netlink.RT_FILTER_TABLE)
+	all, err := s.n.links.in.One().RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for _, r := range all {
-		l, err := s.n.links.in.LinkByIndex(r.LinkIndex)
+		l, err := s.n.links.in.One().LinkByIndex(r.LinkIndex)
 		if err != nil {
 			s.t.Fatal(err)
 		}

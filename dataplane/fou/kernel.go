@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Of linux/if_tunnel.h and linux/ip6_tunnel.h.
@@ -32,9 +32,9 @@ var (
 
 // kernel is the driver that only configures.
 type kernel struct {
-	ns     netns.NsHandle
-	handle *netlink.Handle
-	fou    *fouConn
+	ns   netns.NsHandle
+	conn *rtnl.Conn
+	fou  *fouConn
 
 	listeners []listener // of the last Spec, and what could not be ended before
 
@@ -47,12 +47,12 @@ func openKernel(ns netns.NsHandle) (*kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
 		fou.Close()
-		return nil, fmt.Errorf("opening netlink in the network namespace: %w", err)
+		return nil, err
 	}
-	return &kernel{ns: ns, handle: h, fou: fou}, nil
+	return &kernel{ns: ns, conn: c, fou: fou}, nil
 }
 
 // Name implements Driver.
@@ -70,7 +70,7 @@ func (k *kernel) Link(local, remote netip.Addr) string {
 
 // Close implements Driver.
 func (k *kernel) Close() error {
-	k.handle.Close()
+	k.conn.Close()
 	return errors.Join(k.fou.Close(), k.ns.Close())
 }
 
@@ -79,7 +79,7 @@ func (k *kernel) Reconcile(s Spec) (writes int, err error) {
 	if err := s.check(); err != nil {
 		return 0, err
 	}
-	have, err := readDevices(k.handle)
+	have, err := readDevices(k.conn)
 	if err != nil {
 		return 0, err
 	}
@@ -137,7 +137,7 @@ func (k *kernel) listen(s Spec) (writes int, err error) {
 func (k *kernel) apply(o op) error {
 	switch o.action {
 	case actionRemove:
-		return remove(k.handle, o.device)
+		return remove(k.conn, o.device)
 	case actionAdd:
 		return k.add(o.device)
 	case actionReplace:
@@ -145,7 +145,7 @@ func (k *kernel) apply(o op) error {
 	case actionChange:
 		d := o.device
 		d.Index = 0 // by index and name it would be a change of name, which a device that is up refuses
-		err := nlcount.One(k.handle).LinkModify(d.link())
+		err := k.conn.One().LinkModify(d.link())
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EEXIST) {
 			return k.replace(o.device) // this kernel cannot change that in place
 		}
@@ -153,11 +153,11 @@ func (k *kernel) apply(o op) error {
 			return fmt.Errorf("changing tunnel %s: %w", o.Name, err)
 		}
 	}
-	return set(k.handle, o.device)
+	return set(k.conn, o.device)
 }
 
 func (k *kernel) replace(d device) error {
-	if err := remove(k.handle, d); err != nil {
+	if err := remove(k.conn, d); err != nil {
 		return err
 	}
 	d.Index = 0
@@ -166,7 +166,7 @@ func (k *kernel) replace(d device) error {
 
 // add makes a device that is up, with one message.
 func (k *kernel) add(d device) error {
-	err := nlcount.One(k.handle).LinkAdd(d.link())
+	err := k.conn.One().LinkAdd(d.link())
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("making tunnel %s from %s to %s: %w: another device of this network namespace is such a tunnel; "+
@@ -227,7 +227,7 @@ func address(ip net.IP) netip.Addr {
 
 // Stats implements Driver.
 func (k *kernel) Stats() (s Stats, err error) {
-	links, err := nlcount.One(k.handle).LinkList()
+	links, err := k.conn.One().LinkList()
 	if err != nil {
 		return s, fmt.Errorf("reading tunnels' counters: %w", err)
 	}

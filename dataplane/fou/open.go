@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // ErrNoKernelFoU says that this kernel cannot do FoU.
@@ -148,10 +148,10 @@ func inside(ns netns.NsHandle, f func() error) error {
 }
 
 // readDevices reads our devices.
-func readDevices(h *netlink.Handle) ([]device, error) {
-	links, err := nlcount.One(h).LinkList()
+func readDevices(c *rtnl.Conn) ([]device, error) {
+	links, err := c.One().LinkList()
 	for tries := 0; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
-		links, err = nlcount.One(h).LinkList()
+		links, err = c.One().LinkList()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading links: %w", err)
@@ -166,8 +166,8 @@ func readDevices(h *netlink.Handle) ([]device, error) {
 }
 
 // remove deletes a device; one that is gone already is fine.
-func remove(h *netlink.Handle, d device) error {
-	err := nlcount.One(h).LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}})
+func remove(c *rtnl.Conn, d device) error {
+	err := c.One().LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing %s: %w", d.Name, err)
 	}
@@ -175,14 +175,14 @@ func remove(h *netlink.Handle, d device) error {
 }
 
 // set gives a device its MTU and sets it up.
-func set(h *netlink.Handle, d device) error {
+func set(c *rtnl.Conn, d device) error {
 	l := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}}
 	if d.MTU != 0 {
-		if err := nlcount.One(h).LinkSetMTU(l, d.MTU); err != nil {
+		if err := c.One().LinkSetMTU(l, d.MTU); err != nil {
 			return fmt.Errorf("setting the MTU of %s to %d bytes: %w", d.Name, d.MTU, err)
 		}
 	}
-	if err := nlcount.One(h).LinkSetUp(l); err != nil {
+	if err := c.One().LinkSetUp(l); err != nil {
 		return fmt.Errorf("setting %s up: %w", d.Name, err)
 	}
 	return nil

@@ -9,10 +9,9 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 const tunPath = "/dev/net/tun"
@@ -81,13 +80,13 @@ type tunDevice struct {
 }
 
 // openTUN makes a TUN device that stays, or takes one that a former run left; called inside its namespace.
-func openTUN(h *netlink.Handle, d device) (*tunDevice, error) {
+func openTUN(c *rtnl.Conn, d device) (*tunDevice, error) {
 	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
 	}
 	t := &tunDevice{name: d.Name}
-	if t.index, err = t.attach(h, fd); err != nil {
+	if t.index, err = t.attach(c, fd); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EBUSY) {
 			return nil, fmt.Errorf("taking the TUN device %s: %w: another process has it; stop that", d.Name, err)
@@ -101,14 +100,14 @@ func openTUN(h *netlink.Handle, d device) (*tunDevice, error) {
 	}
 	t.read, t.write = t.tryRead, t.tryWrite
 	d.Index = t.index
-	if err := set(h, d); err != nil {
+	if err := set(c, d); err != nil {
 		t.file.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (t *tunDevice) attach(h *netlink.Handle, fd int) (index int, err error) {
+func (t *tunDevice) attach(c *rtnl.Conn, fd int) (index int, err error) {
 	r, err := unix.NewIfreq(t.name)
 	if err != nil {
 		return 0, err
@@ -123,13 +122,13 @@ func (t *tunDevice) attach(h *netlink.Handle, fd int) (index int, err error) {
 			return 0, err
 		}
 	}
-	l, err := nlcount.One(h).LinkByName(t.name)
+	l, err := c.One().LinkByName(t.name)
 	if err != nil {
 		return 0, err
 	}
 	// No link-local address: the kernel would send what belongs to it into the tunnel. Fails where IPv6 is off.
 	const none = 1 // IN6_ADDR_GEN_MODE_NONE
-	_ = nlcount.One(h).LinkSetIP6AddrGenMode(l, none)
+	_ = c.One().LinkSetIP6AddrGenMode(l, none)
 	return l.Attrs().Index, unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1)
 }
 

@@ -2,7 +2,6 @@ package fou
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
@@ -10,18 +9,18 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/mmsg"
 )
 
 // userspace is the TUN driver.
 type userspace struct {
 	ns      netns.NsHandle
-	handle  *netlink.Handle
+	conn    *rtnl.Conn
 	log     *slog.Logger
 	seed    uint32 // of flows
 	gateway atomic.Bool
@@ -54,11 +53,11 @@ type way struct {
 }
 
 func openUserspace(ns netns.NsHandle, log *slog.Logger) (*userspace, error) {
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
-		return nil, fmt.Errorf("opening netlink in the network namespace: %w", err)
+		return nil, err
 	}
-	u := &userspace{ns: ns, handle: h, log: log, seed: rand.Uint32(), devices: map[string]*tunDevice{}}
+	u := &userspace{ns: ns, conn: c, log: log, seed: rand.Uint32(), devices: map[string]*tunDevice{}}
 	u.table.Store(&table{})
 	return u, nil
 }
@@ -93,7 +92,7 @@ func (u *userspace) Close() error {
 		d.file.Close()
 	}
 	u.workers.Wait()
-	u.handle.Close()
+	u.conn.Close()
 	return u.ns.Close()
 }
 
@@ -103,7 +102,7 @@ func (u *userspace) Reconcile(s Spec) (writes int, err error) {
 		return 0, err
 	}
 	u.gateway.Store(s.Gateway)
-	have, err := readDevices(u.handle)
+	have, err := readDevices(u.conn)
 	if err != nil {
 		return 0, err
 	}
@@ -236,14 +235,14 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 		case ready && !differs:
 			continue
 		case ready && o.action == actionSet:
-			err = set(u.handle, o.device)
+			err = set(u.conn, o.device)
 		default:
 			if held != nil {
 				held.file.Close()
 				delete(u.devices, d.Name)
 			}
 			if o.action == actionReplace {
-				err = remove(u.handle, o.device)
+				err = remove(u.conn, o.device)
 			}
 			if err == nil {
 				err = u.take(d, of[d.Name])
@@ -263,7 +262,7 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 func (u *userspace) take(d device, of tunnelEnds) error {
 	var t *tunDevice
 	err := inside(u.ns, func() (err error) {
-		t, err = openTUN(u.handle, d)
+		t, err = openTUN(u.conn, d)
 		return err
 	})
 	if err != nil {
@@ -292,7 +291,7 @@ func (u *userspace) remove(d device) error {
 		t.file.Close()
 		delete(u.devices, d.Name)
 	}
-	return remove(u.handle, d)
+	return remove(u.conn, d)
 }
 
 // newTable makes the table of a Spec.

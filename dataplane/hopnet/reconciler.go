@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 
 	"github.com/google/nftables"
@@ -19,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -26,8 +24,7 @@ const socketBuffer = 8 << 20 // bytes; the default 208 KiB refuses large transac
 
 // Reconciler keeps the kernel as the Spec's hops say. It remembers what it read and wrote.
 type Reconciler struct {
-	h      *netlink.Handle
-	routes *netlink.Handle // checks requests strictly: the kernel sends only the table asked for
+	c      *rtnl.Conn
 	nft    *nlcount.Nft
 	port   atomic.Uint32
 	table  *nftables.Table
@@ -44,12 +41,9 @@ func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) 
 	n = n.Filled()
 	r = &Reconciler{active: active, used: true, n: n,
 		table: &nftables.Table{Name: n.HopNftTable, Family: nftables.TableFamilyINet}}
-	for _, h := range []**netlink.Handle{&r.h, &r.routes} {
-		if *h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-			return nil, errors.Join(fmt.Errorf("opening rtnetlink socket: %w", err), r.Close())
-		}
+	if r.c, err = rtnl.Open(); err != nil {
+		return nil, err
 	}
-	_ = r.routes.SetStrictCheck(true) // old kernels have it not
 	r.nft, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
 		_ = c.SetReadBuffer(socketBuffer) // without CAP_NET_ADMIN over the host's first namespace the kernel grants less
 		_ = c.SetWriteBuffer(socketBuffer)
@@ -82,11 +76,7 @@ func (r *Reconciler) Forget() { r.cache = nil }
 
 // Close closes the sockets; everything stays.
 func (r *Reconciler) Close() error {
-	for _, h := range []*netlink.Handle{r.h, r.routes} {
-		if h != nil {
-			h.Close()
-		}
-	}
+	r.c.Close()
 	if r.nft != nil {
 		return r.nft.CloseLasting()
 	}
@@ -168,9 +158,9 @@ func (r *Reconciler) Counts() (c hop.Counts, err error) {
 	if rules, err := r.nft.GetRules(r.table, chain); err == nil { // else there are none
 		c.Refused, c.Malformed = dropped(rules)
 	}
-	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
-	if err != nil {
-		return c, ignore(err)
+	l, there, err := r.c.Link(r.n.HopLink)
+	if err != nil || !there {
+		return c, err
 	}
 	if s := l.Attrs().Statistics; s != nil {
 		c.Wrapped, c.Unwrapped = s.TxPackets, s.RxPackets
@@ -194,23 +184,15 @@ func (r *Reconciler) Purge() error {
 	return errors.Join(errs...)
 }
 
-// ignore is for what is not there.
-func ignore(err error) error {
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
-	return err
-}
-
 func (r *Reconciler) read() (s State, h Host, err error) {
 	h = readHost()
 	s.RPFilter = -1
 	index := 0
-	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
-	switch {
-	case err != nil && ignore(err) != nil:
-		return s, h, fmt.Errorf("reading link %s: %w", r.n.HopLink, err)
-	case err == nil:
+	l, there, err := r.c.Link(r.n.HopLink)
+	if err != nil {
+		return s, h, err
+	}
+	if there {
 		sit, ok := l.(*netlink.Sittun)
 		if !ok {
 			return s, h, fmt.Errorf("link %s is a %s link, not skein's: remove it", r.n.HopLink, l.Type())
@@ -221,12 +203,12 @@ func (r *Reconciler) read() (s State, h Host, err error) {
 			s.Self = netip.IPv4Unspecified() // another one than any that we make
 		}
 		index, s.Up, s.MTU = a.Index, a.Flags&net.FlagUp != 0, a.MTU
-		if v, ok := readInt("ipv4", r.n.HopLink, "rp_filter"); ok {
+		if v, ok := rtnl.ReadSetting(unix.AF_INET, r.n.HopLink, "rp_filter"); ok {
 			s.RPFilter = v
 		}
-		v, _ := readInt("ipv4", r.n.HopLink, "forwarding")
+		v, _ := rtnl.ReadSetting(unix.AF_INET, r.n.HopLink, "forwarding")
 		s.Forward4 = v != 0
-		v, _ = readInt("ipv6", r.n.HopLink, "force_forwarding")
+		v, _ = rtnl.ReadSetting(unix.AF_INET6, r.n.HopLink, "force_forwarding")
 		s.Forward6 = v != 0 || h.ForwardAll6
 	}
 	for _, f := range families(h) {
@@ -267,7 +249,7 @@ func af(family int) int {
 }
 
 func (r *Reconciler) readRules(f int) (out []Rule, err error) {
-	list, err := nlcount.One(r.h).RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol},
+	list, err := r.c.One().RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol},
 		netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading IPv%d rules: %w", f, err)
@@ -293,43 +275,24 @@ func (r *Reconciler) readRoutes(f int, last bool, link int) (out []Route, err er
 
 // list reads our routes of a table.
 func (r *Reconciler) list(f, table int) ([]netlink.Route, error) {
-	list, err := nlcount.One(r.routes).RouteListFiltered(af(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-	if errors.Is(err, unix.ENOENT) { // no such table yet
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading IPv%d routes of table %d: %w", f, table, err)
-	}
+	list, err := r.c.Routes(af(f), table)
 	return slices.DeleteFunc(list, func(k netlink.Route) bool {
-		return k.Table != table || k.Protocol != dataplane.RouteProtocol || k.Dst == nil
-	}), nil
+		return k.Protocol != dataplane.RouteProtocol || k.Dst == nil
+	}), err
 }
 
 // fromRoute keeps what a route of ours has, and of another kind its text.
 func fromRoute(f int, last bool, k netlink.Route, link int) Route {
-	route := Route{Last: last, MTU: k.MTU}
-	dst, _ := netip.AddrFromSlice(k.Dst.IP)
-	ones, _ := k.Dst.Mask.Size()
-	if f == 4 {
-		dst = dst.Unmap()
-	}
-	route.Prefix = netip.PrefixFrom(dst, ones)
+	route := Route{Last: last, MTU: k.MTU, Prefix: rtnl.Prefix(k.Dst), Source: rtnl.Addr(k.Src)}
 	if gw := k.Gw.To16(); gw != nil {
 		route.Via = netip.AddrFrom4([4]byte(gw[12:]))
 	}
-	if a, ok := netip.AddrFromSlice(k.Src); ok {
-		route.Source = a
-		if f == 4 {
-			route.Source = a.Unmap()
-		}
-	}
-	const metric6 = 1024 // what the kernel makes of no metric
-	if k.Type == unix.RTN_THROW && !last && len(k.MultiPath) == 0 && k.Gw == nil && k.Priority == (f-4)/2*metric6 {
+	if k.Type == unix.RTN_THROW && !last && len(k.MultiPath) == 0 && k.Gw == nil && k.Priority == rtnl.Metric(af(f)) {
 		route.Plain = true
 		return route
 	}
 	if k.LinkIndex != link || k.Type != unix.RTN_UNICAST || len(k.MultiPath) > 0 || k.Gw == nil ||
-		k.Priority != (f-4)/2*metric6 {
+		k.Priority != rtnl.Metric(af(f)) {
 		route.Other = fmt.Sprintf(" (%s metric %d)", k, k.Priority)
 	}
 	return route
@@ -343,12 +306,12 @@ func (r *Reconciler) delRoute(o Route) error {
 		return err
 	}
 	index := 0
-	if l, err := nlcount.One(r.h).LinkByName(r.n.HopLink); err == nil {
+	if l, err := r.c.One().LinkByName(r.n.HopLink); err == nil {
 		index = l.Attrs().Index
 	}
 	for _, k := range list {
 		if fromRoute(f, o.Last, k, index) == o {
-			return ignoreErrno(nlcount.One(r.h).RouteDel(&k), unix.ESRCH)
+			return rtnl.Ignore(r.c.One().RouteDel(&k), unix.ESRCH)
 		}
 	}
 	return nil
@@ -363,31 +326,31 @@ func (r *Reconciler) apply(o Op) error {
 	case AddLink:
 		return r.addLink(o)
 	case DelLink:
-		l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
-		if err != nil {
-			return ignore(err)
+		l, there, err := r.c.Link(r.n.HopLink)
+		if err != nil || !there {
+			return err
 		}
-		return nlcount.One(r.h).LinkDel(l)
+		return r.c.One().LinkDel(l)
 	case SetMTU:
-		return r.onLink(func(l netlink.Link) error { return nlcount.One(r.h).LinkSetMTU(l, o.Number) })
+		return r.onLink(func(l netlink.Link) error { return r.c.One().LinkSetMTU(l, o.Number) })
 	case SetUp:
 		return r.onLink(r.setUp)
 	case SetRPFilter:
-		return write("ipv4", r.n.HopLink, "rp_filter", strconv.Itoa(o.Number))
+		return rtnl.WriteSetting(unix.AF_INET, r.n.HopLink, "rp_filter", o.Number)
 	case SetForward4:
-		return write("ipv4", r.n.HopLink, "forwarding", "1")
+		return rtnl.WriteSetting(unix.AF_INET, r.n.HopLink, "forwarding", 1)
 	case SetForward6:
 		return podnet.ForwardIPv6(r.n.HopLink)
 	case AddRule:
-		return ignoreErrno(nlcount.One(r.h).RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
+		return rtnl.Ignore(r.c.One().RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
 	case DelRule:
-		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
+		return rtnl.Ignore(r.c.One().RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
 	case AddRoute:
 		if o.Route.Plain {
-			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, 0, r.n))
+			return r.c.One().RouteReplace(toRoute(o.Route, 0, r.n))
 		}
 		return r.onLink(func(l netlink.Link) error {
-			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index, r.n))
+			return r.c.One().RouteReplace(toRoute(o.Route, l.Attrs().Index, r.n))
 		})
 	case DelRoute:
 		return r.delRoute(o.Route)
@@ -395,15 +358,8 @@ func (r *Reconciler) apply(o Op) error {
 	return nil
 }
 
-func ignoreErrno(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
-	}
-	return err
-}
-
 func (r *Reconciler) onLink(f func(netlink.Link) error) error {
-	l, err := nlcount.One(r.h).LinkByName(r.n.HopLink)
+	l, err := r.c.One().LinkByName(r.n.HopLink)
 	if err != nil {
 		return err
 	}
@@ -415,7 +371,7 @@ func (r *Reconciler) addLink(o Op) error {
 	const inherit, dontFragment, ttl, genModeNone = 1, 1, 64, 1
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = r.n.HopLink, o.Number
-	err := nlcount.One(r.h).LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit,
+	err := r.c.One().LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit,
 		PMtuDisc: dontFragment})
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTSUP):
@@ -426,7 +382,7 @@ func (r *Reconciler) addLink(o Op) error {
 		return err
 	}
 	return r.onLink(func(l netlink.Link) error {
-		_ = nlcount.One(r.h).LinkSetIP6AddrGenMode(l, genModeNone) // without IPv6 this fails, and need not succeed
+		_ = r.c.One().LinkSetIP6AddrGenMode(l, genModeNone) // without IPv6 this fails, and need not succeed
 		return nil
 	})
 }
@@ -434,15 +390,15 @@ func (r *Reconciler) addLink(o Op) error {
 // setUp sets the link up, and takes the address away that the kernel gives such links, ::SELF in ::/96: nothing here
 // has to do with automatic tunnels to any IPv4 address.
 func (r *Reconciler) setUp(l netlink.Link) error {
-	if err := nlcount.One(r.h).LinkSetUp(l); err != nil {
+	if err := r.c.One().LinkSetUp(l); err != nil {
 		return err
 	}
-	list, err := nlcount.One(r.h).AddrList(l, netlink.FAMILY_V6)
+	list, err := r.c.One().AddrList(l, netlink.FAMILY_V6)
 	if err != nil {
 		return nil // no IPv6
 	}
 	for _, a := range list {
-		if err := nlcount.One(r.h).AddrDel(l, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := r.c.One().AddrDel(l, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return err
 		}
 	}
@@ -463,12 +419,8 @@ func toRule(r Rule, n dataplane.Numbers) *netlink.Rule {
 
 func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
 	a := r.Prefix.Addr()
-	k := &netlink.Route{Family: unix.AF_INET,
-		Dst:   &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), a.BitLen())},
-		Table: r.table(n), Protocol: dataplane.RouteProtocol}
-	if a.Is6() {
-		k.Family = unix.AF_INET6
-	}
+	k := &netlink.Route{Family: rtnl.Family(a), Dst: rtnl.Net(r.Prefix), Table: r.table(n),
+		Protocol: dataplane.RouteProtocol}
 	if r.Plain {
 		k.Type = unix.RTN_THROW
 		return k
@@ -486,29 +438,12 @@ func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
 }
 
 func readHost() (h Host) {
-	off, ok := readInt("ipv6", "all", "disable_ipv6")
+	off, ok := rtnl.ReadSetting(unix.AF_INET6, "all", "disable_ipv6")
 	h.IPv6 = ok && off == 0
-	if h.RPFilterAll, ok = readInt("ipv4", "all", "rp_filter"); !ok {
+	if h.RPFilterAll, ok = rtnl.ReadSetting(unix.AF_INET, "all", "rp_filter"); !ok {
 		h.RPFilterAll = -1
 	}
-	v, _ := readInt("ipv6", "all", "forwarding")
+	v, _ := rtnl.ReadSetting(unix.AF_INET6, "all", "forwarding")
 	h.ForwardAll6 = v != 0
 	return h
-}
-
-func path(family, link, name string) string {
-	return "/proc/sys/net/" + family + "/conf/" + link + "/" + name
-}
-
-func readInt(family, link, name string) (int, bool) {
-	b, err := os.ReadFile(path(family, link, name))
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	return n, err == nil
-}
-
-func write(family, link, name, value string) error {
-	return os.WriteFile(path(family, link, name), []byte(value), 0o644)
 }

@@ -1,40 +1,56 @@
 package plane
 
 import (
+	"context"
 	"errors"
-	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
-// failing is a subsystem that cannot be put right.
+// failing is a subsystem that cannot be put right until it is told to.
 type failing struct {
 	subsystem
-	err error
+	tries chan error // what Repair returns, one after the other
 }
 
 func (f *failing) Name() string                                 { return "nft" }
-func (f *failing) Repair(dataplane.Spec) (int, []string, error) { return 0, nil, f.err }
+func (f *failing) Forget()                                      {}
+func (f *failing) Repair(dataplane.Spec) (int, []string, error) { return 0, nil, <-f.tries }
 
-// Whoever applies Specs hears once of damage that cannot be repaired, so that it asks why.
+// TestDamageThatStaysIsToldOf: whoever applies Specs hears once of damage that cannot be repaired, so that it asks why.
 func TestDamageThatStaysIsToldOf(t *testing.T) {
-	var told []string
-	o := Options{Log: slog.New(slog.DiscardHandler), OnBroken: func(s string) { told = append(told, s) }}
-	f := &failing{err: errors.New("no")}
-	x := newPart(f)
-	p := &Plane{opts: o.filled(), spec: &dataplane.Spec{}, parts: []*part{x}}
-	for range 3 {
-		p.repair(x)
+	told := make(chan string, 10)
+	f := &failing{tries: make(chan error)}
+	p := &Plane{opts: Options{OnBroken: func(s string) { told <- s }, OnForeign: func(s string) { told <- "repaired " + s }},
+		spec: &dataplane.Spec{}}
+	p.add(f)
+	p.runner = reconcile.New(reconcile.Options{Told: p.told, Policy: reconcile.Policy{Burst: 10, Every: time.Second,
+		RetryFirst: time.Millisecond, RetryLast: time.Millisecond}}, p.parts[0].target)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.runner.Run(ctx) }()
+	broken := errors.New("no")
+	for range 2 {
+		p.mark(ofNft)
+		for _, err := range []error{broken, broken, broken, broken, nil} { // the first failure is tried again at once
+			select {
+			case f.tries <- err:
+			case <-time.After(10 * time.Second):
+				t.Fatal("it is not tried again")
+			}
+		}
+		for _, want := range []string{"nft", "repaired nft"} {
+			if got := <-told; got != want {
+				t.Errorf("told of %q, want %q", got, want)
+			}
+		}
 	}
-	if len(told) != 1 || told[0] != "nft" || !x.dirty {
-		t.Fatalf("told of %v, dirty %v; want once, and that it is tried again", told, x.dirty)
-	}
-	f.err = nil
-	p.repair(x)
-	f.err = errors.New("no")
-	p.repair(x)
-	if len(told) != 2 {
-		t.Errorf("told of %v; want the second damage, too", told)
+	cancel()
+	<-ended
+	if len(told) != 0 {
+		t.Errorf("told of %q besides", <-told)
 	}
 }

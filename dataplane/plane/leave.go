@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
@@ -36,13 +37,13 @@ func leave(o Options, former dataplane.Numbers) error {
 	if err := enter(o.Namespace); err != nil {
 		return err
 	}
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	c, err := rtnl.Open()
 	if err != nil {
-		return fmt.Errorf("opening rtnetlink socket: %w", err)
+		return err
 	}
-	defer h.Close()
-	l := leaving{h: h, former: former, now: o.Numbers, links: map[int]netlink.Link{}}
-	links, err := nlcount.One(h).LinkList()
+	defer c.Close()
+	l := leaving{c: c, former: former, now: o.Numbers, links: map[int]netlink.Link{}}
+	links, err := c.One().LinkList()
 	if err != nil {
 		return fmt.Errorf("reading links: %w", err)
 	}
@@ -59,7 +60,7 @@ func leave(o Options, former dataplane.Numbers) error {
 }
 
 type leaving struct {
-	h           *netlink.Handle
+	c           *rtnl.Conn
 	former, now dataplane.Numbers
 	links       map[int]netlink.Link // by index
 }
@@ -88,9 +89,9 @@ func (l leaving) nftTables() error {
 
 // family removes rules and routes of one address family.
 func (l leaving) family(f int) error {
-	rules, err := nlcount.One(l.h).RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol},
+	rules, err := l.c.One().RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol},
 		netlink.RT_FILTER_PROTOCOL)
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
+	if rtnl.Lacks(err) {
 		return nil
 	}
 	if err != nil {
@@ -101,11 +102,14 @@ func (l leaving) family(f int) error {
 		if slices.Contains(l.now.Tables(), table) {
 			continue
 		}
-		routes, err := l.list(f, table)
+		routes, err := l.c.Routes(f, table)
 		if err != nil {
 			return err
 		}
 		for _, r := range routes {
+			if r.Protocol != dataplane.RouteProtocol {
+				continue
+			}
 			if l.isOurs(r) {
 				ours[table] = append(ours[table], r)
 			} else if table == l.former.PodTable() {
@@ -120,32 +124,18 @@ func (l leaving) family(f int) error {
 			l.now.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) || pods && others {
 			continue
 		}
-		if err := nlcount.One(l.h).RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := l.c.One().RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("deleting rule %s: %w", r, err))
 		}
 	}
 	for _, routes := range ours {
 		for _, r := range routes {
-			if err := nlcount.One(l.h).RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := l.c.One().RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
 				errs = append(errs, fmt.Errorf("deleting route %s of table %d: %w", r, r.Table, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// list reads the routes of a table that have our protocol.
-func (l leaving) list(f, table int) ([]netlink.Route, error) {
-	all, err := nlcount.One(l.h).RouteListFiltered(f, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading routes of table %d: %w", table, err)
-	}
-	return slices.DeleteFunc(all, func(r netlink.Route) bool {
-		return r.Table != table || r.Protocol != dataplane.RouteProtocol
-	}), nil
 }
 
 // isOurs tells a route from one that Coil has made in the tables of pods, with the same protocol: Coil's lead to its
@@ -176,7 +166,7 @@ func (l leaving) ownLinks() error {
 		if name != l.former.HopLink || slices.Contains(l.now.Links(), name) || link.Type() != "sit" {
 			continue
 		}
-		if err := nlcount.One(l.h).LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := l.c.One().LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 			errs = append(errs, fmt.Errorf("deleting link %s: %w", name, err))
 		}
 	}

@@ -6,36 +6,25 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
 	"github.com/skeinmesh/skein/dataplane/hopnet"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/dataplane/route"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
 )
 
-const (
-	// settle gathers the notifications of one change before it is looked at.
-	settle = 20 * time.Millisecond
-	// statusEvery is how often peers are read to see what no notification tells.
-	statusEvery = 600 * time.Millisecond
-	// resyncEvery is how often everything is read again, should a notification have been missed.
-	resyncEvery = time.Minute
-	// repairEvery and repairBurst limit repair, so that a quarrel with another program stays cheap.
-	repairEvery = 250 * time.Millisecond
-	repairBurst = 4
-	// A failed subsystem is tried again after retryFirst, then twice as late, up to retryLast.
-	retryFirst = 250 * time.Millisecond
-	retryLast  = 15 * time.Second
-)
+// statusEvery is how often peers are read to see what no notification tells.
+const statusEvery = 600 * time.Millisecond
 
 // ErrClosed is returned by every method after Close.
 var ErrClosed = errors.New("the data plane is closed")
@@ -47,7 +36,7 @@ type Options struct {
 	MTU     int               // of a new TUN link until the first Spec; dataplane.MTU if 0
 	Log     *slog.Logger
 	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was repaired.
-	// It runs on the plane's goroutine: it must not block, nor call the plane.
+	// It runs on the runner's goroutine: it must not block, nor call the plane.
 	OnForeign func(subsystem string)
 	// OnBroken is told that such a change could not be repaired at once. It is tried again; the next Apply says why it
 	// fails. It must not block either.
@@ -56,8 +45,9 @@ type Options struct {
 	Namespace *netns.NsHandle
 }
 
-// Subsystems are the names of all reconcilers, as OnForeign, OnBroken and Report have them.
-var Subsystems = []string{"wireguard", "nft", "route", "hop"}
+// Subsystems are the names of all reconcilers, as OnForeign, OnBroken and Report have them. The bits of touched are in
+// the same order.
+var Subsystems = []string{"wireguard", "route", "hop", "nft"}
 
 // subsystem is one reconciler.
 type subsystem interface {
@@ -71,45 +61,43 @@ type subsystem interface {
 
 // Plane is the running data plane.
 type Plane struct {
-	opts  Options
-	work  chan func()
-	dirty chan touched
-	quit  chan struct{}
-	done  chan struct{}
-	once  sync.Once
+	opts   Options
+	runner *reconcile.Runner
+	end    context.CancelFunc
+	done   chan struct{}
+	driver string
 
-	// Owned by the goroutine.
+	// Owned by the runner's goroutine.
 	wg         *wireguard.Reconciler
 	nft        *nft.Reconciler    // nil: this host has no nftables
 	hop        *hopnet.Reconciler // nil: this host cannot have it
-	parts      []*part
-	watch      *watcher
+	parts      []*part            // in the order in which they are written
+	route      *reconcile.Target
 	spec       *dataplane.Spec
-	driver     string
 	lastStatus time.Time
-	watchers   sync.WaitGroup
+	device     <-chan struct{} // that somebody waits for
 
-	pods atomic.Pointer[podSet] // of the Spec, for the watcher
+	listener rtnl.Listener
+	helpers  sync.WaitGroup
+	pods     atomic.Pointer[podSet] // of the Spec, for the listener
 }
 
-// part is a subsystem with what its repair needs.
+// part is a subsystem with what the runner knows of it.
 type part struct {
 	subsystem
-	repairs *rate.Limiter
-	dirty   bool
-	due     time.Time     // not before, when dirty
-	backoff time.Duration // after the last failure; 0: it works
-	foreign bool          // what is being tried again began with somebody else's change
+	target *reconcile.Target
+	bit    touched
+	notes  []string // of the last look
 }
 
 // Open creates or adopts the link and starts to watch. Nothing else is written before the first Apply.
 func Open(ctx context.Context, o Options) (*Plane, error) {
-	o = o.filled()
-	p := &Plane{opts: o, work: make(chan func()), dirty: make(chan touched, 64), quit: make(chan struct{}),
-		done: make(chan struct{})}
+	run, end := context.WithCancel(context.Background())
+	p := &Plane{opts: o.filled(), end: end, done: make(chan struct{})}
 	started := make(chan error, 1)
-	go p.run(started)
+	go p.run(run, started)
 	if err := <-started; err != nil {
+		end()
 		return nil, err
 	}
 	return p, nil
@@ -174,11 +162,11 @@ func (p *Plane) Rewrites(ctx context.Context) (rs []dataplane.PortRewrite, err e
 func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err error) {
 	s.Numbers = p.opts.Numbers
 	doErr := p.do(ctx, func() {
-		for _, part := range p.parts {
-			ls, e := part.Diff(s)
+		for _, x := range p.parts {
+			ls, e := x.Diff(s)
 			err = errors.Join(err, e)
 			for _, l := range ls {
-				lines = append(lines, part.Name()+": "+l)
+				lines = append(lines, x.Name()+": "+l)
 			}
 		}
 	})
@@ -188,23 +176,18 @@ func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err
 // Close stops repair and lets go of the kernel, leaving everything in place. A userspace device ends
 // with it, and the table of the tunnel then refuses what was to enter the tunnel.
 func (p *Plane) Close() error {
-	p.once.Do(func() { close(p.quit) })
+	p.end()
 	<-p.done
 	return nil
 }
 
-// do runs f on the plane's goroutine.
+// do runs f, which is bounded since it only talks to the kernel, on the runner's goroutine.
 func (p *Plane) do(ctx context.Context, f func()) error {
-	finished := make(chan struct{})
-	select {
-	case p.work <- func() { f(); close(finished) }:
-	case <-p.done:
+	err := p.runner.Do(ctx, f)
+	if errors.Is(err, reconcile.ErrEnded) {
 		return ErrClosed
-	case <-ctx.Done():
-		return ctx.Err()
 	}
-	<-finished // f is bounded: it only talks to the kernel
-	return nil
+	return err
 }
 
 // enter locks the calling goroutine to a thread in the wanted namespace. The thread is not given back.
@@ -234,27 +217,26 @@ func (p *Plane) open() (err error) {
 		return err
 	}
 	p.driver = p.wg.Driver()
-	p.parts = append(p.parts, newPart(p.wg))
+	p.add(p.wg)
 	if r, err := route.NewReconciler(o.Numbers.Link, o.Numbers); err != nil {
-		p.parts = append(p.parts, newPart(broken{"route", err}))
+		p.add(broken{"route", err})
 	} else {
-		p.parts = append(p.parts, newPart(r))
+		p.add(r)
 	}
 	kernel := p.driver == wireguard.Kernel
 	switch r, err := hopnet.NewReconciler(kernel, o.Numbers); {
 	case err == nil:
 		p.hop = r
-		p.parts = append(p.parts, newPart(r))
+		p.add(r)
 	case kernel:
-		p.parts = append(p.parts, newPart(broken{"hop", err}))
+		p.add(broken{"hop", err})
 	}
 	if r, err := nft.NewReconciler(o.Numbers); err != nil {
-		p.parts = append(p.parts, newPart(broken{"nft", err}))
+		p.add(broken{"nft", err})
 	} else {
 		p.nft = r
-		p.parts = append(p.parts, newPart(r))
+		p.add(r)
 	}
-	p.watch = openWatcher(o.Log)
 	return nil
 }
 
@@ -271,47 +253,22 @@ func (b broken) Diff(dataplane.Spec) ([]string, error)           { return nil, b
 func (b broken) Forget()                                         {}
 func (b broken) Close() error                                    { return nil }
 
-func newPart(s subsystem) *part {
-	return &part{subsystem: s, repairs: rate.NewLimiter(rate.Every(repairEvery), repairBurst)}
+// add makes a part of a subsystem.
+func (p *Plane) add(s subsystem) {
+	x := &part{subsystem: s, bit: 1 << slices.Index(Subsystems, s.Name())}
+	x.target = &reconcile.Target{Name: s.Name(), Reconcile: func(ctx context.Context, c reconcile.Cause) reconcile.Result {
+		return p.reconcile(ctx, x, c)
+	}}
+	if x.bit == ofRoute {
+		p.route = x.target
+	}
+	p.parts = append(p.parts, x)
 }
 
 func (p *Plane) closeParts() error {
-	var errs []error
-	if p.watch != nil {
-		errs = append(errs, p.watch.close())
-	}
-	for _, part := range p.parts {
-		errs = append(errs, part.Close())
+	errs := []error{p.listener.Close()}
+	for _, x := range p.parts {
+		errs = append(errs, x.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func (p *Plane) startWatching(index int) {
-	own := func() (table, hops uint32) {
-		if p.nft != nil {
-			table = p.nft.PortID()
-		}
-		if p.hop != nil {
-			hops = p.hop.PortID()
-		}
-		return table, hops
-	}
-	links := &linkFilter{n: p.opts.Numbers, index: index, pods: p.pods.Load}
-	report := func(t touched) {
-		select {
-		case p.dirty <- t:
-		case <-p.quit:
-		}
-	}
-	if p.watch.nf != nil {
-		p.watchers.Go(func() {
-			watch(p.watch.nf, func(m netlink.Message) touched {
-				table, hops := own()
-				return classifyNft(m, p.opts.Numbers, table, hops)
-			}, report)
-		})
-	}
-	if p.watch.rt != nil {
-		p.watchers.Go(func() { watch(p.watch.rt, links.classify, report) })
-	}
 }

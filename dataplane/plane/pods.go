@@ -1,7 +1,6 @@
 package plane
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -9,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // podSet is what the Spec says of pods, for a watcher to look things up in. What podnet and we do ourselves concerns
@@ -50,37 +50,22 @@ func (s *podSet) lost(m netlink.Message, n dataplane.Numbers) bool {
 	}
 	switch m.Header.Type {
 	case unix.RTM_DELRULE:
-		return int(tableOf(m)) == n.PodTable()
+		return rtnl.Table(m) == n.PodTable()
 	case unix.RTM_NEWROUTE:
 		return m.Header.Flags&netlink.Replace != 0 && s.has(m, n)
 	case unix.RTM_DELROUTE:
 		return s.has(m, n)
 	case unix.RTM_NEWLINK:
-		if len(m.Data) < unix.SizeofIfInfomsg {
-			return false
-		}
-		up := binary.NativeEndian.Uint32(m.Data[8:]) & binary.NativeEndian.Uint32(m.Data[12:]) & unix.IFF_UP
-		return up != 0 && s.links[linkName(m)]
+		flags, changed := rtnl.LinkFlags(m)
+		return flags&changed&unix.IFF_UP != 0 && s.links[rtnl.LinkName(m)]
 	}
 	return false
 }
 
 // has reports whether the route's destination is one of the Spec's, in one of the two tables.
 func (s *podSet) has(m netlink.Message, n dataplane.Numbers) bool {
-	if t := int(tableOf(m)); t != n.PodTable() && t != n.ExportTable() {
+	if t := rtnl.Table(m); t != n.PodTable() && t != n.ExportTable() {
 		return false
 	}
-	dst, ok := netip.AddrFromSlice(attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
-	return ok && s.dsts[netip.PrefixFrom(dst, int(m.Data[1]))]
-}
-
-// tableOf is the table of a route or rule.
-func tableOf(m netlink.Message) uint32 {
-	if len(m.Data) < unix.SizeofRtMsg {
-		return 0
-	}
-	if a := attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(a) == 4 {
-		return binary.NativeEndian.Uint32(a)
-	}
-	return uint32(m.Data[4])
+	return s.dsts[rtnl.Destination(m)]
 }

@@ -4,161 +4,114 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hopnet"
 	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/dataplane/route"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
 )
 
-// run is the plane's goroutine.
-func (p *Plane) run(started chan<- error) {
+// run is the goroutine of the runner, locked to a thread in the plane's network namespace.
+func (p *Plane) run(ctx context.Context, started chan<- error) {
 	defer close(p.done)
 	if err := p.open(); err != nil {
 		started <- err
 		return
 	}
-	index := 0
-	if l, err := netlink.LinkByName(p.opts.Numbers.Link); err == nil {
-		index = l.Attrs().Index
+	var targets []*reconcile.Target
+	for _, x := range p.parts {
+		targets = append(targets, x.target)
 	}
-	p.startWatching(index)
+	p.runner = reconcile.New(reconcile.Options{Log: p.opts.Log, Told: p.told}, targets...)
+	p.listen()
+	p.awaitDevice(ctx)
+	if p.driver == wireguard.Kernel { // a userspace device is inside this process, and nobody else can reach it
+		p.helpers.Go(func() { p.readPeers(ctx) })
+	}
 	started <- nil
-	defer func() {
-		if err := p.closeParts(); err != nil {
-			p.opts.Log.Warn("closing the data plane", "error", err)
-		}
-		p.watchers.Wait()
-	}()
-	p.loop()
+	p.runner.Run(ctx)
+	if err := p.closeParts(); err != nil {
+		p.opts.Log.Warn("closing the data plane", "error", err)
+	}
+	p.helpers.Wait()
 }
 
-func (p *Plane) loop() {
-	var status <-chan time.Time // in userspace the device is inside this process, and nobody else can reach it
-	if p.driver == wireguard.Kernel {
-		ticker := time.NewTicker(statusEvery)
-		defer ticker.Stop()
-		status = ticker.C
+// reconcile brings one part to the Spec.
+func (p *Plane) reconcile(ctx context.Context, x *part, c reconcile.Cause) (r reconcile.Result) {
+	if p.spec == nil {
+		return r
 	}
-	resync := time.NewTicker(resyncEvery)
-	defer resync.Stop()
-	repair := time.NewTimer(time.Hour)
-	defer repair.Stop()
-	died := p.wg.Done()
+	if c&reconcile.Changed != 0 {
+		x.Forget()
+	}
+	act := x.Repair
+	if c&reconcile.Wanted != 0 {
+		act = x.Reconcile
+	}
+	r.Writes, x.notes, r.Err = act(*p.spec)
+	if x.bit == ofWireGuard {
+		p.awaitDevice(ctx)
+		if r.Writes > 0 && c&reconcile.Wanted == 0 { // the link may be a new one
+			p.runner.Mark(reconcile.Changed|reconcile.Wanted, p.route)
+		}
+	}
+	return r
+}
+
+// told hears what became of a look at a part.
+func (p *Plane) told(t *reconcile.Target, o reconcile.Outcome) {
+	switch {
+	case o.Repaired:
+		p.opts.OnForeign(t.Name)
+	case o.Failed && o.Cause&reconcile.Wanted == 0:
+		p.opts.OnBroken(t.Name)
+	}
+}
+
+// mark notes that somebody may have changed subsystems.
+func (p *Plane) mark(t touched) {
+	if t&ofRoute != 0 { // with the tunnel's addresses the ways go that have them as sources
+		t |= ofHop
+	}
+	for _, x := range p.parts {
+		if t&x.bit != 0 {
+			p.runner.Mark(reconcile.Changed, x.target)
+		}
+	}
+}
+
+// readPeers looks for changes of peers that others make, of which the kernel gives no notification.
+func (p *Plane) readPeers(ctx context.Context) {
+	tick := time.NewTicker(statusEvery)
+	defer tick.Stop()
 	for {
 		select {
-		case <-p.quit:
+		case <-ctx.Done():
 			return
-		case f := <-p.work:
-			f()
-		case t := <-p.dirty:
-			p.mark(t, settle)
-		case <-died:
-			p.mark(touched{wireguard: true}, 0)
-		case <-status:
-			p.checkPeers()
-		case <-resync.C:
-			p.mark(everything, 0)
-		case <-repair.C:
-		}
-		next := p.repairDue()
-		repair.Reset(next)
-		died = p.wg.Done()
-		if died != nil && p.part("wireguard").dirty { // already known; the timer has it
-			died = nil
+		case <-tick.C:
+			_ = p.do(ctx, p.checkPeers)
 		}
 	}
 }
 
-func (p *Plane) part(name string) *part {
-	return p.parts[slices.IndexFunc(p.parts, func(x *part) bool { return x.Name() == name })]
-}
-
-// mark notes that subsystems may differ from the Spec, to be looked at after a while.
-func (p *Plane) mark(t touched, after time.Duration) {
-	for _, part := range p.parts {
-		hop := t.hop || t.route // with the tunnel's addresses the ways go that have them as sources
-		if hit := map[string]bool{"wireguard": t.wireguard, "route": t.route, "nft": t.nft, "hop": hop}[part.Name()]; !hit {
-			continue
-		}
-		part.Forget()
-		if !part.dirty {
-			part.dirty, part.due = true, time.Now().Add(after)
-		}
-	}
-}
-
-// repairDue repairs what is due, and returns when the next is.
-func (p *Plane) repairDue() time.Duration {
-	next := time.Hour
-	if p.spec == nil {
-		return next
-	}
-	for _, part := range p.parts {
-		if !part.dirty {
-			continue
-		}
-		now := time.Now()
-		if wait := part.due.Sub(now); wait > 0 {
-			next = min(next, wait)
-			continue
-		}
-		if r := part.repairs.ReserveN(now, 1); r.DelayFrom(now) > 0 {
-			wait := r.DelayFrom(now)
-			r.CancelAt(now)
-			next = min(next, wait)
-			continue
-		}
-		p.repair(part)
-		if part.dirty {
-			next = min(next, time.Until(part.due))
-		}
-	}
-	return max(next, time.Millisecond)
-}
-
-func (p *Plane) repair(part *part) {
-	retry := part.backoff > 0
-	writes, _, err := part.Repair(*p.spec)
-	if err != nil && !retry { // it may have changed while it was read
-		var more int
-		more, _, err = part.Repair(*p.spec)
-		writes += more
-	}
-	p.settled(part, err)
-	if writes > 0 && part == p.part("wireguard") { // the link may be a new one
-		p.mark(touched{route: true}, 0)
-		p.part("route").due = time.Now()
-	}
-	part.foreign = part.foreign || !retry && (writes > 0 || err != nil)
-	switch {
-	case err != nil && !retry:
-		p.opts.Log.Warn("cannot repair the data plane, trying again", "subsystem", part.Name(), "error", err)
-		p.opts.OnBroken(part.Name())
-	case err != nil:
-	case part.foreign:
-		part.foreign = false
-		p.opts.Log.Warn("somebody changed what is ours, repaired", "subsystem", part.Name(), "writes", writes)
-		p.opts.OnForeign(part.Name())
-	case retry:
-		p.opts.Log.Info("data plane works again", "subsystem", part.Name(), "writes", writes)
-	}
-}
-
-// settled records how a reconciliation went, and when to try again.
-func (p *Plane) settled(part *part, err error) {
-	if err == nil {
-		part.dirty, part.backoff = false, 0
+// awaitDevice has the device looked at when it dies.
+func (p *Plane) awaitDevice(ctx context.Context) {
+	died := p.wg.Done()
+	if died == nil || died == p.device {
 		return
 	}
-	part.backoff = min(max(2*part.backoff, retryFirst), retryLast)
-	part.dirty, part.due = true, time.Now().Add(part.backoff)
+	p.device = died
+	p.helpers.Go(func() {
+		select {
+		case <-died:
+			p.mark(ofWireGuard)
+		case <-ctx.Done():
+		}
+	})
 }
 
 func (p *Plane) apply(s dataplane.Spec) (dataplane.Report, error) {
@@ -166,20 +119,13 @@ func (p *Plane) apply(s dataplane.Spec) (dataplane.Report, error) {
 	p.pods.Store(newPodSet(s.Pods)) // before anything is written
 	r := dataplane.Report{Writes: map[string]int{}, Errors: map[string]error{}}
 	var errs []error
-	for _, part := range p.parts {
-		writes, notes, err := part.Reconcile(s)
-		if err != nil { // what it remembered may have been stale: once more from a fresh read
-			var more int
-			more, notes, err = part.Reconcile(s)
-			writes += more
-		}
-		p.settled(part, err)
-		part.foreign = false
-		r.Writes[part.Name()] = writes
-		r.Notes = append(r.Notes, notes...)
-		if err != nil {
-			r.Errors[part.Name()] = err
-			errs = append(errs, fmt.Errorf("%s: %w", part.Name(), err))
+	for _, x := range p.parts {
+		result := p.runner.Now(x.target, reconcile.Wanted)
+		r.Writes[x.Name()] = result.Writes
+		r.Notes = append(r.Notes, x.notes...)
+		if result.Err != nil {
+			r.Errors[x.Name()] = result.Err
+			errs = append(errs, fmt.Errorf("%s: %w", x.Name(), result.Err))
 		}
 	}
 	return r, errors.Join(errs...)
@@ -190,7 +136,7 @@ func (p *Plane) status() ([]dataplane.PeerStatus, error) {
 	p.lastStatus = time.Now()
 	peers, changed, err := p.wg.Status()
 	if changed {
-		p.mark(touched{wireguard: true}, 0)
+		p.mark(ofWireGuard)
 	}
 	if errors.Is(err, wireguard.ErrGone) {
 		return nil, nil // being opened again: no peers for now

@@ -42,8 +42,10 @@ func inTable(table int) []byte {
 func TestOnlyOursIsNoticed(t *testing.T) {
 	n := dataplane.DefaultNumbers()
 	name := func(s string) []byte { return attr(unix.IFLA_IFNAME, append([]byte(s), 0)) }
-	big := func(n int) []byte { return attr(unix.RTA_TABLE, binary.NativeEndian.AppendUint32(nil, uint32(n))) }
-	route, gone := touched{route: true}, touched{route: true, wireguard: true}
+	number := func(kind uint16, n int) []byte { return attr(kind, binary.NativeEndian.AppendUint32(nil, uint32(n))) }
+	big := func(n int) []byte { return number(unix.RTA_TABLE, n) }
+	inet := []byte{unix.AF_INET, 0, 0, 0} // netconfmsg
+	const route, gone = ofRoute, ofRoute | ofWireGuard
 	for what, c := range map[string]struct {
 		m    netlink.Message
 		want touched
@@ -51,24 +53,28 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 		"our link":              {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("skein0")), route},
 		"our link gone":         {message(unix.RTM_DELLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("skein0")), gone},
 		"our link, renamed":     {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("other")), route},
-		"another link":          {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 6), name("eth0")), touched{}},
+		"another link":          {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 6), name("eth0")), 0},
 		"our address":           {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 5)), route},
-		"another link's":        {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 6)), touched{}},
+		"another link's":        {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 6)), 0},
 		"route in our table":    {message(unix.RTM_DELROUTE, inTable(n.RouteTable)), route},
 		"rule to our table":     {message(unix.RTM_NEWRULE, inTable(n.RouteTable)), route},
-		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), touched{}},
-		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), touched{}},
+		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), 0},
+		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), 0},
 		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(n.RouteTable)), route},
 		"the hops' link": {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9),
-			attr(unix.IFLA_IFNAME, []byte(n.HopLink+"\x00"))), touched{hop: true}},
-		"a hop":          {message(unix.RTM_DELROUTE, inTable(n.HopTable())), touched{hop: true}},
-		"a last hop":     {message(unix.RTM_NEWRULE, inTable(n.HopLastTable())), touched{hop: true}},
-		"cut short":      {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
-		"something else": {message(unix.RTM_NEWNEIGH, inTable(n.RouteTable)), touched{}},
+			attr(unix.IFLA_IFNAME, []byte(n.HopLink+"\x00"))), ofHop},
+		"a hop":                 {message(unix.RTM_DELROUTE, inTable(n.HopTable())), ofHop},
+		"a last hop":            {message(unix.RTM_NEWRULE, inTable(n.HopLastTable())), ofHop},
+		"our link's forwarding": {message(unix.RTM_NEWNETCONF, inet, number(1, 5)), route},
+		"all links' forwarding": {message(unix.RTM_NEWNETCONF, inet, number(1, -1)), 0},
+		"another's forwarding":  {message(unix.RTM_NEWNETCONF, inet, number(1, 6)), 0},
+		"the hops' rp_filter":   {message(unix.RTM_NEWNETCONF, inet, number(1, 7)), ofHop},
+		"cut short":             {message(unix.RTM_NEWLINK, []byte{1, 2}), 0},
+		"something else":        {message(unix.RTM_NEWNEIGH, inTable(n.RouteTable)), 0},
 	} {
-		f := &linkFilter{n: n, index: 5}
+		f := &linkFilter{n: n, index: 5, hop: 7}
 		if got := f.classify(c.m); got != c.want {
-			t.Errorf("%s: %+v, want %+v", what, got, c.want)
+			t.Errorf("%s: %b, want %b", what, got, c.want)
 		}
 	}
 }
@@ -114,12 +120,12 @@ func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 		"route without a message": {message(unix.RTM_DELROUTE, []byte{2}), false},
 	} {
 		f := &linkFilter{n: n, index: 5, pods: func() *podSet { return pods }}
-		if got := f.classify(c.m); got != (touched{route: c.want}) {
-			t.Errorf("%s: %+v, want %t", what, got, c.want)
+		if got := f.classify(c.m); (got == ofRoute) != c.want || got&^ofRoute != 0 {
+			t.Errorf("%s: %b, want %t", what, got, c.want)
 		}
 		f.pods = func() *podSet { return newPodSet(dataplane.Pods{}) }
-		if got := f.classify(c.m); got.any() {
-			t.Errorf("%s, without pods: %+v", what, got)
+		if got := f.classify(c.m); got != 0 {
+			t.Errorf("%s, without pods: %b", what, got)
 		}
 	}
 }
@@ -129,26 +135,26 @@ func TestOwnNftChangesAreNotForeign(t *testing.T) {
 	n := dataplane.DefaultNumbers()
 	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }
 	ours := message(0, head(unix.NFPROTO_INET), attr(1, []byte(n.NftTable+"\x00")))
-	if got := classifyNft(ours, n, own, ownHops); !got.nft {
+	if got := classifyNft(ours, n, own, ownHops); got != ofNft {
 		t.Error("a foreign change of our table was not noticed")
 	}
 	ours.Header.PID = own
-	if got := classifyNft(ours, n, own, ownHops); got.any() {
+	if got := classifyNft(ours, n, own, ownHops); got != 0 {
 		t.Error("our own change was taken for a foreign one")
 	}
 	hops := message(0, head(unix.NFPROTO_INET), attr(1, []byte(n.HopNftTable+"\x00")))
-	if got := classifyNft(hops, n, own, ownHops); got != (touched{hop: true}) {
-		t.Errorf("a foreign change of the table of hops was taken for %+v", got)
+	if got := classifyNft(hops, n, own, ownHops); got != ofHop {
+		t.Errorf("a foreign change of the table of hops was taken for %b", got)
 	}
 	hops.Header.PID = ownHops
-	if got := classifyNft(hops, n, own, ownHops); got.any() {
+	if got := classifyNft(hops, n, own, ownHops); got != 0 {
 		t.Error("our own change of the table of hops was taken for a foreign one")
 	}
 	for what, m := range map[string]netlink.Message{
 		"another table":  message(0, head(unix.NFPROTO_INET), attr(1, []byte("filter\x00"))),
 		"another family": message(0, head(unix.NFPROTO_IPV4), attr(1, []byte(n.NftTable+"\x00"))),
 	} {
-		if got := classifyNft(m, n, own, ownHops); got.any() {
+		if got := classifyNft(m, n, own, ownHops); got != 0 {
 			t.Errorf("%s was taken for ours", what)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 func (f Family) af() int {
@@ -18,15 +19,8 @@ func (f Family) af() int {
 	return unix.AF_INET
 }
 
-func (f Family) anywhere() *net.IPNet {
-	if f == IPv6 {
-		return &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-	}
-	return &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
-}
-
 func toAddr(p netip.Prefix) *netlink.Addr {
-	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	a := &netlink.Addr{IPNet: rtnl.Net(p)}
 	if p.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD // nobody else can have it, and it shall work at once
 	} else {
@@ -62,10 +56,10 @@ func fromRule(f Family, k netlink.Rule, n dataplane.Numbers) Rule {
 }
 
 func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
-	k := &netlink.Route{Family: r.Family.af(), Dst: r.Family.anywhere(), Table: r.Table.table(n),
+	k := &netlink.Route{Family: r.Family.af(), Dst: rtnl.Anywhere(r.Family.af()), Table: r.Table.table(n),
 		Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
 	if r.Dst.IsValid() {
-		k.Dst, k.MTU = &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}, r.MTU
+		k.Dst, k.MTU = rtnl.Net(r.Dst), r.MTU
 	}
 	if r.Throw {
 		k.Type, k.Priority = unix.RTN_THROW, fallbackMetric
@@ -86,11 +80,8 @@ func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
 }
 
 func fromRoute(f Family, k netlink.Route, link int) Route {
-	ones := -1
-	if k.Dst != nil {
-		ones, _ = k.Dst.Mask.Size()
-	}
-	isDefault := k.Dst == nil || ones == 0 && k.Dst.IP.IsUnspecified()
+	dst, ok := destination(k)
+	isDefault := !ok || dst.Bits() == 0 && dst.Addr().IsUnspecified()
 	plain := len(k.Gw) == 0 && len(k.MultiPath) == 0 && k.Src == nil && k.Tos == 0
 	switch {
 	case plain && isDefault && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric:
@@ -99,8 +90,8 @@ func fromRoute(f Family, k netlink.Route, link int) Route {
 		if isDefault {
 			return Route{Table: ToTunnel, Family: f}
 		}
-		if dst, ok := netip.AddrFromSlice(k.Dst.IP); ok && k.MTU > 0 {
-			return Route{Table: ToTunnel, Family: f, Dst: netip.PrefixFrom(dst.Unmap(), ones), MTU: k.MTU}
+		if k.MTU > 0 {
+			return Route{Table: ToTunnel, Family: f, Dst: dst, MTU: k.MTU}
 		}
 	}
 	return Route{Table: ToTunnel, Family: f, Other: fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)}
@@ -108,9 +99,8 @@ func fromRoute(f Family, k netlink.Route, link int) Route {
 
 // toHost is the host route of a pod, as podnet makes it.
 func toHost(a netip.Addr, link int, n dataplane.Numbers) *netlink.Route {
-	return &netlink.Route{Family: familyOf(a).af(), Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(),
-		a.BitLen())}, LinkIndex: link,
-		Table: n.PodTable(), Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_UNIVERSE, Type: unix.RTN_UNICAST}
+	return &netlink.Route{Family: rtnl.Family(a), Dst: rtnl.Host(a), LinkIndex: link, Table: n.PodTable(),
+		Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_UNIVERSE, Type: unix.RTN_UNICAST}
 }
 
 // fromBlock recognises a block's or a pool's route in ToPods or Exported; all others there are not ours.
@@ -127,12 +117,11 @@ func fromBlock(f Family, k netlink.Route, link int, in Way) (r Route, ok bool) {
 	if !ok || k.Type != unix.RTN_UNREACHABLE || k.Protocol != dataplane.RouteProtocol {
 		return Route{}, false
 	}
-	const metric6 = 1024 // what the kernel makes of no metric
 	switch in {
 	case ToPods:
 		ok = k.Priority == fallbackMetric
 	case Exported:
-		ok = f == IPv4 && k.Priority == 0 || f == IPv6 && k.Priority == metric6
+		ok = k.Priority == rtnl.Metric(f.af())
 	}
 	return Route{Table: in, Family: f, Dst: dst, Unreachable: true}, ok
 }
@@ -144,10 +133,6 @@ func fromHost(k netlink.Route) (a netip.Addr, ok bool) {
 }
 
 func destination(k netlink.Route) (netip.Prefix, bool) {
-	if k.Dst == nil {
-		return netip.Prefix{}, false
-	}
-	dst, ok := netip.AddrFromSlice(k.Dst.IP)
-	ones, _ := k.Dst.Mask.Size()
-	return netip.PrefixFrom(dst.Unmap(), ones), ok
+	dst := rtnl.Prefix(k.Dst)
+	return dst, dst.IsValid()
 }

@@ -5,17 +5,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // errThere says that what was to be added is there: podnet made it since it was read, and nothing was written.
@@ -24,30 +21,22 @@ var errThere = errors.New("is there already")
 // Reconciler keeps link, rules and routes as the Spec says. It remembers what it read and wrote, so
 // that an unchanged Spec costs no message and no dump.
 type Reconciler struct {
-	h      *netlink.Handle
-	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
-	link   string
-	n      dataplane.Numbers
-	cache  *State
-	host   Host
+	c     *rtnl.Conn
+	link  string
+	n     dataplane.Numbers
+	cache *State
+	host  Host
 
 	hadPods bool // a Spec had pods, and the rule for them is still there
 }
 
 // NewReconciler opens a netlink socket in the calling thread's network namespace; zero Numbers are the default ones.
 func NewReconciler(link string, n dataplane.Numbers) (*Reconciler, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	c, err := rtnl.Open()
 	if err != nil {
-		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
+		return nil, err
 	}
-	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
-	}
-	// With strict checking the kernel itself sends only the table asked for. Old kernels have it not.
-	_ = routes.SetStrictCheck(true)
-	return &Reconciler{h: h, routes: routes, link: link, n: n.Filled()}, nil
+	return &Reconciler{c: c, link: link, n: n.Filled()}, nil
 }
 
 // Name of the subsystem in reports.
@@ -58,8 +47,7 @@ func (r *Reconciler) Forget() { r.cache = nil }
 
 // Close closes the socket; everything stays.
 func (r *Reconciler) Close() error {
-	r.h.Close()
-	r.routes.Close()
+	r.c.Close()
 	return nil
 }
 
@@ -163,19 +151,18 @@ func (r *Reconciler) load() error {
 func (r *Reconciler) read() (State, Host, error) {
 	h := r.readHost()
 	s := State{RPFilter: -1}
-	l, err := nlcount.One(r.h).LinkByName(r.link)
-	switch {
-	case errors.As(err, &netlink.LinkNotFoundError{}):
-	case err != nil:
-		return s, h, fmt.Errorf("reading link %s: %w", r.link, err)
-	default:
+	l, there, err := r.c.Link(r.link)
+	if err != nil {
+		return s, h, err
+	}
+	if there {
 		a := l.Attrs()
 		s.Link = Link{Name: a.Name, Index: a.Index, Up: a.Flags&net.FlagUp != 0, MTU: a.MTU}
-		if v, ok := readInt(rpFilterPath(r.link)); ok {
+		if v, ok := rtnl.ReadSetting(unix.AF_INET, r.link, rpFilter); ok {
 			s.RPFilter = v
 		}
-		s.Forward4, _ = readInt(forward4Path(r.link))
-		s.Forward6, _ = readInt(forward6Path(r.link))
+		s.Forward4, _ = rtnl.ReadSetting(unix.AF_INET, r.link, forwarding)
+		s.Forward6, _ = rtnl.ReadSetting(unix.AF_INET6, r.link, forceForwarding)
 		if s.Addresses, err = r.readAddresses(l); err != nil {
 			return s, h, err
 		}
@@ -202,25 +189,22 @@ func (r *Reconciler) read() (State, Host, error) {
 }
 
 func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
-	list, err := nlcount.One(r.h).AddrList(l, netlink.FAMILY_ALL)
+	list, err := r.c.One().AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("reading addresses of link %s: %w", r.link, err)
 	}
 	var out []netip.Prefix
 	for _, a := range list {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		if ip = ip.Unmap(); !ok || ip.IsLinkLocalUnicast() {
-			continue
+		if p := rtnl.Prefix(a.IPNet); p.IsValid() && !p.Addr().IsLinkLocalUnicast() {
+			out = append(out, p)
 		}
-		bits, _ := a.Mask.Size()
-		out = append(out, netip.PrefixFrom(ip, bits))
 	}
 	slices.SortFunc(out, comparePrefix)
 	return out, nil
 }
 
 func (r *Reconciler) readRules(f Family) ([]Rule, error) {
-	list, err := nlcount.One(r.h).RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol},
+	list, err := r.c.One().RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol},
 		netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s rules: %w", f, err)
@@ -237,7 +221,7 @@ func (r *Reconciler) readRules(f Family) ([]Rule, error) {
 }
 
 func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
-	list, err := r.list(f, r.n.RouteTable)
+	list, err := r.c.Routes(f.af(), r.n.RouteTable)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +237,7 @@ func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
 // readPods adds what leads to pods.
 func (r *Reconciler) readPods(f Family, s *State) error {
 	for _, in := range []Way{ToPods, Exported} {
-		list, err := r.list(f, in.table(r.n))
+		list, err := r.c.Routes(f.af(), in.table(r.n))
 		if err != nil {
 			return err
 		}
@@ -268,29 +252,17 @@ func (r *Reconciler) readPods(f Family, s *State) error {
 	return nil
 }
 
-// list reads one table.
-func (r *Reconciler) list(f Family, table int) ([]netlink.Route, error) {
-	list, err := nlcount.One(r.routes).RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-	if errors.Is(err, unix.ENOENT) { // no such table yet
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, table, err)
-	}
-	return slices.DeleteFunc(list, func(k netlink.Route) bool { return k.Table != table }), nil
-}
-
 // ready finds out which of the missing ways to pods can be put back: the link is there, and its alias says that the
 // address is still its pod's. A Spec may be older than what podnet has done since.
 func (r *Reconciler) ready(want State, actual *State) error {
 	actual.Ready = nil
 	for _, m := range missing(want, *actual) {
-		l, err := nlcount.One(r.h).LinkByName(m.Link)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			continue
-		}
+		l, there, err := r.c.Link(m.Link)
 		if err != nil {
-			return fmt.Errorf("reading link %s: %w", m.Link, err)
+			return err
+		}
+		if !there {
+			continue
 		}
 		if a, ours := podnet.ParseAlias(l.Attrs().Alias); ours && a.Has(m.Addr) && l.Attrs().Flags&net.FlagUp != 0 {
 			actual.Ready = append(actual.Ready, m)
@@ -301,11 +273,11 @@ func (r *Reconciler) ready(want State, actual *State) error {
 
 // addHost puts back the way to a pod; errThere says that podnet was quicker.
 func (r *Reconciler) addHost(h dataplane.PodRoute) error {
-	l, err := nlcount.One(r.h).LinkByName(h.Link)
+	l, err := r.c.One().LinkByName(h.Link)
 	if err != nil {
 		return err
 	}
-	err = nlcount.One(r.h).RouteAdd(toHost(h.Addr, l.Attrs().Index, r.n))
+	err = r.c.One().RouteAdd(toHost(h.Addr, l.Attrs().Index, r.n))
 	if errors.Is(err, unix.EEXIST) {
 		return errThere
 	}
@@ -319,34 +291,34 @@ func (r *Reconciler) apply(o Op) error {
 	}
 	switch o.Verb {
 	case SetRPFilter:
-		return os.WriteFile(rpFilterPath(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
+		return rtnl.WriteSetting(unix.AF_INET, r.link, rpFilter, o.Number)
 	case SetForward:
 		if o.Family == IPv6 {
 			return podnet.ForwardIPv6(r.link)
 		}
-		return os.WriteFile(forward4Path(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
+		return rtnl.WriteSetting(unix.AF_INET, r.link, forwarding, o.Number)
 	case AddHost:
 		return r.addHost(o.Host)
 	case SetMTU:
-		return nlcount.One(r.h).LinkSetMTU(link, o.Number)
+		return r.c.One().LinkSetMTU(link, o.Number)
 	case SetUp:
-		err := nlcount.One(r.h).LinkSetUp(link)
+		err := r.c.One().LinkSetUp(link)
 		if errors.Is(err, unix.EADDRINUSE) { // kernel WireGuard opens its port now
 			return fmt.Errorf("%w: another program has WireGuard's UDP port: stop it or set ports.wireguard", err)
 		}
 		return err
 	case AddAddress:
-		return ignore(nlcount.One(r.h).AddrReplace(link, toAddr(o.Address)), unix.EEXIST)
+		return rtnl.Ignore(r.c.One().AddrReplace(link, toAddr(o.Address)), unix.EEXIST)
 	case DelAddress:
-		return ignore(nlcount.One(r.h).AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
+		return rtnl.Ignore(r.c.One().AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
 	case AddRule:
-		return ignore(nlcount.One(r.h).RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
+		return rtnl.Ignore(r.c.One().RuleAdd(toRule(o.Rule, r.n)), unix.EEXIST)
 	case DelRule:
-		return ignore(nlcount.One(r.h).RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
+		return rtnl.Ignore(r.c.One().RuleDel(toRule(o.Rule, r.n)), unix.ENOENT)
 	case AddRoute:
-		return nlcount.One(r.h).RouteReplace(toRoute(o.Route, link.Index, r.n))
+		return r.c.One().RouteReplace(toRoute(o.Route, link.Index, r.n))
 	case DelRoute:
-		return ignore(r.delRoute(o.Route, link.Index), unix.ESRCH)
+		return rtnl.Ignore(r.delRoute(o.Route, link.Index), unix.ESRCH)
 	}
 	return nil
 }
@@ -354,57 +326,39 @@ func (r *Reconciler) apply(o Op) error {
 // delRoute deletes a route of ours; one that is neither of the two is looked up again by its text.
 func (r *Reconciler) delRoute(o Route, link int) error {
 	if o.Other == "" {
-		return nlcount.One(r.h).RouteDel(toRoute(o, link, r.n))
+		return r.c.One().RouteDel(toRoute(o, link, r.n))
 	}
-	list, err := r.list(o.Family, r.n.RouteTable)
+	list, err := r.c.Routes(o.Family.af(), r.n.RouteTable)
 	if err != nil {
 		return err
 	}
 	for _, k := range list {
 		if k.Protocol == dataplane.RouteProtocol && fromRoute(o.Family, k, link) == o {
-			return nlcount.One(r.h).RouteDel(&k)
+			return r.c.One().RouteDel(&k)
 		}
 	}
 	return nil
 }
 
-func ignore(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
-	}
-	return err
-}
-
 func (r *Reconciler) readHost() Host {
 	h := Host{Numbers: r.n}
-	h.RPFilterAll, h.HasRPFilter = readInt(rpFilterPath("all"))
-	off, ok := readInt("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	h.RPFilterAll, h.HasRPFilter = rtnl.ReadSetting(unix.AF_INET, "all", rpFilter)
+	off, ok := rtnl.ReadSetting(unix.AF_INET6, "all", "disable_ipv6")
 	h.IPv6 = ok
 	h.IPv6OnLink = ok && off == 0
-	if v, ok := readInt("/proc/sys/net/ipv6/conf/" + r.link + "/disable_ipv6"); ok && v != 0 {
+	if v, ok := rtnl.ReadSetting(unix.AF_INET6, r.link, "disable_ipv6"); ok && v != 0 {
 		h.IPv6OnLink = false
 	}
-	_, h.HasForward4 = readInt(forward4Path("all"))
-	_, h.HasForward6 = readInt(forward6Path("default"))
-	all, _ := readInt("/proc/sys/net/ipv6/conf/all/forwarding")
+	_, h.HasForward4 = rtnl.ReadSetting(unix.AF_INET, "all", forwarding)
+	_, h.HasForward6 = rtnl.ReadSetting(unix.AF_INET6, "default", forceForwarding)
+	all, _ := rtnl.ReadSetting(unix.AF_INET6, "all", forwarding)
 	h.ForwardAll6 = all != 0
 	return h
 }
 
-func forward4Path(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/forwarding" }
-
-// forward6Path is a setting of Linux 6.17. Before, the host's own switch is the only one.
-func forward6Path(link string) string {
-	return "/proc/sys/net/ipv6/conf/" + link + "/force_forwarding"
-}
-
-func rpFilterPath(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/rp_filter" }
-
-func readInt(path string) (int, bool) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	return n, err == nil
-}
+// Settings of links. forceForwarding is IPv6's, of Linux 6.17: before, the host's own switch is the only one.
+const (
+	rpFilter        = "rp_filter"
+	forwarding      = "forwarding"
+	forceForwarding = "force_forwarding"
+)

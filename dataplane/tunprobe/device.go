@@ -3,7 +3,6 @@ package tunprobe
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // openDevice makes the TUN device in a namespace, up, with routes for the sources.
@@ -76,26 +76,25 @@ func tun() (int, error) {
 }
 
 func addRoutes(ns netns.NsHandle, sources []netip.Addr) error {
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	c, err := rtnl.OpenAt(ns)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	l, err := h.LinkByName(Link)
+	defer c.Close()
+	l, err := c.One().LinkByName(Link)
 	if err != nil {
 		return err
 	}
-	if err := h.LinkSetUp(l); err != nil {
+	if err := c.One().LinkSetUp(l); err != nil {
 		return err
 	}
 	for _, a := range sources {
 		for _, table := range []int{unix.RT_TABLE_MAIN, dataplane.GatewayTable} {
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Table: table, Protocol: routeProtocol,
-				Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Table: table, Protocol: routeProtocol, Dst: rtnl.Host(a)}
 			if a.Is4() {
 				r.Scope = netlink.SCOPE_LINK
 			}
-			if err := h.RouteReplace(r); err != nil {
+			if err := c.One().RouteReplace(r); err != nil {
 				return fmt.Errorf("route to %s in table %d: %w", a, table, err)
 			}
 		}

@@ -33,7 +33,7 @@ type Sender interface {
 // Namespace is the kernel's side of one client (*egressclient.Client).
 type Namespace interface {
 	Apply(dataplane.ClientSpec) (writes int, notes []string, err error)
-	Watch(ctx context.Context, told func(egressclient.Repaired)) error
+	Watch(changed func()) error
 	Diff(dataplane.ClientSpec) ([]string, error)
 	Flows(to []netip.Prefix) (slots []int, err error)
 	Remove() error

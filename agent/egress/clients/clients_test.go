@@ -20,7 +20,6 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/egressclient"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -33,6 +32,7 @@ type space struct {
 	removed bool
 	closed  bool
 	flows   []int // slots that flows go by
+	changed func()
 }
 
 func (s *space) Apply(spec dataplane.ClientSpec) (int, []string, error) {
@@ -45,9 +45,11 @@ func (s *space) Apply(spec dataplane.ClientSpec) (int, []string, error) {
 	return 1, nil, s.fail
 }
 
-func (s *space) Watch(ctx context.Context, _ func(egressclient.Repaired)) error {
-	<-ctx.Done()
-	return ctx.Err()
+func (s *space) Watch(changed func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = changed
+	return nil
 }
 func (s *space) Diff(dataplane.ClientSpec) ([]string, error) { return []string{"add rule 1900"}, nil }
 func (s *space) Flows([]netip.Prefix) ([]int, error) {

@@ -2,19 +2,13 @@ package clients
 
 import (
 	"context"
-	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/egressclient"
-)
-
-// How long it takes until a network namespace that could not be opened is tried again.
-const (
-	openFirst = 500 * time.Millisecond
-	openLast  = 10 * time.Second
+	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
 // turnMost is how long a client that is slow keeps its turn.
@@ -28,13 +22,10 @@ type turns chan struct{}
 // newTurns is for half of the processors, which the pauses make a quarter.
 func newTurns() turns { return make(turns, max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// take waits for a turn, or until now is closed; done is to be called once after the work, and ok is false when ctx has
-// ended before.
-func (t turns) take(ctx context.Context, now <-chan struct{}) (done func(), ok bool) {
+// take waits for a turn; done is to be called once after the work, and ok is false when ctx has ended before.
+func (t turns) take(ctx context.Context) (done func(), ok bool) {
 	select {
 	case t <- struct{}{}:
-	case <-now:
-		return func() {}, true
 	case <-ctx.Done():
 		return nil, false
 	}
@@ -49,29 +40,42 @@ func (t turns) take(ctx context.Context, now <-chan struct{}) (done func(), ok b
 	}, true
 }
 
-// worker does the kernel's part for one client, so that one that is slow holds nobody else up. Clients.mu guards it.
+// resync is how often a client's namespace is read again: there are as many as pods.
+const resync = 5 * time.Minute
+
+// worker does the kernel's part for one client, so that one that is slow holds nobody else up.
 type worker struct {
 	c          *Clients
 	key, netns string
-	wakeups    chan struct{} // has something when want is new
-	ending     chan struct{} // closed when it is to end
+	runner     *reconcile.Runner
+	target     *reconcile.Target
+	cancel     context.CancelFunc
 	done       chan struct{} // closed at the end
+	space      Namespace     // nil: not open yet; for the runner's goroutine
 
+	// Clients.mu guards the rest.
 	want           dataplane.ClientSpec
-	asked, applied int // counts of specs
-	ns             Namespace
-	end, remove    bool
-
-	err    error
-	notes  []string
-	driver string
+	asked, applied int       // counts of specs
+	ns             Namespace // space, for everybody; nil at the end, too
+	remove         bool      // at the end what is in the kernel goes too
+	err            error
+	notes          []string
+	driver         string
 }
 
 // start makes a worker. The caller has mu.
 func (c *Clients) start(key, netns string) *worker {
-	w := &worker{c: c, key: key, netns: netns, wakeups: make(chan struct{}, 1), ending: make(chan struct{}),
-		done: make(chan struct{})}
-	c.all.Go(w.run)
+	ctx, cancel := context.WithCancel(c.ctx)
+	w := &worker{c: c, key: key, netns: netns, cancel: cancel, done: make(chan struct{})}
+	w.target = &reconcile.Target{Name: "egresses of " + key, Reconcile: w.reconcile}
+	policy := reconcile.Default
+	policy.Resync = resync
+	w.runner = reconcile.New(reconcile.Options{Policy: policy, Log: c.cfg.Log}, w.target)
+	c.all.Go(func() {
+		defer close(w.done)
+		w.runner.Run(ctx)
+		w.finish()
+	})
 	return w
 }
 
@@ -79,137 +83,85 @@ func (c *Clients) start(key, netns string) *worker {
 func (w *worker) apply(s dataplane.ClientSpec) {
 	w.want = s
 	w.asked++
-	w.wake()
+	w.runner.Mark(reconcile.Wanted, w.target)
 }
 
 // stop ends it, with or without what is in the kernel. The caller has mu.
 func (w *worker) stop(remove bool) {
-	if !w.end {
-		close(w.ending)
-	}
-	w.end, w.remove = true, remove
-	w.wake()
-}
-
-func (w *worker) wake() {
-	select {
-	case w.wakeups <- struct{}{}:
-	default:
-	}
+	w.remove = remove
+	w.cancel()
 }
 
 // settled says that the last spec was tried. The caller has mu.
 func (w *worker) settled() bool { return w.applied == w.asked }
 
-func (w *worker) run() {
-	defer close(w.done)
-	ctx, cancel := context.WithCancel(w.c.ctx)
-	defer cancel()
-	var ns Namespace
-	watching := make(chan struct{})
-	close(watching) // nobody is
-	defer func() {
-		w.c.mu.Lock()
-		w.ns = nil
-		w.c.mu.Unlock()
-		if ns != nil {
-			if err := ns.Close(); err != nil {
-				w.c.cfg.Log.Warn("closing a client of egresses", "client", w.key, "error", err)
-			}
+// reconcile makes the namespace what is wanted now.
+func (w *worker) reconcile(ctx context.Context, _ reconcile.Cause) (r reconcile.Result) {
+	if w.space != nil { // what a pod waits for at its start waits for nobody
+		done, ok := w.c.turns.take(ctx)
+		if !ok {
+			return reconcile.Result{Err: ctx.Err()}
 		}
-		cancel()
-		<-watching
-	}()
-	backoff := openFirst
-	retry := time.NewTimer(time.Hour)
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.wakeups:
-		case <-retry.C:
-		}
-		done := func() {}
-		if ns != nil { // what a pod waits for at its start waits for nobody
-			var ok bool
-			if done, ok = w.c.turns.take(ctx, w.ending); !ok {
-				return
-			}
-		}
-		w.c.mu.Lock()
-		want, asked, end, remove := w.want, w.asked, w.end, w.remove
-		w.c.mu.Unlock()
-		if end {
-			w.finish(ns, remove)
-			done()
-			return
-		}
-		var err error
-		if ns == nil {
-			if ns, err = w.c.cfg.Open(w.netns); err != nil {
-				ns = nil // not a nil of some type
-				w.record(asked, nil, "", err)
-				retry.Reset(backoff)
-				backoff = min(2*backoff, openLast)
-				continue
-			}
-			watching = w.watch(ctx, ns)
-		}
-		_, notes, err := ns.Apply(want)
-		done()
-		w.c.mu.Lock()
-		w.ns = ns
-		w.c.mu.Unlock()
-		w.record(asked, notes, ns.Driver(), err) // what failed is tried again by Watch
+		defer done()
 	}
-}
-
-// watch repairs in the background; the channel is closed when that ends.
-func (w *worker) watch(ctx context.Context, ns Namespace) chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err := ns.Watch(ctx, func(m egressclient.Repaired) {
-			if m.Err == nil {
-				w.c.cfg.Log.Info("egresses of a client were repaired", "client", w.key, "writes", m.Writes)
-			}
-			w.c.mu.Lock()
-			asked := w.applied
-			w.c.mu.Unlock()
-			w.record(asked, m.Notes, ns.Driver(), m.Err)
-		})
-		if err != nil && !errors.Is(err, context.Canceled) {
-			w.c.cfg.Log.Warn("what others change of a client's egresses is not repaired", "client", w.key, "error", err)
-		}
-	}()
-	return done
-}
-
-// record keeps how it went.
-func (w *worker) record(asked int, notes []string, driver string, err error) {
-	if err != nil {
-		w.c.cfg.Log.Warn("egresses of a client, trying again", "client", w.key, "error", err)
+	w.c.mu.Lock()
+	want, asked := w.want, w.asked
+	w.c.mu.Unlock()
+	var notes []string
+	var driver string
+	if r.Err = w.open(); r.Err == nil {
+		r.Writes, notes, r.Err = w.space.Apply(want)
+		driver = w.space.Driver()
 	}
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	w.applied, w.notes, w.driver, w.err = max(w.applied, asked), notes, driver, err
+	w.ns = w.space
+	if w.applied == asked && r.Err == nil && w.err == nil && w.driver == driver && slices.Equal(w.notes, notes) {
+		return r // there is nothing new to tell
+	}
+	w.applied, w.notes, w.driver, w.err = asked, notes, driver, r.Err
 	w.c.broadcast()
+	return r
+}
+
+// open opens the namespace, if it is not, and hears of what others change there.
+func (w *worker) open() error {
+	if w.space != nil {
+		return nil
+	}
+	ns, err := w.c.cfg.Open(w.netns)
+	if err != nil {
+		return err
+	}
+	if err := ns.Watch(func() { w.runner.Mark(reconcile.Changed, w.target) }); err != nil {
+		w.c.cfg.Log.Warn("what others change of a client's egresses is repaired late", "client", w.key, "error", err)
+	}
+	w.space = ns
+	return nil
 }
 
 // finish is the worker's end.
-func (w *worker) finish(ns Namespace, remove bool) {
-	if !remove {
-		return
-	}
-	if ns == nil { // it was not opened yet; something may be left of an earlier process
+func (w *worker) finish() {
+	w.c.mu.Lock()
+	remove := w.remove
+	w.ns = nil
+	w.c.mu.Unlock()
+	ns := w.space
+	if ns == nil && remove { // something may be left of an earlier process
 		var err error
 		if ns, err = w.c.cfg.Open(w.netns); err != nil {
 			return // it is gone, and all with it
 		}
-		defer ns.Close()
 	}
-	if err := ns.Remove(); err != nil {
-		w.c.cfg.Log.Warn("taking egresses away from a client", "client", w.key, "error", err)
+	if ns == nil {
+		return
+	}
+	if remove {
+		if err := ns.Remove(); err != nil {
+			w.c.cfg.Log.Warn("taking egresses away from a client", "client", w.key, "error", err)
+		}
+	}
+	if err := ns.Close(); err != nil {
+		w.c.cfg.Log.Warn("closing a client of egresses", "client", w.key, "error", err)
 	}
 }

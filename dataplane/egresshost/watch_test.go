@@ -1,0 +1,88 @@
+package egresshost
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+// TestWhatOthersChangeIsHeardOf: each change of something that the Spec wants is told of, and the next Reconcile
+// repairs it. Changes of other links, tables and rules are not told of.
+func TestWhatOthersChangeIsHeardOf(t *testing.T) {
+	host, inner, outside := testns.New(t, "host"), testns.New(t, "inner"), testns.New(t, "outside")
+	testns.Link(host, inner, "sktest", nil, nil)
+	testns.Link(host, outside, "up", []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}, nil)
+	testns.Link(host, outside, "other", []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}, nil)
+	spec := Spec{Routes: []dataplane.PodRoute{{Addr: netip.MustParseAddr("169.254.101.1"), Link: "sktest"}},
+		Tunnel: "skein0", Uplinks: []string{"up"}}
+	changes := make(chan struct{}, 1000)
+	var r *Reconciler
+	reconcile := func() (writes int) {
+		t.Helper()
+		host.Must("reconcile", func() (err error) { writes, err = r.Reconcile(spec); return err })
+		return writes
+	}
+	host.Must("open", func() (err error) {
+		if r, err = New(dataplane.Numbers{}); err != nil {
+			return err
+		}
+		return r.Watch(func() { changes <- struct{}{} })
+	})
+	defer r.Close()
+	reconcile()
+	run := func(command string) {
+		t.Helper()
+		host.Must(command, func() error {
+			out, err := exec.Command("sh", "-c", command).CombinedOutput()
+			if err != nil {
+				t.Log(string(out))
+			}
+			return err
+		})
+	}
+	// heard waits for a notification after which something is to be repaired: those of our own writes come first.
+	heard := func(what string) {
+		t.Helper()
+		for deadline := time.After(10 * time.Second); ; {
+			select {
+			case <-changes:
+				if reconcile() > 0 {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("%s: it was not heard of", what)
+			}
+		}
+	}
+	for _, wreck := range []string{
+		"ip route flush table 115", "ip rule del pref 1999", "nft delete table inet skein_egress",
+		"echo 0 > /proc/sys/net/ipv4/conf/up/forwarding", "ip link set sktest down && ip link set sktest up",
+	} {
+		run(wreck)
+		heard(wreck)
+	}
+	// Nothing is heard of what is others': the last wreck is the only one, and its notification comes after theirs.
+	for quiet := false; !quiet; {
+		select {
+		case <-changes:
+		case <-time.After(300 * time.Millisecond):
+			quiet = true
+		}
+	}
+	run("ip route add 192.0.2.0/24 dev up table 77; ip rule add pref 1999 lookup 77; ip link set other down; " +
+		"ip link set other up; echo 1 > /proc/sys/net/ipv4/conf/other/forwarding; ip addr add 203.0.113.9/24 dev other")
+	run("ip route flush table 115")
+	<-changes
+	if reconcile() == 0 {
+		t.Error("something that is others' was heard of")
+	}
+	if out, err := exec.Command("ip", "-n", host.Name, "route", "show", "table", "115").CombinedOutput(); err != nil ||
+		!strings.Contains(string(out), "169.254.101.1") {
+		t.Errorf("table 115: %s, %v", out, err)
+	}
+}

@@ -1,0 +1,6 @@
+// Package rtnl asks and changes links, addresses, routes and rules by rtnetlink, hears of their changes, and turns
+// addresses into the kernel's forms and back. Every request is counted by internal/nlcount.
+//
+// A Conn works in the network namespace in which it was opened, whatever thread uses it. It belongs to one goroutine. A
+// Listener hears from several namespaces, of rtnetlink and of nftables.
+package rtnl
