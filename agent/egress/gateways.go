@@ -116,8 +116,8 @@ func (g *Gateways) Run(ctx context.Context) {
 	}
 }
 
-// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels. It is called when this host's own
-// links have changed, too.
+// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels. It is called when this host's
+// own links have changed, too.
 func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -159,8 +159,8 @@ func (a *Announcer) reconcile(_ context.Context, c reconcile.Cause) (r reconcile
 	return r
 }
 
-// refresh opens links that have addresses, anew those that are others than before, and closes those without. A link that
-// is not there is no error: the kernel tells when it comes.
+// refresh opens links that have addresses, anew those that are others than before, and closes those without. A link
+// that is not there is no error: the kernel tells when it comes.
 func (a *Announcer) refresh() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

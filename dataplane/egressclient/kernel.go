@@ -62,8 +62,8 @@ func toRule(r Rule) *netlink.Rule {
 
 // fromRule keeps what a rule of ours has, and whatever else it has as text.
 func fromRule(f Family, k netlink.Rule) Rule {
-	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: rtnl.Prefix(k.Src), To: rtnl.Prefix(k.Dst), Mark: k.Mark,
-		Local: k.IifName == "lo"}
+	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: rtnl.Prefix(k.Src), To: rtnl.Prefix(k.Dst),
+		Mark: k.Mark, Local: k.IifName == "lo"}
 	if k.Mask != nil {
 		r.Mask = *k.Mask
 	}

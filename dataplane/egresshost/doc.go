@@ -5,8 +5,8 @@
 // A slot's endpoint is in table 115 as long as this host serves the slot. The plane has the way to another host's slot
 // in table 116; so a slot comes and goes without the two writing the same route.
 //
-// Reconcile reads, compares and writes what differs; nothing else of the host is touched. Watch says when that is due. It
-// works in the calling thread's network namespace. A Reconciler belongs to one goroutine.
+// Reconcile reads, compares and writes what differs; nothing else of the host is touched. Watch says when that is due.
+// It works in the calling thread's network namespace. A Reconciler belongs to one goroutine.
 //
 // Source: DESIGN.md sections 9 and 11 of the project.
 package egresshost

@@ -23,10 +23,11 @@ func (r *Reconciler) Watch(changed func()) error {
 		}
 	}
 	links := uint32(rtnl.Links | rtnl.Routes | rtnl.Rules | rtnl.Settings)
-	return errors.Join(r.listener.Routing(0, links, hear(r.concerns)), r.listener.Tables(0, hear(func(m netlink.Message) bool {
+	ourTable := func(m netlink.Message) bool {
 		family, table, ok := nft.ForeignTable(m.Data)
 		return ok && family == unix.NFPROTO_INET && table == r.n.EgressNftTable
-	})))
+	}
+	return errors.Join(r.listener.Routing(0, links, hear(r.concerns)), r.listener.Tables(0, hear(ourTable)))
 }
 
 // concerns says whether a notification may be about something of ours.

@@ -104,7 +104,7 @@ func (s *scene) printed(family string) (rules, routes string) {
 		}
 		rules += line
 	}
-	all, err := s.n.links.in.One().RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable}, netlink.RT_FILTER_TABLE)
+	all, err := s.n.links.in.Routes(f, dataplane.GatewayTable)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -24,8 +24,8 @@ func (f *failing) Repair(dataplane.Spec) (int, []string, error) { return 0, nil,
 func TestDamageThatStaysIsToldOf(t *testing.T) {
 	told := make(chan string, 10)
 	f := &failing{tries: make(chan error)}
-	p := &Plane{opts: Options{OnBroken: func(s string) { told <- s }, OnForeign: func(s string) { told <- "repaired " + s }},
-		spec: &dataplane.Spec{}}
+	p := &Plane{spec: &dataplane.Spec{}, opts: Options{OnBroken: func(s string) { told <- s },
+		OnForeign: func(s string) { told <- "repaired " + s }}}
 	p.add(f)
 	p.runner = reconcile.New(reconcile.Options{Told: p.told, Policy: reconcile.Policy{Burst: 10, Every: time.Second,
 		RetryFirst: time.Millisecond, RetryLast: time.Millisecond}}, p.parts[0].target)

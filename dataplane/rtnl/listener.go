@@ -26,8 +26,8 @@ const listenBuffer = 2 << 20
 
 // Hear is given the notifications that came together, at least one. It runs on a goroutine of the socket's.
 //
-// An error says that some were lost, or, where it is ErrEnded, that no more will come: all that they may have been about
-// has to be read again.
+// An error says that some were lost, or, where it is ErrEnded, that no more will come: all that they may have been
+// about has to be read again.
 type Hear func(ms []netlink.Message, err error)
 
 // ErrEnded says that the kernel gives no more notifications.

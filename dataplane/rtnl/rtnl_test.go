@@ -138,7 +138,8 @@ func TestListenerHears(t *testing.T) {
 			}
 		}
 	}
-	if err := errors.Join(l.Routing(int(ns.Handle), Links|Settings, to(links)), l.Tables(int(ns.Handle), to(tables))); err != nil {
+	at := int(ns.Handle)
+	if err := errors.Join(l.Routing(at, Links|Settings, to(links)), l.Tables(at, to(tables))); err != nil {
 		t.Fatal(err)
 	}
 	ns.Must("changes", func() error {
