@@ -25,3 +25,25 @@ func TestAttemptsTogetherAreBounded(t *testing.T) {
 		t.Errorf("one that sees nobody waits %s", d)
 	}
 }
+
+// TestALastMissingMemberIsNotPutOff: while a mesh is in two, attempts are far between, since so many are missing. When
+// all but one are back, that one is tried as soon as if it alone had been missing all the time, and not sooner.
+func TestALastMissingMemberIsNotPutOff(t *testing.T) {
+	start := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	a := &attempt{failed: start, fails: 50}
+	a.next = start.Add(pauseAfter(a.fails-1, 12, 8) * 3 / 2)
+	if d := a.due(12, 8).Sub(start); d < time.Minute {
+		t.Errorf("with 12 missing it is due after %s: they are no longer spread", d)
+	}
+	most := rejoinMost * 3 / 2
+	if d := a.due(1, 19).Sub(start); d != most {
+		t.Errorf("the last one missing is due after %s, want %s", d, most)
+	}
+	if a.next = start.Add(time.Second); a.due(1, 19) != a.next {
+		t.Errorf("one that is due sooner is put off to %s", a.due(1, 19).Sub(start))
+	}
+	fresh := &attempt{next: start.Add(time.Hour)}
+	if fresh.due(1, 19) != fresh.next {
+		t.Error("an attempt that has not failed is moved")
+	}
+}

@@ -28,8 +28,23 @@ const (
 type attempt struct {
 	next    time.Time
 	started time.Time
+	failed  time.Time     // the last one did
+	late    time.Duration // how much later the next one is, since this process woke late
 	fails   int
 	busy    bool
+}
+
+// due is when the next attempt begins. It was put off by how many were missing when the last one failed: where a mesh
+// has healed but for one member, that one is not left alone for as long as if all were still off.
+func (a *attempt) due(missing, alive int) time.Time {
+	if a.fails == 0 {
+		return a.next
+	}
+	latest := a.failed.Add(pauseAfter(a.fails-1, missing, alive)*3/2 + a.late) // the most that jitter makes of it
+	if a.next.Before(latest) {
+		return a.next
+	}
+	return latest
 }
 
 // rejoiner contacts members that memberlist does not see alive, for ever. memberlist itself forgets
@@ -92,25 +107,28 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var due []identity.ID
+	alive := r.p.alive.count()
 	missing := make(map[identity.ID]bool)
 	for _, id := range r.p.candidates() {
 		if r.p.alive.has(id) {
 			continue
 		}
 		missing[id] = true
-		a, ok := r.attempts[id]
-		if !ok {
-			a = &attempt{next: now}
-			if alive := r.p.alive.count(); alive > 0 {
+		if r.attempts[id] == nil {
+			a := &attempt{next: now}
+			if alive > 0 {
 				a.next = now.Add(jitter(rejoinNew + rejoinShare*time.Duration(alive)))
 			}
 			r.attempts[id] = a
 		}
-		if !a.busy && !a.next.After(now) {
+	}
+	r.missing = len(missing)
+	for id := range missing {
+		a := r.attempts[id]
+		if a.next = a.due(len(missing), alive); !a.busy && !a.next.After(now) {
 			due = append(due, id)
 		}
 	}
-	r.missing = len(missing)
 	for id, a := range r.attempts {
 		if !missing[id] && !a.busy {
 			delete(r.attempts, id)
@@ -118,11 +136,11 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	}
 	r.lookOutside(now)
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
-	if r.p.alive.count() == 0 {
+	if alive == 0 {
 		r.likelyFirst(due)
 	}
 	most := maxRejoins
-	if r.p.alive.count() > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
+	if alive > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
 		most = 1
 	}
 	for _, id := range due[:min(len(due), max(0, most-r.busy))] {
@@ -207,8 +225,9 @@ func (r *rejoiner) join(id identity.ID) {
 		a.fails, a.next = 0, time.Now().Add(rejoinSettled)
 		return
 	}
-	pause := pauseAfter(a.fails, r.missing, r.p.alive.count())
-	a.next = time.Now().Add(jitter(pause) + 4*r.g.cfg.Lag.Late(time.Now()))
+	a.failed = time.Now()
+	a.late = 4 * r.g.cfg.Lag.Late(a.failed)
+	a.next = a.failed.Add(jitter(pauseAfter(a.fails, r.missing, r.p.alive.count())) + a.late)
 	a.fails++
 }
 
