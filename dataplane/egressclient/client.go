@@ -172,7 +172,7 @@ func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	for _, o := range After(want, v.actual) {
 		out = append(out, o.String())
 	}
-	if f := wantFilter(s); !f.equal(v.filter.Filter) || !f.empty() && !(v.filter.whole && v.filter.hasRules(f)) {
+	if f := wantFilter(s); !v.filter.lets(c.filter, f) {
 		out = append(out, fmt.Sprintf("let into tunnels (nft table inet %s): %s", c.filter.table, f))
 	}
 	return out, nil

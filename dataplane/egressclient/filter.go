@@ -9,12 +9,11 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // The table "inet skein_client" of a client's network namespace. Its rules about flows are in flows.go.
@@ -103,181 +102,85 @@ type filter struct {
 	table string // its name, family inet
 }
 
-// filterState is what the kernel has of the filter.
+// filterState is what the kernel has of the filter. Of Filter it says who is let in.
 type filterState struct {
 	Filter
-	there bool
-	whole bool                        // as this package makes it, whatever rules it has
-	rules map[string][]*nftables.Rule // by chain; nil: those of ruled, which this process has written
-	ruled Filter
+	nftable.State
 }
 
-// hasRules tells whether the rules are those of a filter.
-func (s *filterState) hasRules(f Filter) bool {
-	if s.rules == nil {
-		return slices.EqualFunc(s.ruled.Ways, f.Ways, Way.equal) && slices.Equal(s.ruled.Flows, f.Flows) &&
-			s.ruled.Host == f.Host
-	}
-	return !slices.ContainsFunc(f.chains(), func(c chain) bool { return !sameRules(s.rules[c.name], c.rules) })
-}
+// lets reports whether the kernel has the table of a filter, and nothing else in it.
+func (s filterState) lets(f filter, want Filter) bool { return len(f.steps(want, s)) == 0 }
 
-// How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction
-// need in bytes: a client has up to 64 egresses of 64 slots each.
-const (
-	elementsPerMsg = 400
-	socketBuffer   = 4 << 20
-)
-
-func (f filter) dial() (*nlcount.Nft, error) {
-	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some
-		// thousand elements.
-		_, _ = c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer)
+// steps are what turns the table into that of a filter.
+func (f filter) steps(want Filter, have filterState) []nftable.Op {
+	if want.empty() && !have.There && len(have.Chains) == 0 {
 		return nil
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("opening nftables in the network namespace: %w", err)
 	}
-	return c, nil
+	return nftable.Diff(f.of(want), have.State, true)
 }
 
 // read is what the kernel has.
 func (f filter) read() (have filterState, err error) {
-	c, err := f.dial()
+	c, err := nftable.Open(int(f.ns))
 	if err != nil {
 		return have, err
 	}
-	fail := func(err error) (filterState, error) {
-		return filterState{}, fmt.Errorf("reading the nft table inet %s: %w", f.table, err)
+	defer c.Close()
+	if have.State, err = c.Read(nftable.Table{Name: f.table}); err != nil {
+		return have, err
 	}
-	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return fail(err)
-	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == f.table })
-	if i < 0 {
-		return have, nil
-	}
-	t := f.ours()
-	whole := tables[i].Flags == 0
-	sets, err := c.GetSets(t)
-	if err != nil {
-		return fail(err)
-	}
-	seen := map[string]bool{}
-	for _, s := range sets {
-		w := ourSet(t, s.Name)
-		whole = whole && w != nil && w.KeyType.Name == s.KeyType.Name && !s.Interval && !s.IsMap
-		seen[s.Name] = true
-		es, err := c.GetSetElements(s)
-		if err != nil {
-			return fail(err)
-		}
-		for _, e := range es {
-			have.note(s.Name, e.Key)
+	for _, set := range filterSets {
+		for key := range have.Sets[set].Elements {
+			have.note(set, []byte(key))
 		}
 	}
-	whole = whole && !slices.ContainsFunc(filterSets, func(name string) bool { return !seen[name] })
-	out := filterState{Filter: have.with(Filter{}), there: true, whole: whole, rules: map[string][]*nftables.Rule{}}
-	for _, want := range (Filter{}).chains() {
-		if !out.whole {
-			break
-		}
-		k, err := c.ListChain(t, want.name)
-		out.whole = err == nil && want.is(k)
-		if !out.whole {
-			break
-		}
-		if out.rules[want.name], err = c.GetRules(t, k); err != nil {
-			return fail(err)
-		}
-	}
-	return out, nil
+	have.Filter = have.with(Filter{})
+	return have, nil
 }
 
 // let lets in what it shall, and leaves rules as they are where there are some.
 func (f filter) let(want Filter, have *filterState) (writes int, err error) {
-	return f.make(want, have, true)
+	return f.make(want, have, func(o nftable.Op) bool { return o.Verb != nftable.SetRules })
 }
 
 // write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before
 // and after.
 func (f filter) write(want Filter, have *filterState) (writes int, err error) {
-	return f.make(want, have, false)
+	return f.make(want, have, func(nftable.Op) bool { return true })
 }
 
-func (f filter) make(want Filter, have *filterState, leaveRules bool) (writes int, err error) {
-	rules := leaveRules || have.whole && have.hasRules(want)
-	if want.empty() && !have.there || have.whole && have.equal(want) && rules {
+func (f filter) make(want Filter, have *filterState, wanted func(nftable.Op) bool) (writes int, err error) {
+	ops := slices.DeleteFunc(f.steps(want, *have), func(o nftable.Op) bool { return !wanted(o) })
+	if len(ops) == 0 {
 		return 0, nil
 	}
-	c, err := f.dial()
+	c, err := nftable.Open(int(f.ns))
 	if err != nil {
 		return 0, err
 	}
-	t := f.ours()
-	switch {
-	case want.empty():
-		c.DelTable(t)
-	case !have.whole || !rules: // in one transaction: nothing passes in between
-		c.AddTable(t) // so that there is one to delete
-		c.DelTable(t)
-		c.AddTable(t)
-		for _, name := range filterSets {
-			set := ourSet(t, name)
-			if err := c.AddSet(set, nil); err != nil {
-				return 0, err
-			}
-			if err := inParts(c.SetAddElements, set, want.elements(name)); err != nil {
-				return 0, err
-			}
-		}
-		for _, k := range want.chains() {
-			chain := c.AddChain(k.chain(t))
-			for _, exprs := range k.rules {
-				c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
-			}
-		}
-		have.rules, have.ruled = nil, want
-	default:
-		for _, name := range filterSets {
-			if err := change(c, ourSet(t, name), have.elements(name), want.elements(name)); err != nil {
-				return 0, err
-			}
-		}
+	defer c.Close()
+	next := nftable.State{}
+	if want.empty() {
+		_, err = c.Delete(f.table)
+	} else if next, err = have.Apply(ops); err == nil {
+		_, err = c.Write(f.of(want), ops)
 	}
-	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w",
-			f.table, err)
+	if err != nil {
+		return 0, fmt.Errorf("keeping strangers out of tunnels: %w", err)
 	}
-	have.Filter, have.there, have.whole = want, !want.empty(), !want.empty()
+	have.Filter, have.State = want, next
 	return 1, nil
 }
 
-// change turns a set's elements into others.
-func change(c *nlcount.Nft, set *nftables.Set, have, want []nftables.SetElement) error {
-	minus := func(a, b []nftables.SetElement) (out []nftables.SetElement) {
-		for _, e := range a {
-			if !slices.ContainsFunc(b, func(o nftables.SetElement) bool { return bytes.Equal(o.Key, e.Key) }) {
-				out = append(out, e)
-			}
-		}
-		return out
+// of is the table of a filter.
+func (f filter) of(want Filter) nftable.Table {
+	t := nftable.Table{Name: f.table, Chains: want.chains()}
+	keys := map[string]nftables.SetDatatype{setEnds4: nftables.TypeIPAddr, setEnds6: nftables.TypeIP6Addr,
+		setLinks: nftables.TypeIFName, setPorts: nftables.TypeInetService}
+	for _, name := range filterSets {
+		t.Sets = append(t.Sets, nftable.Set{Name: name, Key: keys[name], Elements: want.elements(name)})
 	}
-	if err := inParts(c.SetDeleteElements, set, minus(have, want)); err != nil {
-		return err
-	}
-	return inParts(c.SetAddElements, set, minus(want, have))
-}
-
-// inParts gives elements to do in several messages, or in none.
-func inParts(do func(*nftables.Set, []nftables.SetElement) error, set *nftables.Set, all []nftables.SetElement) error {
-	for part := range slices.Chunk(all, elementsPerMsg) {
-		if err := do(set, part); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t
 }
 
 // note takes an element that the kernel has in one of the sets.
@@ -295,70 +198,41 @@ func (f *Filter) note(set string, key []byte) {
 }
 
 // elements are those of one of the sets.
-func (f Filter) elements(set string) (out []nftables.SetElement) {
+func (f Filter) elements(set string) map[string]string {
+	out := map[string]string{}
 	switch set {
 	case setLinks:
 		for _, l := range f.Links {
 			key := make([]byte, unix.IFNAMSIZ)
 			copy(key, l)
-			out = append(out, nftables.SetElement{Key: key})
+			out[string(key)] = ""
 		}
-		return out
 	case setPorts:
 		for _, p := range f.Ports {
-			out = append(out, nftables.SetElement{Key: binary.BigEndian.AppendUint16(nil, p)})
+			out[string(binary.BigEndian.AppendUint16(nil, p))] = ""
 		}
-		return out
-	}
-	for _, a := range f.Ends {
-		if a.Is4() == (set == setEnds4) {
-			out = append(out, nftables.SetElement{Key: a.AsSlice()})
+	default:
+		for _, a := range f.Ends {
+			if a.Is4() == (set == setEnds4) {
+				out[string(a.AsSlice())] = ""
+			}
 		}
 	}
 	return out
 }
 
-func (f filter) ours() *nftables.Table {
-	return &nftables.Table{Family: nftables.TableFamilyINet, Name: f.table}
-}
-
-// chain is one chain with its rules.
-type chain struct {
-	name     string
-	kind     nftables.ChainType
-	hook     *nftables.ChainHook
-	priority nftables.ChainPriority
-	rules    [][]expr.Any
-}
-
-func (c chain) chain(t *nftables.Table) *nftables.Chain {
-	return &nftables.Chain{Name: c.name, Table: t, Type: c.kind, Hooknum: c.hook, Priority: &c.priority}
-}
-
-// is tells whether a chain of the kernel's is at the same place.
-func (c chain) is(k *nftables.Chain) bool {
-	return k.Type == c.kind && k.Hooknum != nil && *k.Hooknum == *c.hook && k.Priority != nil && *k.Priority == c.priority
-}
-
 // chains are all chains of the table.
-func (f Filter) chains() []chain {
-	in := chain{filterChain, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw, filterRules()}
-	return append([]chain{in}, f.flowChains()...)
+func (f Filter) chains() []nftable.Chain {
+	in := chain(filterChain, nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityRaw)
+	for _, exprs := range filterRules() {
+		in.Rules = append(in.Rules, nftable.Rule{Exprs: exprs})
+	}
+	return append([]nftable.Chain{in}, f.flowChains()...)
 }
 
-// ourSet is one of the sets, or nil. The IDs are given here, or the library counts in a global.
-func ourSet(t *nftables.Table, name string) *nftables.Set {
-	switch name {
-	case setEnds4:
-		return &nftables.Set{Table: t, Name: name, ID: 1, KeyType: nftables.TypeIPAddr}
-	case setEnds6:
-		return &nftables.Set{Table: t, Name: name, ID: 2, KeyType: nftables.TypeIP6Addr}
-	case setLinks:
-		return &nftables.Set{Table: t, Name: name, ID: 3, KeyType: nftables.TypeIFName}
-	case setPorts:
-		return &nftables.Set{Table: t, Name: name, ID: 4, KeyType: nftables.TypeInetService}
-	}
-	return nil
+func chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
+	priority *nftables.ChainPriority) nftable.Chain {
+	return nftable.Chain{Name: name, Type: kind, Hook: hook, Priority: int32(*priority)}
 }
 
 // toFoU matches what is sent to the tunnels' ports.
@@ -390,23 +264,4 @@ func filterRules() [][]expr.Any {
 		end(unix.NFPROTO_IPV6, 8, 16, setEnds6),
 		slices.Concat(port, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}),
 	}
-}
-
-// sameRules compares rules in the kernel's own form, but for what they have counted.
-func sameRules(have []*nftables.Rule, want [][]expr.Any) bool {
-	return slices.EqualFunc(have, want, func(rule *nftables.Rule, exprs []expr.Any) bool {
-		return slices.EqualFunc(rule.Exprs, exprs, func(x, y expr.Any) bool {
-			if _, counts := x.(*expr.Counter); counts {
-				_, both := y.(*expr.Counter)
-				return both
-			}
-			if set, ok := y.(*expr.Ct); ok && set.SourceRegister { // the library does not read the register of one that sets
-				have, both := x.(*expr.Ct)
-				return both && have.Key == set.Key && (have.Register == 0 || have.Register == set.Register)
-			}
-			a, errA := expr.Marshal(unix.NFPROTO_INET, x)
-			b, errB := expr.Marshal(unix.NFPROTO_INET, y)
-			return errA == nil && errB == nil && bytes.Equal(a, b)
-		})
-	})
 }

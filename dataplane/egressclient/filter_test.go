@@ -170,27 +170,28 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 		return s
 	}
 	d.during = func() {
-		if s := state(); !s.whole || !s.equal(want) || !s.hasRules(want) {
+		if s := state(); !s.lets(c.filter, want) {
 			t.Errorf("while tunnels are made: %v", s)
 		}
 	}
 	apply(t, c, dual())
-	if s := state(); !s.whole || !s.equal(want) || !s.hasRules(want) {
+	if s := state(); !s.lets(c.filter, want) {
 		t.Fatalf("the filter lets in %s", s)
 	}
 	d.during = nil
 	k := keep(t, c, dual())
-	table := c.filter.ours()
-	chain := (Filter{}).chains()[0].chain(table)
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: c.filter.table}
+	chain := &nftables.Chain{Table: table, Name: filterChain}
+	ends := c.filter.of(want).Kernel(setEnds4)
 	for name, do := range map[string]func(*nlcount.Nft){
 		"table deleted": func(k *nlcount.Nft) { k.DelTable(table) },
 		"rules flushed": func(k *nlcount.Nft) { k.FlushChain(chain) },
-		"ends flushed":  func(k *nlcount.Nft) { k.FlushSet(ourSet(table, setEnds4)) },
+		"ends flushed":  func(k *nlcount.Nft) { k.FlushSet(ends) },
 		"a stranger added": func(k *nlcount.Nft) {
-			_ = k.SetAddElements(ourSet(table, setEnds4), []nftables.SetElement{{Key: []byte{198, 51, 100, 66}}})
+			_ = k.SetAddElements(ends, []nftables.SetElement{{Key: []byte{198, 51, 100, 66}}})
 		},
 	} {
-		conn, err := c.filter.dial()
+		conn, err := nlcount.NewNft(nftables.WithNetNSFd(int(c.ns)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +199,7 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 			t.Fatalf("%s: not done", name)
 		}
 		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if s := state(); s.whole && s.equal(want) && s.hasRules(want) {
+			if s := state(); s.lets(c.filter, want) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -210,7 +211,7 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 	if err := c.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	if s := state(); s.there {
+	if s := state(); s.There {
 		t.Errorf("after the end there is %v", s)
 	}
 }
@@ -270,7 +271,7 @@ func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 		// The kernel's list of a hash table lacks elements while the table is still growing.
 		for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
 			have, err = c.filter.read()
-			if err == nil && (have.equal(want) || want.empty()) && have.there != want.empty() {
+			if err == nil && (have.equal(want) || want.empty()) && have.There != want.empty() {
 				break
 			}
 			if err != nil || time.Now().After(deadline) {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -47,36 +48,40 @@ func compareWays(a, b Way) int {
 }
 
 // flowChains are the chains about flows.
-func (f Filter) flowChains() []chain {
-	note := chain{chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityMangle, nil}
-	recall := chain{chainRecall, nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle, nil}
-	answers := chain{chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookPrerouting,
-		*nftables.ChainPriorityMangle, nil}
-	in := chain{chainOuterIn, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, nil}
-	out := chain{chainOuterOut, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw, nil}
+func (f Filter) flowChains() []nftable.Chain {
+	mangle, raw := nftables.ChainPriorityMangle, nftables.ChainPriorityRaw
+	note := chain(chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, mangle)
+	recall := chain(chainRecall, nftables.ChainTypeRoute, nftables.ChainHookOutput, mangle)
+	answers := chain(chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, mangle)
+	in := chain(chainOuterIn, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, raw)
+	out := chain(chainOuterOut, nftables.ChainTypeFilter, nftables.ChainHookOutput, raw)
+	add := func(to *nftable.Chain, parts ...[]expr.Any) {
+		to.Rules = append(to.Rules, nftable.Rule{Exprs: slices.Concat(parts...)})
+	}
 	for _, w := range f.Ways {
 		m := dataplane.FlowMark(w.Slot)
-		note.rules = append(note.rules, slices.Concat(device(expr.MetaKeyOIFNAME, w.Link),
-			noted(expr.CmpOpNeq, m), setNote(m)))
+		add(&note, device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpNeq, m), setNote(m))
 		for i, slot := range w.Spread { // each takes its part of what those before it left
-			recall.rules = append(recall.rules, slices.Concat(device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpEq, 0),
-				oneIn(len(w.Spread)-i), setMark(dataplane.FlowMark(slot)), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}))
+			add(&recall, device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpEq, 0), oneIn(len(w.Spread)-i),
+				setMark(dataplane.FlowMark(slot)), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}})
 		}
-		answers.rules = append(answers.rules, slices.Concat(device(expr.MetaKeyIIFNAME, w.Link), noted(expr.CmpOpNeq, 0),
-			noted(expr.CmpOpNeq, m), []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}))
+		add(&answers, device(expr.MetaKeyIIFNAME, w.Link), noted(expr.CmpOpNeq, 0), noted(expr.CmpOpNeq, m),
+			[]expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
 	}
 	for _, slot := range f.Flows {
 		m := dataplane.FlowMark(slot)
-		recall.rules = append(recall.rules, slices.Concat(noted(expr.CmpOpEq, m), setMark(m)))
+		add(&recall, noted(expr.CmpOpEq, m), setMark(m))
 		if !f.Host { // what a host passes on is not led by its own egresses
-			answers.rules = append(answers.rules, slices.Concat(noTunnel(), noted(expr.CmpOpEq, m), setMark(m)))
+			add(&answers, noTunnel(), noted(expr.CmpOpEq, m), setMark(m))
 		}
 	}
 	if !f.Host { // a host's may be looked at by others' rules
-		in.rules = append(in.rules, outer(unix.NFPROTO_IPV4, 12, 4, setEnds4), outer(unix.NFPROTO_IPV6, 8, 16, setEnds6))
-		out.rules = append(out.rules, outer(unix.NFPROTO_IPV4, 16, 4, setEnds4), outer(unix.NFPROTO_IPV6, 24, 16, setEnds6))
+		add(&in, outer(unix.NFPROTO_IPV4, 12, 4, setEnds4))
+		add(&in, outer(unix.NFPROTO_IPV6, 8, 16, setEnds6))
+		add(&out, outer(unix.NFPROTO_IPV4, 16, 4, setEnds4))
+		add(&out, outer(unix.NFPROTO_IPV6, 24, 16, setEnds6))
 	}
-	return []chain{note, recall, answers, in, out}
+	return []nftable.Chain{note, recall, answers, in, out}
 }
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

@@ -8,7 +8,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
@@ -29,7 +29,7 @@ func (c *Client) Watch(changed func()) error {
 	err := c.listener.Routing(int(c.ns), groups, hear(c.concerns))
 	if err == nil {
 		err = c.listener.Tables(int(c.ns), hear(func(m netlink.Message) bool {
-			family, table, ok := nft.ForeignTable(m.Data)
+			family, table, ok := nftable.ForeignTable(m.Data)
 			return ok && family == unix.NFPROTO_INET && table == c.filter.table
 		}))
 	}

@@ -1,7 +1,6 @@
 package egresshost
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -15,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const nftChain = "postrouting" // in Numbers.EgressNftTable, family inet
@@ -39,6 +38,9 @@ func (s Spec) gateway() bool { return len(s.Routes) > 0 }
 type Reconciler struct {
 	n dataplane.Numbers
 	c *rtnl.Conn
+	// nft keeps the table. A host without nftables has none, and is a gateway of nothing.
+	nft    *nftable.Reconciler
+	nftErr error
 
 	listener rtnl.Listener
 	watched  atomic.Pointer[watched] // of the latest Spec
@@ -51,6 +53,7 @@ func New(n dataplane.Numbers) (*Reconciler, error) {
 		return nil, err
 	}
 	r := &Reconciler{n: n.Filled(), c: c}
+	r.nft, r.nftErr = nftable.NewReconciler(0)
 	r.watched.Store(&watched{})
 	return r, nil
 }
@@ -58,6 +61,9 @@ func New(n dataplane.Numbers) (*Reconciler, error) {
 // Close closes the sockets; everything stays.
 func (r *Reconciler) Close() {
 	_ = r.listener.Close()
+	if r.nft != nil {
+		_ = r.nft.Close()
+	}
 	r.c.Close()
 }
 
@@ -218,14 +224,14 @@ func forward(link string) (int, error) {
 	return n, podnet.ForwardIPv6(link)
 }
 
-// masqueradeRules are the two rules of our chain.
-func masqueradeRules(tunnel string, n dataplane.Numbers) [][]expr.Any {
+// table gives what leaves from gateways' namespaces with their local addresses an address of the host's own.
+func table(tunnel string, n dataplane.Numbers) nftable.Table {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, tunnel)
-	of := func(proto byte, p netip.Prefix, offset uint32) []expr.Any {
+	of := func(word string, proto byte, p netip.Prefix, offset uint32) nftable.Rule {
 		size := uint32(p.Addr().BitLen() / 8)
 		mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
-		return []expr.Any{
+		return nftable.Rule{Text: fmt.Sprintf("%s saddr %s oifname != %q masquerade", word, p, tunnel), Exprs: []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
@@ -234,79 +240,36 @@ func masqueradeRules(tunnel string, n dataplane.Numbers) [][]expr.Any {
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name},
 			&expr.Masq{},
-		}
+		}}
 	}
-	return [][]expr.Any{
-		of(unix.NFPROTO_IPV4, n.EgressLocal4, 12),
-		of(unix.NFPROTO_IPV6, n.EgressLocal6, 8),
-	}
+	chain := nftable.Chain{Name: nftChain, Type: nftables.ChainTypeNAT, Hook: nftables.ChainHookPostrouting,
+		Priority: int32(*nftables.ChainPriorityNATSource),
+		Rules: []nftable.Rule{
+			of("ip", unix.NFPROTO_IPV4, n.EgressLocal4, 12),
+			of("ip6", unix.NFPROTO_IPV6, n.EgressLocal6, 8),
+		}}
+	return nftable.Table{Name: n.EgressNftTable, Chains: []nftable.Chain{chain}}
 }
 
 // masquerade makes our nft table where it is missing or different.
 func (r *Reconciler) masquerade(tunnel string) (int, error) {
-	c, err := nlcount.NewNft()
-	if err != nil {
-		return 0, fmt.Errorf("open nftables: %w", err)
+	if r.nftErr != nil {
+		return 0, r.nftErr
 	}
-	want := masqueradeRules(tunnel, r.n)
-	t, chain := table(r.n)
-	if rules, err := c.GetRules(t, chain); err == nil && same(rules, want) {
-		return 0, nil
-	}
-	c.AddTable(t) // so that there is one to delete
-	c.DelTable(t)
-	c.AddTable(t)
-	c.AddChain(chain)
-	for _, exprs := range want {
-		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: exprs})
-	}
-	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("make the nft table inet %s: %w", t.Name, err)
-	}
-	return 1, nil
+	r.nft.Forget()
+	n, err := r.nft.Reconcile(table(tunnel, r.n), true)
+	return min(n, 1), err
 }
 
 func (r *Reconciler) unmasquerade() (int, error) {
-	c, err := nlcount.NewNft()
-	if err != nil {
+	if r.nftErr != nil {
 		return 0, nil // no nftables, no table
 	}
-	t, _ := table(r.n)
-	all, err := c.ListTablesOfFamily(t.Family)
-	if err != nil || !slices.ContainsFunc(all, func(o *nftables.Table) bool { return o.Name == t.Name }) {
-		return 0, nil
+	there, err := r.nft.Purge(nftable.Table{Name: r.n.EgressNftTable})
+	if !there {
+		return 0, err
 	}
-	c.DelTable(t)
-	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("remove the nft table inet %s: %w", t.Name, err)
-	}
-	return 1, nil
-}
-
-func table(n dataplane.Numbers) (*nftables.Table, *nftables.Chain) {
-	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: n.EgressNftTable}
-	return t, &nftables.Chain{Name: nftChain, Table: t, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
-}
-
-// same compares rules in the kernel's own form.
-func same(have []*nftables.Rule, want [][]expr.Any) bool {
-	if len(have) != len(want) {
-		return false
-	}
-	for i, rule := range have {
-		if len(rule.Exprs) != len(want[i]) {
-			return false
-		}
-		for j, e := range rule.Exprs {
-			a, errA := expr.Marshal(unix.NFPROTO_INET, e)
-			b, errB := expr.Marshal(unix.NFPROTO_INET, want[i][j])
-			if errA != nil || errB != nil || !bytes.Equal(a, b) {
-				return false
-			}
-		}
-	}
-	return true
+	return 1, err
 }
 
 // Purge removes everything of ours.

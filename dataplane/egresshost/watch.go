@@ -7,7 +7,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
@@ -24,7 +24,7 @@ func (r *Reconciler) Watch(changed func()) error {
 	}
 	links := uint32(rtnl.Links | rtnl.Routes | rtnl.Rules | rtnl.Settings)
 	ourTable := func(m netlink.Message) bool {
-		family, table, ok := nft.ForeignTable(m.Data)
+		family, table, ok := nftable.ForeignTable(m.Data)
 		return ok && family == unix.NFPROTO_INET && table == r.n.EgressNftTable
 	}
 	return errors.Join(r.listener.Routing(0, links, hear(r.concerns)), r.listener.Tables(0, hear(ourTable)))

@@ -68,8 +68,7 @@ func (n *NS) Read() (Counters, error) {
 		}
 	}
 	for _, name := range []string{SetSent, SetReceived} {
-		sh, _ := shapeOf(name)
-		es, err := c.GetSetElements(sh.set(t))
+		es, err := c.GetSetElements(setOf(name))
 		if err != nil {
 			return fail(err)
 		}

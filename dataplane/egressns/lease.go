@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+
 	"github.com/skeinmesh/skein/dataplane"
 )
 
@@ -45,21 +46,16 @@ func openLeases(t *table) (*leases, error) {
 	_, _ = rand.Read(b[:]) // it never fails
 	l.next = Ticket(binary.NativeEndian.Uint32(b[:]))
 	// What a former run held nobody takes out of the queue any more.
-	t.conn.FlushSet(l.set(SetHeld))
-	if err := t.conn.Flush(); err != nil {
-		return nil, errors.Join(fmt.Errorf("clearing what a former run held: %w", err), t.renew())
+	t.Nft().FlushSet(setOf(SetHeld))
+	if err := t.Nft().Flush(); err != nil {
+		return nil, errors.Join(fmt.Errorf("clearing what a former run held: %w", err), t.Renew())
 	}
 	return l, l.reread()
 }
 
-func (l *leases) set(name string) *nftables.Set {
-	sh, _ := shapeOf(name)
-	return sh.set(l.t.table)
-}
-
 // reread takes from the kernel which slots have which tickets.
 func (l *leases) reread() error {
-	es, err := l.t.conn.GetSetElements(l.set(MapGranted))
+	es, err := l.t.Nft().GetSetElements(setOf(MapGranted))
 	if err != nil {
 		return fmt.Errorf("reading nftables map %s: %w", MapGranted, err)
 	}
@@ -80,12 +76,12 @@ func (l *leases) transact(what string, slot int, fill func() error) error {
 	for try := 0; ; try++ {
 		err := fill()
 		if err == nil {
-			err = l.t.conn.Flush()
+			err = l.t.Nft().Flush()
 		}
 		if err == nil {
 			return nil
 		}
-		err = errors.Join(err, l.t.renew())
+		err = errors.Join(err, l.t.Renew())
 		if rerr := l.reread(); rerr != nil || try > 0 {
 			return fmt.Errorf("%s of slot %d: %w", what, slot, errors.Join(err, rerr))
 		}
@@ -115,7 +111,7 @@ func (l *leases) begin(slot int, lease time.Duration) (Ticket, error) {
 	live := slices.DeleteFunc(l.begun[slot], func(b begun) bool { return b.until.Before(now) })
 	l.begun[slot] = append(live, begun{t, now.Add(lease + time.Second)}) // not too early by another clock
 	err := l.transact("beginning a lease", slot, func() error {
-		return l.t.conn.SetAddElements(l.set(SetTickets),
+		return l.t.Nft().SetAddElements(setOf(SetTickets),
 			[]nftables.SetElement{{Key: []byte(number(uint32(t))), Timeout: lease}})
 	})
 	return t, err
@@ -135,18 +131,18 @@ func (l *leases) grant(slot int, t Ticket) error {
 		return nil // answers overtook each other, and the later one counts
 	}
 	return l.transact("granting a lease", slot, func() error {
-		m, key := l.set(MapGranted), []byte(slotKey(slot))
+		m, key := setOf(MapGranted), []byte(slotKey(slot))
 		had, ok := l.granted[slot]
 		if ok && had == t {
 			return nil
 		}
 		if ok {
-			if err := l.t.conn.SetDeleteElements(m, []nftables.SetElement{{Key: key}}); err != nil {
+			if err := l.t.Nft().SetDeleteElements(m, []nftables.SetElement{{Key: key}}); err != nil {
 				return err
 			}
 		}
 		l.granted[slot] = t
-		return l.t.conn.SetAddElements(m, []nftables.SetElement{{Key: key, Val: []byte(number(uint32(t)))}})
+		return l.t.Nft().SetAddElements(m, []nftables.SetElement{{Key: key, Val: []byte(number(uint32(t)))}})
 	})
 }
 
@@ -161,7 +157,7 @@ func (l *leases) drop(slot int) error {
 	delete(l.begun, slot) // an answer that is still to come grants nothing
 	return l.transact("ending the lease", slot, func() error {
 		if _, ok := l.granted[slot]; ok {
-			if err := l.t.conn.SetDeleteElements(l.set(MapGranted),
+			if err := l.t.Nft().SetDeleteElements(setOf(MapGranted),
 				[]nftables.SetElement{{Key: []byte(slotKey(slot))}}); err != nil {
 				return err
 			}
@@ -171,10 +167,10 @@ func (l *leases) drop(slot int) error {
 			return nil
 		}
 		// Some may have run out, and what is not there cannot be deleted: they are added first.
-		if err := l.t.conn.SetAddElements(l.set(SetTickets), gone); err != nil {
+		if err := l.t.Nft().SetAddElements(setOf(SetTickets), gone); err != nil {
 			return err
 		}
-		return l.t.conn.SetDeleteElements(l.set(SetTickets), gone)
+		return l.t.Nft().SetDeleteElements(setOf(SetTickets), gone)
 	})
 }
 
@@ -192,7 +188,7 @@ func (l *leases) holdSlot(slot int, on bool) error {
 		return nil
 	}
 	l.held[slot] = on
-	c, set, key := l.t.conn, l.set(SetHeld), []nftables.SetElement{{Key: []byte(slotKey(slot))}}
+	c, set, key := l.t.Nft(), setOf(SetHeld), []nftables.SetElement{{Key: []byte(slotKey(slot))}}
 	err := l.transact("holding packets", slot, func() error {
 		err := c.SetAddElements(set, key)
 		if err == nil && !on { // it may not have been there, when the table was made anew
@@ -230,4 +226,4 @@ func (l *leases) forget() {
 	l.granted, l.held = map[int]Ticket{}, map[int]bool{}
 }
 
-func (l *leases) close() error { return l.t.close() }
+func (l *leases) close() error { return l.t.Close() }

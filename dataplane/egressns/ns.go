@@ -14,6 +14,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
@@ -42,10 +43,10 @@ type NS struct {
 
 	listener rtnl.Listener
 
-	dirty   atomic.Bool // somebody has changed something
-	cache   *state      // of the table
-	tunnels fou.Spec    // as the driver has them
-	tunnel  bool        // and it has
+	dirty   atomic.Bool    // somebody has changed something
+	cache   *nftable.State // of the table
+	tunnels fou.Spec       // as the driver has them
+	tunnel  bool           // and it has
 	fails   int
 	former  []netip.Addr // of slots; connections that leave with them are still to be ended
 
@@ -83,9 +84,7 @@ func Open(o Options) (_ *NS, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = n.writeTable(plan{}, have, func(have state) state {
-		return want(plan{}, nil, n.table.hold).with(have, true)
-	}, nil); err != nil {
+	if _, err = n.writeTable(plan{}, have, with(want(plan{}, nil, n.table.hold), have, true), nil); err != nil {
 		return nil, err
 	}
 	own, err := openTable(int(n.ns.Fd()))
@@ -94,7 +93,7 @@ func Open(o Options) (_ *NS, err error) {
 	}
 	own.hold = n.table.hold
 	if n.leases, err = openLeases(own); err != nil {
-		return nil, errors.Join(err, own.close())
+		return nil, errors.Join(err, own.Close())
 	}
 	if n.links, err = openLinks(o.File, o.Owner, o.Egress, n.ns); err != nil {
 		return nil, err
@@ -126,7 +125,7 @@ func (n *NS) Close() error {
 		errs = append(errs, n.links.close())
 	}
 	if n.table != nil {
-		errs = append(errs, n.table.close())
+		errs = append(errs, n.table.Close())
 	}
 	if n.ns != nil {
 		errs = append(errs, n.ns.Close())
@@ -209,13 +208,6 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 	}
 	p = p.keep(*n.cache)
 	n.links.expect(p)
-	build := func(have state) state {
-		w := want(p, n.driver.Link, n.table.hold)
-		if !s.Complete && len(s.Destinations) == 0 { // not known yet
-			w = w.with(have, false)
-		}
-		return w
-	}
 	n.links.writes = 0
 	defer func() { writes += n.links.writes }()
 	if err := n.links.uplink(p); err != nil {
@@ -234,7 +226,11 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 		}
 		n.tunnels, n.tunnel = t, err == nil
 	}
-	w, err := n.writeTable(p, *n.cache, build, &n.fails)
+	table := want(p, n.driver.Link, n.table.hold) // the driver knows the devices by now
+	if !s.Complete && len(s.Destinations) == 0 {  // not known yet
+		table = with(table, *n.cache, false)
+	}
+	w, err := n.writeTable(p, *n.cache, table, &n.fails)
 	writes += w
 	if err != nil {
 		return writes, notes, errors.Join(append(errs, err)...)
@@ -256,7 +252,7 @@ const (
 
 // write makes the steps that lead from have to w. A slot whose source changes has no lease from then on, and no
 // connection with the address that it had: the next ticket is one for the new address.
-func (n *NS) write(p plan, ops []op, have, w state, anew bool) (int, error) {
+func (n *NS) write(p plan, ops []nftable.Op, have nftable.State, w nftable.Table, anew bool) (int, error) {
 	if anew || n.leases == nil { // no ticket outlives a new table
 		sent, err := n.table.write(ops)
 		if err != nil {
@@ -295,22 +291,25 @@ func (n *NS) forgetFormer() error {
 }
 
 // writeTable makes the table what the plan wants, from what it is.
-func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int) (int, error) {
-	w := build(have)
-	ops := diff(w, have, p.complete)
+func (n *NS) writeTable(p plan, have nftable.State, w nftable.Table, fails *int) (int, error) {
+	ops := nftable.Diff(w, have, p.complete)
 	if fails != nil && *fails > 1 { // small steps do not help: start over
-		ops = diff(w, state{}, p.complete)
+		ops = nftable.Diff(w, nftable.State{}, p.complete)
 	}
 	if len(ops) == 0 {
 		return 0, n.forgetFormer()
 	}
-	anew := ops[0].verb == rebuild
+	next, err := have.Apply(ops)
+	if err != nil {
+		return 0, err
+	}
+	anew := ops[0].Verb == nftable.Rebuild
 	sent, err := n.write(p, ops, have, w, anew)
 	if err != nil {
 		if fails != nil {
 			*fails++
 		}
-		return sent, errors.Join(err, n.table.renew())
+		return sent, errors.Join(err, n.table.Renew())
 	}
 	if fails != nil {
 		*fails = 0
@@ -318,7 +317,6 @@ func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int)
 	if anew && n.leases != nil {
 		n.leases.forget()
 	}
-	next := have.apply(ops, w)
 	n.cache = &next
 	return sent, nil
 }

@@ -231,7 +231,7 @@ func (s *scene) lives(t Ticket) bool {
 	s.t.Helper()
 	s.n.leases.mu.Lock()
 	defer s.n.leases.mu.Unlock()
-	es, err := s.n.leases.t.conn.GetSetElements(s.n.leases.set(SetTickets))
+	es, err := s.n.leases.t.Nft().GetSetElements(setOf(SetTickets))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // newPlan checks a Spec, and notes what in it cannot be.
@@ -126,8 +127,8 @@ func or(a, b netip.Addr) netip.Addr {
 
 // keep adds to a plan that is not complete what the kernel has of a former run: slots and clients that nobody has named
 // yet.
-func (p plan) keep(have state) plan {
-	if p.complete || !have.there {
+func (p plan) keep(have nftable.State) plan {
+	if p.complete || !have.There {
 		return p
 	}
 	p.slots, p.clients = slices.Clone(p.slots), slices.Clone(p.clients)
@@ -147,7 +148,7 @@ func (p plan) keep(have state) plan {
 		return kept[n]
 	}
 	for _, m := range []string{MapEndpoint4, MapEndpoint6} {
-		for k, v := range have.sets[m].elements {
+		for k, v := range have.Sets[m].Elements {
 			a, ok := netip.AddrFromSlice([]byte(k))
 			n, ok2 := toSlot(v)
 			if ok && ok2 && !named[n] {
@@ -156,7 +157,7 @@ func (p plan) keep(have state) plan {
 		}
 	}
 	for _, m := range []string{MapSource4, MapSource6} {
-		for k, v := range have.sets[m].elements {
+		for k, v := range have.Sets[m].Elements {
 			n, ok := toSlot(k)
 			a, ok2 := netip.AddrFromSlice([]byte(v))
 			if ok && ok2 && !named[n] {
@@ -170,7 +171,7 @@ func (p plan) keep(have state) plan {
 		}
 	}
 	for _, m := range []string{MapSlot4, MapSlot6} {
-		for k, v := range have.sets[m].elements {
+		for k, v := range have.Sets[m].Elements {
 			a, ok := netip.AddrFromSlice([]byte(k))
 			n, ok2 := toSlot(v)
 			if !ok || !ok2 || known[a] || kept[n] == nil || isProbe(a) {

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
@@ -76,24 +78,27 @@ func TestDiff(t *testing.T) {
 		return s
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		have := state{}
+		have := nftable.State{}
 		for range rapid.IntRange(1, 4).Draw(t, "rounds") {
 			p, _ := newPlan(spec.Draw(t, "spec"))
 			p = p.keep(have)
-			before := maps.Clone(have.sets[MapSlot4].elements)
+			before := maps.Clone(have.Sets[MapSlot4].Elements)
 			w := want(p, byRemote, hold.Native)
-			have = have.apply(diff(w, have, p.complete), w)
-			if ops := diff(w, have, p.complete); len(ops) > 0 {
+			var err error
+			if have, err = have.Apply(nftable.Diff(w, have, p.complete)); err != nil {
+				t.Fatal(err)
+			}
+			if ops := nftable.Diff(w, have, p.complete); len(ops) > 0 {
 				t.Fatalf("a second look finds %v", ops)
 			}
 			if p.complete {
-				if d := cmp.Diff(w, have, cmp.AllowUnexported(state{}, chainState{}, setState{})); d != "" {
+				if d := cmp.Diff(w.State(), have, cmpopts.EquateEmpty(), cmpopts.EquateComparable(nftable.Range{})); d != "" {
 					t.Fatal(d)
 				}
 				continue
 			}
 			for k := range before {
-				if _, ok := have.sets[MapSlot4].elements[k]; !ok {
+				if _, ok := have.Sets[MapSlot4].Elements[k]; !ok {
 					a, _ := netip.AddrFromSlice([]byte(k))
 					t.Fatalf("%s was taken away before all have spoken", a)
 				}
@@ -137,9 +142,9 @@ func FuzzKeys(f *testing.F) {
 		if n, ok := toSlot(val); ok && slotKey(n) != val {
 			t.Errorf("%x is slot %d, and again %x", val, n, slotKey(n))
 		}
-		have := state{there: true, sets: map[string]setState{}}
+		have := nftable.State{There: true, Sets: map[string]nftable.SetState{}}
 		for _, m := range []string{MapEndpoint4, MapSource6, MapSlot4} {
-			have.sets[m] = setState{elements: map[string]string{key: val, val: key}}
+			have.Sets[m] = nftable.SetState{Elements: map[string]string{key: val, val: key}}
 		}
 		p := plan{}.keep(have)
 		want(p, byRemote, holdNot)

@@ -1,8 +1,6 @@
 package egressns
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -10,10 +8,10 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // The chains. Those without a hook are gone to from others.
@@ -47,24 +45,31 @@ const (
 	both    = outward | inward
 )
 
-// rule is one rule in nft's words and in the kernel's.
+// rule is one rule, with what a packet's way through the table is drawn from.
 type rule struct {
+	nftable.Rule
 	way   direction
-	text  string
-	exprs []expr.Any
 	next  string // the chain that it goes to
 	sixth bool   // for IPv6
 }
 
-// chain is one chain with its rules. hook is empty for one that is gone to.
+// chain is one chain with its rules. hook is nil for one that is gone to.
 type chain struct {
 	name     string
 	kind     nftables.ChainType
-	hook     string
-	hooknum  *nftables.ChainHook
+	hook     *nftables.ChainHook
 	priority int32
 	drop     bool // the policy
 	rules    []rule
+}
+
+// declared is the chain as it is written.
+func (c chain) declared() nftable.Chain {
+	out := nftable.Chain{Name: c.name, Type: c.kind, Hook: c.hook, Priority: c.priority, Drop: c.drop}
+	for _, r := range c.rules {
+		out.Rules = append(out.Rules, r.Rule)
+	}
+	return out
 }
 
 // part is a piece of a rule.
@@ -80,14 +85,14 @@ func one(way direction, parts ...part) rule {
 		if p.text != "" {
 			words = append(words, p.text)
 		}
-		r.exprs = append(r.exprs, p.exprs...)
+		r.Exprs = append(r.Exprs, p.exprs...)
 	}
-	if n := len(r.exprs); n > 0 {
-		if v, ok := r.exprs[n-1].(*expr.Verdict); ok {
+	if n := len(r.Exprs); n > 0 {
+		if v, ok := r.Exprs[n-1].(*expr.Verdict); ok {
 			r.next = v.Chain
 		}
 	}
-	r.text = strings.Join(words, " ")
+	r.Text = strings.Join(words, " ")
 	return r
 }
 
@@ -300,15 +305,14 @@ func list[T any](groups ...[]T) (out []T) {
 // chains is the whole table of rules, in the order that a packet meets them.
 func chains(h hold.Form) []chain {
 	return []chain{
-		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting,
+		{name: chainIn, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 			priority: -300, rules: inRules(h)},
-		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: "prerouting",
-			hooknum: nftables.ChainHookPrerouting, priority: -150,
-			rules: []rule{one(inward, iif(Uplink), part{recall().text, recall().exprs})}},
+		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: -150,
+			rules: []rule{one(inward, iif(Uplink), part{recall().Text, recall().Exprs})}},
 		{name: chainDoor, rules: list(
 			each(wrapped, func(f family) []part { return []part{marked(f.saddr(), f.slot), notrack, accept} }),
 			[]rule{one(wrapped, count(countStrangers), drop)})},
-		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward,
+		{name: chainForward, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
 			drop: true, rules: list(
 				[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
 				[]rule{one(inward, iif(Uplink), goTo(chainBack))},
@@ -345,11 +349,9 @@ func chains(h hold.Form) []chain {
 		{name: chainProbe, rules: list(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
 			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
 		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
-		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting",
-			hooknum: nftables.ChainHookPostrouting, priority: 100,
+		{name: chainSource, kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
-		{name: chainLast, kind: nftables.ChainTypeFilter, hook: "postrouting",
-			hooknum: nftables.ChainHookPostrouting, priority: 300,
+		{name: chainLast, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: 300,
 			// the host looks for a slot's address before its lease runs
 			rules: list([]rule{one(0, oif(Uplink), neighbours(), accept)},
 				each(outward, func(f family) []part {
@@ -358,7 +360,7 @@ func chains(h hold.Form) []chain {
 		{name: chainLastLease, rules: leased(outward, chainLastTicket)},
 		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept),
 			one(outward, count(countLease), drop)}},
-		{name: chainInput, kind: nftables.ChainTypeFilter, hook: "input", hooknum: nftables.ChainHookInput, rules: list(
+		{name: chainInput, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, rules: list(
 			each(wrapped, func(f family) []part { return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), accept} }),
 			each(inward, func(f family) []part {
 				return []part{iif(Uplink), marked(f.daddr(), f.address), count(countStrangers), drop}
@@ -367,7 +369,7 @@ func chains(h hold.Form) []chain {
 				one(inward, iif(Uplink), l4("tcp", unix.IPPROTO_TCP), count(countStrangers), drop),
 				one(inward, iif(Uplink), l4("udp", unix.IPPROTO_UDP), count(countStrangers), drop),
 			})},
-		{name: chainLocal, kind: nftables.ChainTypeFilter, hook: "output", hooknum: nftables.ChainHookOutput, priority: -300,
+		{name: chainLocal, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: -300,
 			rules: each(wrapped, func(f family) []part { return []part{toFoU(), marked(f.saddr(), f.endpoint), notrack} })},
 	}
 }
@@ -428,30 +430,4 @@ func leased(way direction, next string) []rule {
 // live goes on when the ticket lives.
 func live(way direction, next string) []rule {
 	return []rule{one(way, byMark(), in(SetTickets), goTo(next)), one(way, count(countLease), drop)}
-}
-
-// tag is how a rule of ours is known again, as its comment: what it says, in short.
-func (r rule) tag() string {
-	h := sha256.New()
-	fmt.Fprintln(h, r.text)
-	for _, e := range r.exprs {
-		if t, ok := e.(*expr.Target); ok {
-			fmt.Fprintf(h, "target %s %d %v\n", t.Name, t.Rev, *t.Info.(*xt.Unknown))
-			continue
-		}
-		fmt.Fprintf(h, "%T %+v\n", e, e)
-	}
-	return "skein " + hex.EncodeToString(h.Sum(nil)[:6])
-}
-
-// describe puts a chain's nature in nft's words.
-func (c chain) describe() string {
-	if c.hook == "" {
-		return "regular"
-	}
-	policy := "accept"
-	if c.drop {
-		policy = "drop"
-	}
-	return fmt.Sprintf("type %s hook %s priority %d policy %s", c.kind, c.hook, c.priority, policy)
 }

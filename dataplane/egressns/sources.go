@@ -11,20 +11,21 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // change is what a new source address means for who sends already.
 type change struct {
-	first  []op         // they go into one transaction, with the end of the slots' tickets
-	rest   []op         // and these after it
+	first  []nftable.Op // they go into one transaction, with the end of the slots' tickets
+	rest   []nftable.Op // and these after it
 	slots  []int        // whose source is another now
 	former []netip.Addr // what their connections leave with
 }
 
 // sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses,
 // which are nobody's lease.
-func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
+func sourcesIn(ops []nftable.Op, have nftable.State, own ...netip.Addr) (c change) {
 	slot := func(key string) {
 		if n, ok := toSlot(key); ok && n != nobody && !slices.Contains(c.slots, n) {
 			c.slots = append(c.slots, n)
@@ -36,26 +37,23 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 		}
 	}
 	for _, o := range ops {
-		old, was := have.sets[o.name].elements[o.key]
-		switch {
-		case o.name == MapSource4 || o.name == MapSource6:
-			c.first = append(c.first, o)
-			if was {
-				slot(o.key)
+		source := o.Name == MapSource4 || o.Name == MapSource6
+		back := o.Name == MapAddress4 || o.Name == MapAddress6
+		for _, e := range o.Elements {
+			old, was := have.Sets[o.Name].Elements[e.Key]
+			switch {
+			case was && source:
+				slot(e.Key)
 				address(old)
-			}
-		case o.name == MapAddress4 || o.name == MapAddress6:
-			if was {
+			case was && back:
 				slot(old)
-				address(o.key)
+				address(e.Key)
 			}
-			// it stays until no connection has the address any more: a start after a crash finishes that
-			if o.verb == delElement {
-				c.rest = append(c.rest, o)
-			} else {
-				c.first = append(c.first, o)
-			}
-		default:
+		}
+		// The way back stays until no connection has the address any more: a start after a crash finishes that.
+		if source || back && o.Verb != nftable.DelElements {
+			c.first = append(c.first, o)
+		} else {
 			c.rest = append(c.rest, o)
 		}
 	}
@@ -64,22 +62,22 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 
 // formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of
 // which no step tells what changes.
-func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
+func formerIn(w nftable.Table, have nftable.State, own ...netip.Addr) (former []netip.Addr) {
 	add := func(key string) {
 		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
 			former = append(former, a)
 		}
 	}
 	for _, name := range []string{MapSource4, MapSource6} {
-		for slot, a := range have.sets[name].elements {
-			if w.sets[name].elements[slot] != a {
+		for slot, a := range have.Sets[name].Elements {
+			if w.Set(name).Elements[slot] != a {
 				add(a)
 			}
 		}
 	}
 	for _, name := range []string{MapAddress4, MapAddress6} {
-		for a, slot := range have.sets[name].elements {
-			if w.sets[name].elements[a] != slot {
+		for a, slot := range have.Sets[name].Elements {
+			if w.Set(name).Elements[a] != slot {
 				add(a)
 			}
 		}
@@ -92,21 +90,26 @@ func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
 func (l *leases) change(c change) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var ops []op
+	var ops []nftable.Op
 	for _, s := range c.slots {
 		delete(l.begun, s)
 		if _, ok := l.granted[s]; ok {
-			ops = append(ops, op{verb: delElement, name: MapGranted, key: slotKey(s)})
+			ops = append(ops, elementOp(nftable.DelElements, MapGranted, nftable.Element{Key: slotKey(s)}))
 		}
 	}
 	sent, err := l.t.write(append(ops, c.first...))
 	if err != nil {
-		return sent, errors.Join(fmt.Errorf("changing the source addresses of slots: %w", err), l.t.renew(), l.reread())
+		return sent, errors.Join(fmt.Errorf("changing the source addresses of slots: %w", err), l.t.Renew(), l.reread())
 	}
 	for _, s := range c.slots {
 		delete(l.granted, s)
 	}
 	return sent, nil
+}
+
+// elementOp is a step about one element.
+func elementOp(v nftable.Verb, set string, e nftable.Element) nftable.Op {
+	return nftable.Op{Verb: v, Name: set, Set: *nftable.Table{Sets: sets()}.Set(set), Elements: []nftable.Element{e}}
 }
 
 // forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on

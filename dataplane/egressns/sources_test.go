@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that
@@ -72,8 +74,8 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes
 	// that.
-	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4),
-		val: slotKey(0)}}); err != nil {
+	left := elementOp(nftable.SetElements, MapAddress4, nftable.Element{Key: bytesOf(source4), Val: slotKey(0)})
+	if _, err := s.n.table.write([]nftable.Op{left}); err != nil {
 		t.Fatal(err)
 	}
 	s.open()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
@@ -34,10 +34,10 @@ func (n *NS) listen() error {
 	}
 	if err == nil {
 		err = n.listener.Tables(own, hear(func(m netlink.Message) bool {
-			if m.Header.PID == n.table.port.Load() || m.Header.PID == n.leases.t.port.Load() {
+			if m.Header.PID == n.table.PortID() || m.Header.PID == n.leases.t.PortID() {
 				return false
 			}
-			f, table, ok := nft.ForeignTable(m.Data)
+			f, table, ok := nftable.ForeignTable(m.Data)
 			return ok && f == unix.NFPROTO_INET && table == tableName
 		}))
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // Rule is one line of the table in the namespace, for documents.
@@ -18,7 +19,7 @@ func Rules() []Rule {
 	var out []Rule
 	for _, c := range chains(hold.Native) {
 		for _, r := range c.rules {
-			out = append(out, Rule{c.at(), c.name, r.text})
+			out = append(out, Rule{c.at(), c.name, r.Text})
 		}
 		if c.drop {
 			out = append(out, Rule{c.at(), c.name, "policy drop"})
@@ -28,10 +29,10 @@ func Rules() []Rule {
 }
 
 func (c chain) at() string {
-	if c.hook == "" {
+	if c.hook == nil {
 		return ""
 	}
-	return fmt.Sprintf("%s %d", c.hook, c.priority)
+	return fmt.Sprintf("%s %d", nftable.HookName(c.hook), c.priority)
 }
 
 // Step is a station on a packet's way through the namespace.
@@ -86,14 +87,14 @@ func stepsOf(name string, way direction, at string, depth int) []Step {
 		if c.name != name {
 			continue
 		}
-		if c.hook != "" {
+		if c.hook != nil {
 			at = c.at()
 		}
 		for _, r := range c.rules {
 			if r.way&way == 0 || r.sixth {
 				continue
 			}
-			out = append(out, Step{Where: at, Chain: name, Text: r.text, Depth: depth})
+			out = append(out, Step{Where: at, Chain: name, Text: r.Text, Depth: depth})
 			if r.next != "" {
 				out = append(out, stepsOf(r.next, way, at, depth+1)...)
 			}

@@ -6,27 +6,24 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 
 	"github.com/google/nftables"
-	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-const socketBuffer = 8 << 20 // bytes; the default 208 KiB refuses large transactions
-
 // Reconciler keeps the kernel as the Spec's hops say. It remembers what it read and wrote.
 type Reconciler struct {
 	c      *rtnl.Conn
-	nft    *nlcount.Nft
-	port   atomic.Uint32
+	conn   *nftable.Conn
+	nft    *nlcount.Nft // of conn
 	table  *nftables.Table
 	n      dataplane.Numbers
 	cache  *State
@@ -44,24 +41,10 @@ func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) 
 	if r.c, err = rtnl.Open(); err != nil {
 		return nil, err
 	}
-	r.nft, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
-		_ = c.SetReadBuffer(socketBuffer) // without CAP_NET_ADMIN over the host's first namespace the kernel grants less
-		_ = c.SetWriteBuffer(socketBuffer)
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		return raw.Control(func(fd uintptr) {
-			if sa, err := unix.Getsockname(int(fd)); err == nil {
-				if n, ok := sa.(*unix.SockaddrNetlink); ok {
-					r.port.Store(n.Pid)
-				}
-			}
-		})
-	}))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("opening nftables' netlink socket: %w", err), r.Close())
+	if r.conn, err = nftable.Open(0); err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
+	r.nft = r.conn.Nft()
 	return r, nil
 }
 
@@ -69,7 +52,7 @@ func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) 
 func (r *Reconciler) Name() string { return "hop" }
 
 // PortID is the netlink address under which this writes to nftables.
-func (r *Reconciler) PortID() uint32 { return r.port.Load() }
+func (r *Reconciler) PortID() uint32 { return r.conn.PortID() }
 
 // Forget makes the next Reconcile read the kernel first.
 func (r *Reconciler) Forget() { r.cache = nil }
@@ -77,8 +60,8 @@ func (r *Reconciler) Forget() { r.cache = nil }
 // Close closes the sockets; everything stays.
 func (r *Reconciler) Close() error {
 	r.c.Close()
-	if r.nft != nil {
-		return r.nft.CloseLasting()
+	if r.conn != nil {
+		return r.conn.Close()
 	}
 	return nil
 }

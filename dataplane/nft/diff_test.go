@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,18 +8,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"pgregory.net/rapid"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
-var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}, dataplane.Numbers{}),
-	cmpopts.EquateEmpty()}
-
-func want(targets []netip.Prefix) State { return wantTargets(dataplane.DefaultNumbers(), targets) }
+var equal = cmp.Options{cmpopts.EquateComparable(nftable.Range{}), cmpopts.EquateEmpty()}
 
 func targets(ss ...string) (out []netip.Prefix) {
 	for _, s := range ss {
@@ -29,81 +24,99 @@ func targets(ss ...string) (out []netip.Prefix) {
 	return out
 }
 
-// altered is a copy of our table with something done to it.
-func altered(f func(*State), ss ...string) State {
-	s := want(targets(ss...))
+// to is a Spec with these targets.
+func to(ss ...string) dataplane.Spec { return dataplane.Spec{Targets: targets(ss...)} }
+
+// tableOf is the table of a Spec on a kernel that has none.
+func tableOf(s dataplane.Spec) nftable.State {
+	w, _ := Want(s, nftable.State{})
+	return w.State()
+}
+
+// altered is the table for targets with something done to it.
+func altered(f func(*nftable.State), ss ...string) nftable.State {
+	s := tableOf(to(ss...))
 	f(&s)
 	return s
 }
 
-// rewriting is the table of a Spec with these port rewrites.
-func rewriting(rs ...dataplane.PortRewrite) State {
-	s, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 51820}, PortRewrites: rs})
-	return s
+// rewriting is a Spec with these port rewrites.
+func rewriting(rs ...dataplane.PortRewrite) dataplane.Spec {
+	return dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 51820}, PortRewrites: rs}
 }
 
 func via(local uint16, remote string) dataplane.PortRewrite {
 	return dataplane.PortRewrite{Local: local, Remote: netip.MustParseAddrPort(remote)}
 }
 
+// diffCase is one change of the table.
+type diffCase struct {
+	name   string
+	want   dataplane.Spec
+	actual nftable.State
+	prune  bool
+}
+
+// check compares the steps with the golden file, and what becomes of the table with what is wanted.
+func (c diffCase) check(t *testing.T) {
+	c.want.Complete = c.prune
+	want, _ := Want(c.want, c.actual)
+	ops := nftable.Diff(want, c.actual, c.prune)
+	var lines []string
+	for _, o := range ops {
+		lines = append(lines, o.String())
+	}
+	golden.Lines(t, c.name, lines)
+	after, err := c.actual.Apply(ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ = Want(c.want, after)
+	if again := nftable.Diff(want, after, c.prune); len(again) > 0 {
+		t.Errorf("not settled after one round: %v", again)
+	}
+}
+
 func TestDiff(t *testing.T) {
 	a, b := via(40001, "203.0.113.7:51820"), via(40002, "203.0.113.9:4500")
-	otherPort, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 4242},
-		PortRewrites: []dataplane.PortRewrite{a}})
-	halfGone := rewriting(a, b)
+	otherPort := rewriting(a)
+	otherPort.WireGuard.Port = 4242
+	halfGone := tableOf(rewriting(a, b))
 	delete(halfGone.Sets, dataplane.SetRewriteIn)
 
 	base := []string{"10.4.0.1/32", "10.100.0.0/27", "fd00::1/128"}
-	cases := []struct {
-		name         string
-		want, actual State
-		prune        bool
-	}{
-		{"fresh", want(targets(base...)), State{}, true},
-		{"unchanged", want(targets(base...)), want(targets(base...)), true},
-		{"targets-change", want(targets("10.4.0.1/32", "10.100.0.32/27", "fd00::1/128")), want(targets(base...)), true},
-		{"prefix-grows", want(targets("10.4.0.0/16")), want(targets("10.4.0.1/32", "10.4.7.0/24")), true},
-		{"before-complete", want(targets("10.4.0.2/32", "10.100.0.0/24")), want(targets(base...)), false},
-		{"rules-damaged", want(nil), altered(func(s *State) {
-			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: kindOutgoing, Rules: []string{"meta(3) verdict(1)"}}
+	for _, c := range []diffCase{
+		{"fresh", to(base...), nftable.State{}, true},
+		{"unchanged", to(base...), tableOf(to(base...)), true},
+		{"targets-change", to("10.4.0.1/32", "10.100.0.32/27", "fd00::1/128"), tableOf(to(base...)), true},
+		{"prefix-grows", to("10.4.0.0/16"), tableOf(to("10.4.0.1/32", "10.4.7.0/24")), true},
+		{"before-complete", to("10.4.0.2/32", "10.100.0.0/24"), tableOf(to(base...)), false},
+		{"rules-damaged", to(), altered(func(s *nftable.State) {
+			c := s.Chains[dataplane.ChainOutgoing]
+			s.Chains[dataplane.ChainOutgoing] = nftable.ChainState{Kind: c.Kind, Rules: []string{"somebody's"}}
 		}), true},
-		{"chain-missing", want(nil), altered(func(s *State) { delete(s.Chains, dataplane.ChainPrerouting) }), true},
-		{"set-missing", want(targets(base...)), altered(func(s *State) { delete(s.Sets, dataplane.SetTargetsIPv6) },
+		{"chain-missing", to(), altered(func(s *nftable.State) { delete(s.Chains, dataplane.ChainPrerouting) }), true},
+		{"set-missing", to(base...), altered(func(s *nftable.State) { delete(s.Sets, dataplane.SetTargetsIPv6) },
 			base...), true},
-		{"chain-of-another-kind", want(targets(base...)), altered(func(s *State) {
-			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: "type filter hook output priority 0 policy drop"}
+		{"chain-of-another-kind", to(base...), altered(func(s *nftable.State) {
+			s.Chains[dataplane.ChainOutgoing] = nftable.ChainState{Kind: "type filter hook output priority 0 policy drop"}
 		}, base...), true},
-		{"strangers-in-our-table", want(nil), altered(func(s *State) {
-			s.Chains["stranger"], s.Sets["odd"] = Chain{Kind: "type  hook none priority 0 policy accept"}, Set{Kind: "mark"}
-		}), true},
-		{"first-rewrite", rewriting(a), rewriting(), true},
-		{"rewrite-changes", rewriting(via(40003, "203.0.113.7:51820"), b), rewriting(a), true},
-		{"last-rewrite-goes", rewriting(), rewriting(a), true},
-		{"rewrites-before-complete", rewriting(via(40003, "203.0.113.7:51820")), rewriting(a, b), false},
-		{"rewrites-of-another-port", otherPort, rewriting(a), true},
+		{"strangers-in-our-table", to(), altered(strangers), true},
+		{"first-rewrite", rewriting(a), tableOf(rewriting()), true},
+		{"rewrite-changes", rewriting(via(40003, "203.0.113.7:51820"), b), tableOf(rewriting(a)), true},
+		{"last-rewrite-goes", rewriting(), tableOf(rewriting(a)), true},
+		{"rewrites-before-complete", rewriting(via(40003, "203.0.113.7:51820")), tableOf(rewriting(a, b)), false},
+		{"rewrites-of-another-port", otherPort, tableOf(rewriting(a)), true},
 		{"rewrites-damaged", rewriting(a, b), halfGone, true},
-		{"table-gone-with-rewrites", rewriting(a), State{}, true},
-		{"strangers-before-complete", want(nil), altered(func(s *State) {
-			s.Chains["stranger"], s.Sets["odd"] = Chain{Kind: "type  hook none priority 0 policy accept"}, Set{Kind: "mark"}
-		}), false},
+		{"table-gone-with-rewrites", rewriting(a), nftable.State{}, true},
+		{"strangers-before-complete", to(), altered(strangers), false},
+	} {
+		t.Run(c.name, c.check)
 	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			ops := Diff(c.want, c.actual, c.prune)
-			var lines []string
-			for _, o := range ops {
-				lines = append(lines, o.String())
-			}
-			golden.Lines(t, c.name, lines)
-			after, err := c.actual.Apply(ops)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if again := Diff(c.want, after, c.prune); len(again) > 0 {
-				t.Errorf("not settled after one round: %v", again)
-			}
-		})
-	}
+}
+
+func strangers(s *nftable.State) {
+	s.Chains["stranger"], s.Sets["odd"] = nftable.ChainState{Kind: "regular"}, nftable.SetState{Kind: "mark"}
 }
 
 func genTargets(t *rapid.T, name string) []netip.Prefix {
@@ -120,12 +133,13 @@ func genTargets(t *rapid.T, name string) []netip.Prefix {
 
 func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		a, b := want(genTargets(t, "actual")), want(genTargets(t, "want"))
-		got, err := a.Apply(Diff(b, a, true))
+		a := tableOf(dataplane.Spec{Targets: genTargets(t, "actual")})
+		want, _ := Want(dataplane.Spec{Targets: genTargets(t, "want"), Complete: true}, a)
+		got, err := a.Apply(nftable.Diff(want, a, true))
 		if err != nil {
 			t.Fatal(err) // the kernel would refuse an overlap too
 		}
-		if d := cmp.Diff(b, got, equal); d != "" {
+		if d := cmp.Diff(want.State(), got, equal); d != "" {
 			t.Fatalf("-want +got:\n%s", d)
 		}
 	})
@@ -134,19 +148,23 @@ func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		old, now := genTargets(t, "actual"), genTargets(t, "want")
-		a, b := want(old), want(now)
-		got, err := a.Apply(Diff(b, a, false))
+		a := tableOf(dataplane.Spec{Targets: old})
+		want, _ := Want(dataplane.Spec{Targets: now}, a)
+		got, err := a.Apply(nftable.Diff(want, a, false))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, p := range slices.Concat(old, now) {
-			p = p.Masked()
 			set := got.Sets[dataplane.SetTargetsIPv4]
 			if p.Addr().Is6() {
 				set = got.Sets[dataplane.SetTargetsIPv6]
 			}
-			if !slices.ContainsFunc(set.Ranges, func(r Range) bool {
-				return r.From.Compare(p.Addr()) <= 0 && last(p).Compare(r.To) <= 0
+			all, _ := nftable.Ranges([]netip.Prefix{p})
+			if p.Addr().Is6() {
+				_, all = nftable.Ranges([]netip.Prefix{p})
+			}
+			if !slices.ContainsFunc(set.Ranges, func(r nftable.Range) bool {
+				return r.From.Compare(all[0].From) <= 0 && all[0].To.Compare(r.To) <= 0
 			}) {
 				t.Fatalf("%s is not covered by %v", p, set.Ranges)
 			}
@@ -154,62 +172,12 @@ func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
 	})
 }
 
-// The kernel gives elements back in any order, with or without an end between adjacent ranges.
-func TestElementsReadBackAreTheRanges(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		for _, set := range want(genTargets(t, "targets")).Sets {
-			es := toElements(set.Ranges)
-			if rapid.Bool().Draw(t, "nft's way") { // an end that is also a start is left out
-				es = slices.DeleteFunc(es, func(e nftables.SetElement) bool {
-					return e.IntervalEnd && slices.ContainsFunc(es, func(o nftables.SetElement) bool {
-						return !o.IntervalEnd &&
-							bytes.Equal(o.Key, e.Key)
-					})
-				})
-			}
-			es = rapid.Permutation(es).Draw(t, "order")
-			if d := cmp.Diff(set.Ranges, fromElements(es), equal); d != "" {
-				t.Fatalf("-want +got:\n%s", d)
-			}
-		}
-	})
-}
-
-func TestRulesReadBackAreRecognised(t *testing.T) {
-	for i, e := range ruleExprs(dataplane.DefaultNumbers()) {
-		if got := ruleText(dataplane.DefaultNumbers(), e); got != rulesText(dataplane.DefaultNumbers())[i] {
-			t.Errorf("rule %d: %s", i, got)
-		}
+func TestRules(t *testing.T) {
+	var lines []string
+	for _, r := range markRules(dataplane.DefaultNumbers()) {
+		lines = append(lines, r.Text)
 	}
-	if got := ruleText(dataplane.DefaultNumbers(), rewriteInExprs(4242)); got != rewriteInText(4242) {
-		t.Errorf("the rule for what comes in: %s", got)
-	}
-	if got := ruleText(dataplane.DefaultNumbers(), rewriteOutExprs(4242)); got != rewriteOutText(4242) {
-		t.Errorf("the rule for what goes out: %s", got)
-	}
-	foreign := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Counter{},
-		&expr.Verdict{Kind: expr.VerdictDrop}}
-	if got := ruleText(dataplane.DefaultNumbers(), foreign); slices.Contains(rulesText(dataplane.DefaultNumbers()), got) {
-		t.Errorf("a foreign rule was taken for %s", got)
-	}
-	golden.Lines(t, "rules", rulesText(dataplane.DefaultNumbers()))
-}
-
-func FuzzForeignTable(f *testing.F) {
-	f.Add([]byte{1, 0, 0, 0, 10, 0, 1, 0, 's', 'k', 'e', 'i', 'n', 0, 0, 0})
-	f.Add([]byte{1, 0, 0, 0, 3, 0, 1, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, name, ok := ForeignTable(b); ok && len(name) > len(b) {
-			t.Error("a name longer than the message")
-		}
-	})
-}
-
-func TestForeignTableReadsTheName(t *testing.T) {
-	f, name, ok := ForeignTable([]byte{1, 0, 0, 0, 8, 0, 2, 0, 0, 0, 0, 0, 10, 0, 1, 0, 's', 'k', 'e', 'i', 'n', 0, 0, 0})
-	if f != 1 || name != "skein" || !ok {
-		t.Errorf("%d %q %v", f, name, ok)
-	}
+	golden.Lines(t, "rules", lines)
 }
 
 func thousand() (out []netip.Prefix) {
@@ -222,12 +190,13 @@ func thousand() (out []netip.Prefix) {
 }
 
 func BenchmarkDiff1000Peers(b *testing.B) {
-	all := thousand()
-	actual := want(all)
-	all[1500] = netip.MustParsePrefix("10.200.0.0/27")
+	spec := dataplane.Spec{Targets: thousand(), Complete: true}
+	actual := tableOf(spec)
+	spec.Targets[1500] = netip.MustParsePrefix("10.200.0.0/27")
 	b.ReportAllocs()
 	for b.Loop() {
-		if ops := Diff(want(all), actual, true); len(ops) != 2 {
+		want, _ := Want(spec, actual)
+		if ops := nftable.Diff(want, actual, true); len(ops) != 2 {
 			b.Fatal(ops)
 		}
 	}

@@ -11,9 +11,8 @@
 // While there are networks behind this host that other sites know under other addresses (dataplane.Translation), two
 // more chains translate them in the same way (translate.go, docs/decisions/0058).
 //
-// Diff is pure. What it returns is written as one transaction, or several when it is too large for a
-// socket buffer; a changed destination costs one or two messages however large the sets are. The table
-// is wholly ours: what somebody adds to it is pruned, and no other table is ever touched.
+// Want declares the table, and package nftable writes it: a changed destination costs one or two messages however large
+// the sets are. The table is wholly ours: what somebody adds to it is pruned, and no other table is ever touched.
 //
 // A Reconciler belongs to one goroutine. Sources: DESIGN.md section 9, the KubeSpan seed, FIELD.md.
 package nft

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037).
@@ -26,87 +27,41 @@ import (
 // The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the
 // moment on that it has a route. Gateways' namespaces have rules of their own for what they send.
 
-// Link is the name of a link.
-type Link string
-
-func (l Link) String() string { return string(l) }
-
-// rule is one of ours in nft's words and the kernel's form.
-type rule struct {
-	text  string
-	exprs []expr.Any
-}
-
-// rulesOf are the texts of rules.
-func rulesOf(rs []rule) (out []string) {
-	for _, r := range rs {
-		out = append(out, r.text)
-	}
-	return out
-}
-
-// setSources puts the chain of sources and its sets there.
-func (s *State) setSources(spec dataplane.Spec) {
-	s.Link, s.Control, s.Hops, s.Plain = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid(), spec.Plain
-	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources,
-		Rules: rulesOf(sourceRules(s.Numbers, s.Link, s.Control, s.Hops, s.Plain))}
+// addSources puts the chain of sources and its sets there.
+func addSources(t *nftable.Table, s dataplane.Spec, n dataplane.Numbers) {
+	t.Chains = append(t.Chains, nftable.Chain{Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter,
+		Hook: nftables.ChainHookPrerouting, Priority: ofSources,
+		Rules: sourceRules(n, s.Link.Name, s.ControlPort, s.Hops.Self.IsValid(), s.Plain)})
 	var overlays []netip.Prefix
-	for _, a := range spec.Link.Addresses {
+	for _, a := range s.Link.Addresses {
 		overlays = append(overlays, a.Masked())
 	}
-	over4, over6 := ranges(overlays)
-	pool4, pool6 := ranges(spec.Pods.Pools)
-	else4, else6 := ranges(spec.Pods.Elsewhere)
-	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4},
-		Set{Kind: kindIPv6, Ranges: over6}
-	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)},
-		Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
-	var names []Link
-	for _, l := range spec.Pods.Gateways {
-		names = append(names, Link(l))
-	}
-	slices.Sort(names)
-	s.Sets[dataplane.SetGateways] = Set{Kind: kindLinks, Links: slices.Compact(names)}
+	pool4, pool6 := nftable.Ranges(s.Pods.Pools)
+	else4, else6 := nftable.Ranges(s.Pods.Elsewhere)
+	t.Sets = slices.Concat(t.Sets, addresses(dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, overlays),
+		rangeSets(dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, nftable.Without(pool4, else4),
+			nftable.Without(pool6, else6)),
+		[]nftable.Set{links(dataplane.SetGateways, s.Pods.Gateways...)})
 }
 
-// dropSources takes them away, for a kernel that cannot have the chain.
-func (s *State) dropSources() {
-	delete(s.Chains, dataplane.ChainSources)
-	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4,
-		dataplane.SetPoolsIPv6, dataplane.SetGateways} {
-		delete(s.Sets, set)
-	}
-}
-
-// without is what of a is not in b; both are sorted and without overlaps, and so is the result.
-func without(a, b []Range) (out []Range) {
-	for _, r := range a {
-		for _, e := range b {
-			if e.To.Less(r.From) || r.To.Less(e.From) {
-				continue
-			}
-			if r.From.Less(e.From) {
-				out = append(out, Range{From: r.From, To: e.From.Prev()})
-			}
-			if !e.To.Less(r.To) {
-				r = Range{}
-				break
-			}
-			r.From = e.To.Next()
-		}
-		if r.From.IsValid() {
-			out = append(out, r)
-		}
-	}
-	return out
+// withoutSources is a table for a kernel that cannot have the chain.
+func withoutSources(t nftable.Table) nftable.Table {
+	t.Chains = slices.DeleteFunc(slices.Clone(t.Chains), func(c nftable.Chain) bool {
+		return c.Name == dataplane.ChainSources
+	})
+	t.Sets = slices.DeleteFunc(slices.Clone(t.Sets), func(s nftable.Set) bool {
+		return slices.Contains([]string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4,
+			dataplane.SetPoolsIPv6, dataplane.SetGateways}, s.Name)
+	})
+	return t
 }
 
 // sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there
 // are hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them.
 // plain: this host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes,
 // so the control net is not theirs.
-func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []rule {
-	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
+func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []nftable.Rule {
+	out := []nftable.Rule{rule(`iifname "lo" accept`, append(cameBy("lo"), accept))}
 	if control != 0 {
 		if plain {
 			for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -124,39 +79,42 @@ func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool
 	}
 	for _, l := range links {
 		if l != "" {
-			out = append(out, rule{fmt.Sprintf("iifname %q accept", l), append(cameBy(l), accept)})
+			out = append(out, rule(fmt.Sprintf("iifname %q accept", l), append(cameBy(l), accept)))
 		}
 	}
 	if plain {
-		out = append(out, rule{fmt.Sprintf("iifname %q accept", n.PlainLink), append(cameBy(n.PlainLink), accept)})
+		out = append(out, rule(fmt.Sprintf("iifname %q accept", n.PlainLink), append(cameBy(n.PlainLink), accept)))
 	}
 	const missing = "fib saddr . iif oif missing"
-	overlay := func(f int, set string) rule {
-		return rule{fmt.Sprintf("%s saddr @%s counter drop", protocol(f), set),
-			append(source(f), &expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop)}
+	overlay := func(f int, set string) nftable.Rule {
+		return rule(fmt.Sprintf("%s saddr @%s counter drop", protocol(f), set),
+			append(source(f), &expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop))
 	}
-	pool := func(f int, set string) rule {
-		return rule{fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
+	pool := func(f int, set string) nftable.Rule {
+		return rule(fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
 			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(),
-				[]expr.Any{&expr.Counter{}, drop})}
+				[]expr.Any{&expr.Counter{}, drop}))
 	}
 	return append(out,
 		overlay(4, dataplane.SetOverlayIPv4), overlay(6, dataplane.SetOverlayIPv6),
-		rule{"iifname @" + dataplane.SetGateways + " accept",
+		rule("iifname @"+dataplane.SetGateways+" accept",
 			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-				&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
-		rule{"ip6 saddr fe80::/10 accept", append(source(6),
+				&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}),
+		rule("ip6 saddr fe80::/10 accept", append(source(6),
 			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16,
 				Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))},
-			accept)},
-		rule{"ip6 saddr :: accept", append(source(6),
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
+			accept)),
+		rule("ip6 saddr :: accept", append(source(6),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)),
 		pool(4, dataplane.SetPoolsIPv4), pool(6, dataplane.SetPoolsIPv6),
-		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop",
-			slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
+		rule(`iifname "`+dataplane.PodLinkPrefix+`" and 12 digits `+missing+" counter drop",
+			slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})),
 	)
 }
+
+// rule is one in nft's words and in the kernel's form.
+func rule(text string, exprs []expr.Any) nftable.Rule { return nftable.Rule{Text: text, Exprs: exprs} }
 
 var (
 	accept = &expr.Verdict{Kind: expr.VerdictAccept}
@@ -171,7 +129,7 @@ func protocol(family int) string {
 }
 
 // controlRule keeps pods and whoever else is no node from the control net of this host and of others.
-func controlRule(family int, proto byte, port int) rule {
+func controlRule(family int, proto byte, port int) nftable.Rule {
 	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
 	exprs := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
@@ -183,12 +141,12 @@ func controlRule(family int, proto byte, port int) rule {
 		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true},
 			&expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
-		protocol(family), set), exprs}
+	return rule(fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
+		protocol(family), set), exprs)
 }
 
 // plainControlRule keeps plain peers, which have addresses of the overlay, from the control net.
-func plainControlRule(link string, family int, proto byte, port int) rule {
+func plainControlRule(link string, family int, proto byte, port int) nftable.Rule {
 	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
 	exprs := slices.Concat(cameBy(link), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
@@ -197,8 +155,8 @@ func plainControlRule(link string, family int, proto byte, port int) rule {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
 	}, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port,
-		protocol(family), set), exprs}
+	return rule(fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port,
+		protocol(family), set), exprs)
 }
 
 // cameBy matches packets that came in by a link.
@@ -257,38 +215,5 @@ func address(family int, offset4, offset6 uint32) []expr.Any {
 	}
 }
 
-// sourceText names a rule of the chain of sources, whatever link and port it is for; "" if it is none.
-func sourceText(n dataplane.Numbers, exprs []expr.Any, have string) string {
-	link, port := "", 0
-	for _, e := range exprs {
-		c, ok := e.(*expr.Cmp)
-		switch {
-		case ok && len(c.Data) == unix.IFNAMSIZ:
-			link = string(bytes.TrimRight(c.Data, "\x00"))
-		case ok && len(c.Data) == 2:
-			port = int(binary.BigEndian.Uint16(c.Data))
-		}
-	}
-	for _, r := range sourceRules(n, link, port, false, true) {
-		if dump(r.exprs) == have {
-			return r.text
-		}
-	}
-	return ""
-}
-
-// linkElements are the elements of a set of links, and linksOf reads them back, sorted.
-func linkElements(links []Link) (out []nftables.SetElement) {
-	for _, l := range links {
-		out = append(out, nftables.SetElement{Key: linkName(string(l))})
-	}
-	return out
-}
-
-func linksOf(es []nftables.SetElement) (out []Link) {
-	for _, e := range es {
-		out = append(out, Link(bytes.TrimRight(e.Key, "\x00")))
-	}
-	slices.Sort(out)
-	return out
-}
+// trim is a link's name as people write it.
+func trim(key string) []byte { return bytes.TrimRight([]byte(key), "\x00") }

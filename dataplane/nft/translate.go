@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // A translation (dataplane.Translation) is two chains. What comes by the tunnel for the other addresses gets the real
@@ -23,24 +25,22 @@ import (
 // the error's own stays right; in IPv6 the error's is changed. The checksum of TCP or UDP inside is left: nobody
 // looks at it.
 
-// setTranslations puts chains and sets there that translations need; none need none.
-func (s *State) setTranslations(ts []dataplane.Translation, inside []netip.Prefix) {
-	if len(ts) == 0 {
+// addTranslations puts chains and sets there that translations need; none need none.
+func addTranslations(t *nftable.Table, s dataplane.Spec, n dataplane.Numbers) {
+	if len(s.Translations) == 0 {
 		return
 	}
-	s.Translations = ts
-	four, six := ranges(inside)
-	s.Sets[dataplane.SetInsideIPv4], s.Sets[dataplane.SetInsideIPv6] = Set{Kind: kindIPv4, Ranges: four},
-		Set{Kind: kindIPv6, Ranges: six}
-	links := []Link{Link(s.Link), Link(s.Numbers.HopLink), Link(s.Numbers.PlainLink)}
-	slices.Sort(links)
-	s.Sets[dataplane.SetTunnels] = Set{Kind: kindLinks, Links: links}
-	s.Chains[dataplane.ChainTranslateIn] = Chain{Kind: kindTranslateIn, Rules: rulesOf(translateRules(ts, true))}
-	s.Chains[dataplane.ChainTranslateOut] = Chain{Kind: kindTranslateOut, Rules: rulesOf(translateRules(ts, false))}
+	t.Chains = append(t.Chains,
+		nftable.Chain{Name: dataplane.ChainTranslateIn, Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookPrerouting,
+			Priority: ofTranslateIn, Rules: translateRules(s.Translations, true)},
+		nftable.Chain{Name: dataplane.ChainTranslateOut, Type: nftables.ChainTypeFilter,
+			Hook: nftables.ChainHookPostrouting, Priority: ofTranslateOut, Rules: translateRules(s.Translations, false)})
+	t.Sets = slices.Concat(t.Sets, addresses(dataplane.SetInsideIPv4, dataplane.SetInsideIPv6, s.Inside),
+		[]nftable.Set{links(dataplane.SetTunnels, s.Link.Name, n.HopLink, n.PlainLink)})
 }
 
 // translateRules are the rules of one of the two chains.
-func translateRules(ts []dataplane.Translation, in bool) []rule {
+func translateRules(ts []dataplane.Translation, in bool) []nftable.Rule {
 	out := untranslated(in)
 	for _, t := range ts {
 		from, to := t.Prefix, t.As
@@ -53,26 +53,26 @@ func translateRules(ts []dataplane.Translation, in bool) []rule {
 }
 
 // untranslated let pass what comes by other links, or from nodes of the own site, or goes there.
-func untranslated(in bool) []rule {
+func untranslated(in bool) []nftable.Rule {
 	key, name, end := expr.MetaKeyIIFNAME, "iifname", source
 	word := "saddr"
 	if !in {
 		key, name, end, word = expr.MetaKeyOIFNAME, "oifname", destination, "daddr"
 	}
-	inside := func(f int, set string) rule {
-		return rule{fmt.Sprintf("%s %s @%s accept", protocol(f), word, set),
-			append(end(f), &expr.Lookup{SourceRegister: reg, SetName: set}, accept)}
+	inside := func(f int, set string) nftable.Rule {
+		return rule(fmt.Sprintf("%s %s @%s accept", protocol(f), word, set),
+			append(end(f), &expr.Lookup{SourceRegister: reg, SetName: set}, accept))
 	}
-	return []rule{
-		{fmt.Sprintf("%s != @%s accept", name, dataplane.SetTunnels), []expr.Any{&expr.Meta{Key: key, Register: reg},
-			&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetTunnels, Invert: true}, accept}},
+	return []nftable.Rule{
+		rule(fmt.Sprintf("%s != @%s accept", name, dataplane.SetTunnels), []expr.Any{&expr.Meta{Key: key, Register: reg},
+			&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetTunnels, Invert: true}, accept}),
 		inside(4, dataplane.SetInsideIPv4), inside(6, dataplane.SetInsideIPv6),
 	}
 }
 
 // translationRules give addresses of one prefix their places in another: first in the heads of packets that ICMP's
 // errors are about, then in the packet's own.
-func translationRules(from, to netip.Prefix, in bool) (out []rule) {
+func translationRules(from, to netip.Prefix, in bool) (out []nftable.Rule) {
 	const ipSum, icmpHeader, icmpSum = 10, 8, 2
 	f, icmp, offsets := 6, byte(unix.IPPROTO_ICMPV6), [2]uint32{8, 24} // of source and destination
 	if from.Addr().Is4() {
@@ -107,13 +107,13 @@ func translationRules(from, to netip.Prefix, in bool) (out []rule) {
 		}
 		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", []string{4: "", 6: "v6"}[f],
 			types.mask, types.is, aboutWord, from, to)
-		out = append(out, rule{text,
+		out = append(out, rule(text,
 			slices.Concat(family, []expr.Any{
 				&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{icmp}},
 				load(transport, 0, 1, reg),
 				&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{types.mask}, Xor: []byte{0}},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{types.is}},
-			}, matches(transport, icmpHeader+about), []expr.Any{write})})
+			}, matches(transport, icmpHeader+about), []expr.Any{write})))
 	}
 	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: header, Offset: own, Len: size,
 		CsumType: expr.CsumTypeInet, CsumOffset: ipSum, CsumFlags: unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR}
@@ -122,8 +122,8 @@ func translationRules(from, to netip.Prefix, in bool) (out []rule) {
 		// it writes the address (nft_payload_set_eval), so one within the address leaves nothing behind.
 		write.CsumOffset = own
 	}
-	return append(out, rule{fmt.Sprintf("%s %s %s set %s accept", protocol(f), word, from, to),
-		slices.Concat(family, matches(header, own), []expr.Any{write, accept})})
+	return append(out, rule(fmt.Sprintf("%s %s %s set %s accept", protocol(f), word, from, to),
+		slices.Concat(family, matches(header, own), []expr.Any{write, accept})))
 }
 
 // icmpErrors are the types of messages that have a packet in them and go to its sender: those that have a value under
@@ -143,41 +143,4 @@ func mask(p netip.Prefix) []byte {
 		out[i/8] |= 0x80 >> (i % 8)
 	}
 	return out
-}
-
-// translateText names a rule of translations, whatever prefixes it is for; "" if it is none.
-func translateText(exprs []expr.Any, have string) string {
-	var from, to netip.Prefix
-	bits := 0
-	for _, e := range exprs {
-		switch e := e.(type) {
-		case *expr.Bitwise:
-			a, ok := netip.AddrFromSlice(e.Xor)
-			if !ok {
-				continue
-			}
-			if a.IsUnspecified() && !from.IsValid() {
-				for bits = 0; bits < 8*len(e.Mask) && e.Mask[bits/8]&(0x80>>(bits%8)) != 0; bits++ {
-				}
-			} else {
-				to = netip.PrefixFrom(a, bits)
-			}
-		case *expr.Cmp:
-			if a, ok := netip.AddrFromSlice(e.Data); ok {
-				from = netip.PrefixFrom(a, bits)
-			}
-		}
-	}
-	for _, in := range []bool{true, false} {
-		rules := untranslated(in)
-		if from.IsValid() && to.IsValid() && from.Addr().BitLen() == to.Addr().BitLen() {
-			rules = append(rules, translationRules(from, to, in)...)
-		}
-		for _, r := range rules {
-			if dump(r.exprs) == have {
-				return r.text
-			}
-		}
-	}
-	return ""
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
@@ -71,7 +71,7 @@ func (p *Plane) hear(classify func(netlink.Message) touched) rtnl.Hear {
 
 // classifyNft looks for changes of our tables by others than ourselves, who write to each under an address of its own.
 func classifyNft(m netlink.Message, n dataplane.Numbers, own, ownHops uint32) (t touched) {
-	f, table, ok := nft.ForeignTable(m.Data)
+	f, table, ok := nftable.ForeignTable(m.Data)
 	switch {
 	case !ok || f != unix.NFPROTO_INET:
 	case table == n.NftTable && m.Header.PID != own:

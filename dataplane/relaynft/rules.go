@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 // Names in the table.
@@ -33,29 +34,43 @@ const (
 	prioOut  = 99
 )
 
-type chain struct {
-	*nftables.Chain
-	rules [][]expr.Any
+// layout is the table.
+func layout(n dataplane.Numbers) nftable.Table {
+	chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio int32,
+		rules ...[]expr.Any) nftable.Chain {
+		c := nftable.Chain{Name: name, Type: typ, Hook: hook, Priority: prio}
+		for _, exprs := range rules {
+			c.Rules = append(c.Rules, nftable.Rule{Exprs: exprs})
+		}
+		return c
+	}
+	return nftable.Table{Name: n.RelayNftTable, Sets: maps(), Chains: []nftable.Chain{
+		chain(chainIn, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, prioIn,
+			translate(false, expr.NATTypeDestNAT, mapFlows4), translate(true, expr.NATTypeDestNAT, mapFlows6)),
+		chain(chainMark, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, prioMark,
+			mark(n, false, mapSources4), mark(n, true, mapSources6)),
+		chain(chainOut, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, prioOut,
+			append(translated(), translate(false, expr.NATTypeSourceNAT, mapSources4)...),
+			append(translated(), translate(true, expr.NATTypeSourceNAT, mapSources6)...)),
+	}}
 }
 
-func chains(t *nftables.Table, n dataplane.Numbers) []chain {
-	accept := nftables.ChainPolicyAccept
-	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook,
-		prio nftables.ChainPriority) *nftables.Chain {
-		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: &prio, Policy: &accept}
+// maps are our maps. Their elements come and go with sessions.
+func maps() (out []nftable.Set) {
+	for _, name := range []string{mapFlows4, mapFlows6, mapSources4, mapSources6} {
+		ip := nftables.TypeIPAddr
+		if name == mapFlows6 || name == mapSources6 {
+			ip = nftables.TypeIP6Addr
+		}
+		out = append(out, nftable.Set{Name: name, Timeout: true, Foreign: true,
+			Key: nftables.MustConcatSetType(ip, nftables.TypeInetService, ip, nftables.TypeInetService),
+			Val: nftables.MustConcatSetType(ip, nftables.TypeInetService)})
 	}
-	return []chain{
-		{base(chainIn, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, prioIn), [][]expr.Any{
-			translate(false, expr.NATTypeDestNAT, mapFlows4), translate(true, expr.NATTypeDestNAT, mapFlows6),
-		}},
-		{base(chainMark, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, prioMark), [][]expr.Any{
-			mark(n, false, mapSources4), mark(n, true, mapSources6),
-		}},
-		{base(chainOut, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, prioOut), [][]expr.Any{
-			append(translated(), translate(false, expr.NATTypeSourceNAT, mapSources4)...),
-			append(translated(), translate(true, expr.NATTypeSourceNAT, mapSources6)...),
-		}},
-	}
+	return out
+}
+
+func (t *Table) named(name string) *nftables.Set {
+	return nftable.Table{Name: t.numbers.RelayNftTable, Sets: maps()}.Kernel(name)
 }
 
 // key loads source and destination of a UDP packet of one family.
@@ -112,27 +127,6 @@ func mark(n dataplane.Numbers, ipv6 bool, m string) []expr.Any {
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^n.MarkMask), Xor: native(n.MarkWG)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	)
-}
-
-// maps are our maps, with IDs that are ours within a transaction.
-func (t *Table) maps() []*nftables.Set {
-	return []*nftables.Set{t.named(mapFlows4), t.named(mapFlows6), t.named(mapSources4), t.named(mapSources6)}
-}
-
-func (t *Table) named(name string) *nftables.Set {
-	ip, id := nftables.TypeIPAddr, uint32(1)
-	switch name {
-	case mapFlows6:
-		ip, id = nftables.TypeIP6Addr, 2
-	case mapSources4:
-		id = 3
-	case mapSources6:
-		ip, id = nftables.TypeIP6Addr, 4
-	}
-	// Four types and two are always few enough for the library.
-	k, _ := nftables.ConcatSetType(ip, nftables.TypeInetService, ip, nftables.TypeInetService)
-	v, _ := nftables.ConcatSetType(ip, nftables.TypeInetService)
-	return &nftables.Set{Table: t.table, Name: name, ID: id, KeyType: k, DataType: v, IsMap: true, HasTimeout: true}
 }
 
 type elementsOf struct {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/internal/nlcount"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
 const (
@@ -42,19 +42,14 @@ type Config struct {
 	Proc string
 }
 
-func (c Config) table() *nftables.Table {
-	return &nftables.Table{Name: c.Numbers.Filled().RelayNftTable, Family: nftables.TableFamilyINet}
-}
-
 // Table is our table in the kernel.
 type Table struct {
 	proc    string
 	numbers dataplane.Numbers
 
 	mu    sync.Mutex
-	nft   *nlcount.Nft
+	nft   *nftable.Conn
 	ct    *conntrack
-	table *nftables.Table
 	stale map[flow]time.Time // of a former run, and when they end
 	timer *time.Timer
 }
@@ -65,23 +60,17 @@ type flow struct{ from, to netip.AddrPort }
 // Open makes the table, or takes over one that a former run has left: what that forwarded goes on for a minute.
 func Open(c Config) (*Table, error) {
 	t := &Table{
-		proc: c.Proc, numbers: c.Numbers.Filled(), table: c.table(),
-		stale: map[flow]time.Time{},
+		proc: c.Proc, numbers: c.Numbers.Filled(), stale: map[flow]time.Time{},
 	}
 	if t.proc == "" {
 		t.proc = "/proc/sys"
 	}
 	var err error
-	// A socket for each transaction: a refused one may leave answers behind that would be taken for later ones'.
-	var options []nftables.ConnOption
-	if c.NetNS != 0 {
-		options = append(options, nftables.WithNetNSFd(c.NetNS))
-	}
-	if t.nft, err = nlcount.NewNft(options...); err != nil {
-		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
+	if t.nft, err = nftable.Open(c.NetNS); err != nil {
+		return nil, err
 	}
 	if t.ct, err = openConntrack(c.NetNS); err != nil {
-		return nil, err
+		return nil, errors.Join(err, t.nft.Close())
 	}
 	t.adopt()
 	if err := t.build(); err != nil {
@@ -97,64 +86,42 @@ func (t *Table) Close() error {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	return t.ct.close()
+	return errors.Join(t.ct.close(), t.nft.Close())
 }
 
-// build writes chains and rules anew in one transaction, and keeps the elements that are there.
+// build makes chains and rules whole, and keeps the elements that are there. A table of our name and another shape is
+// made anew.
 func (t *Table) build() error {
-	exists, err := t.exists()
+	want := layout(t.numbers)
+	have, err := t.nft.Read(want)
 	if err != nil {
 		return err
 	}
-	if err = t.write(); err != nil && exists {
-		// Something has our name and another shape.
-		t.stale = map[flow]time.Time{}
-		t.nft.DelTable(t.table)
-		if err = t.nft.Flush(); err == nil {
-			err = t.write()
-		}
+	ops := nftable.Diff(want, have, true)
+	if len(ops) > 0 && ops[0].Verb == nftable.Rebuild {
+		clear(t.stale)
 	}
+	_, err = t.nft.Write(want, ops)
+	return t.renewed(err)
+}
+
+// renewed makes a new socket after an error: a transaction that was refused may leave answers behind that would be
+// taken for later ones'.
+func (t *Table) renewed(err error) error {
 	if err != nil {
-		return fmt.Errorf("writing nftables table inet %s: %w", t.table.Name, err)
+		return errors.Join(err, t.nft.Renew())
 	}
 	return nil
 }
 
-func (t *Table) exists() (bool, error) {
-	tables, err := t.nft.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return false, fmt.Errorf("reading nftables' tables: %w", err)
-	}
-	for _, x := range tables {
-		if x.Name == t.table.Name {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func (t *Table) write() error {
-	t.nft.AddTable(t.table)
-	for _, s := range t.maps() {
-		if err := t.nft.AddSet(s, nil); err != nil {
-			return err
-		}
-	}
-	for _, c := range chains(t.table, t.numbers) {
-		t.nft.AddChain(c.Chain)
-		t.nft.FlushChain(c.Chain)
-		for _, exprs := range c.rules {
-			t.nft.AddRule(&nftables.Rule{Table: t.table, Chain: c.Chain, Exprs: exprs})
-		}
-	}
-	return t.nft.Flush()
-}
+// flush sends what was given to the socket.
+func (t *Table) flush() error { return t.renewed(t.nft.Nft().Flush()) }
 
 // adopt notes what a former run has left, if anything. The caller is alone with t.
 func (t *Table) adopt() {
 	end := time.Now().Add(adoptFor)
 	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, err := t.nft.GetSetElements(t.named(name))
+		elements, err := t.nft.Nft().GetSetElements(t.named(name))
 		if err != nil {
 			continue // it is not there, or has another shape, and write will find out
 		}
@@ -209,7 +176,7 @@ func (t *Table) Map(old, new Mapping) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("writing a pair into nftables table inet %s: %w", t.table.Name, err)
+		return fmt.Errorf("writing a pair into nftables table inet %s: %w", t.numbers.RelayNftTable, err)
 	}
 	return t.ct.forget(append(flows(old), flows(new)...))
 }
@@ -227,22 +194,22 @@ func (t *Table) replace(old, new Mapping) error {
 			s := t.named(e.set)
 			var err error
 			if step.del {
-				err = t.nft.SetDeleteElements(s, e.elements)
+				err = t.nft.Nft().SetDeleteElements(s, e.elements)
 			} else {
-				err = t.nft.SetAddElements(s, e.elements)
+				err = t.nft.Nft().SetAddElements(s, e.elements)
 			}
 			if err != nil {
 				return err
 			}
 		}
 	}
-	return t.nft.Flush()
+	return t.flush()
 }
 
 // drop deletes all elements that lead the flows anywhere, and those that belong to them in the other map.
 func (t *Table) drop(gone []flow) error {
 	for _, names := range [][2]string{{mapFlows4, mapSources4}, {mapFlows6, mapSources6}} {
-		have, err := t.nft.GetSetElements(t.named(names[0]))
+		have, err := t.nft.Nft().GetSetElements(t.named(names[0]))
 		if err != nil {
 			return err
 		}
@@ -260,20 +227,20 @@ func (t *Table) drop(gone []flow) error {
 		if len(keys) == 0 {
 			continue
 		}
-		there, err := t.nft.GetSetElements(t.named(names[1]))
+		there, err := t.nft.Nft().GetSetElements(t.named(names[1]))
 		if err != nil {
 			return err
 		}
-		if err := t.nft.SetDeleteElements(t.named(names[0]), keys); err != nil {
+		if err := t.nft.Nft().SetDeleteElements(t.named(names[0]), keys); err != nil {
 			return err
 		}
 		if sources = both(sources, there); len(sources) > 0 {
-			if err := t.nft.SetDeleteElements(t.named(names[1]), sources); err != nil {
+			if err := t.nft.Nft().SetDeleteElements(t.named(names[1]), sources); err != nil {
 				return err
 			}
 		}
 	}
-	err := t.nft.Flush()
+	err := t.flush()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // it ran out meanwhile
 	}
@@ -334,27 +301,23 @@ func (t *Table) Ready(ipv6 bool) error {
 
 // Purge deletes the table, and takes its flows out of the connection table. What is not there is no error.
 func Purge(c Config) error {
-	conn, err := nlcount.NewNft(nftables.WithNetNSFd(c.NetNS))
+	conn, err := nftable.Open(c.NetNS)
 	if err != nil {
-		return fmt.Errorf("opening nftables' netlink socket: %w", err)
-	}
-	t := &Table{nft: conn, table: c.table(), stale: map[flow]time.Time{}}
-	exists, err := t.exists()
-	if err != nil || !exists {
 		return err
 	}
+	defer conn.Close()
+	t := &Table{nft: conn, numbers: c.Numbers.Filled(), stale: map[flow]time.Time{}}
 	var left []flow
 	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, _ := conn.GetSetElements(t.named(name)) // of another shape: then there is nothing of ours
+		elements, _ := conn.Nft().GetSetElements(t.named(name)) // of another shape: then there is nothing of ours
 		for _, e := range elements {
 			if f, ok := decodeFlow(e.Key); ok {
 				left = append(left, f)
 			}
 		}
 	}
-	conn.DelTable(t.table)
-	if err := conn.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("deleting nftables table inet %s: %w", t.table.Name, err)
+	if there, err := conn.Delete(t.numbers.RelayNftTable); err != nil || !there {
+		return err
 	}
 	ct, err := openConntrack(c.NetNS)
 	if err != nil {
