@@ -137,13 +137,18 @@ func (a *Announcer) Close() error {
 	return errors.Join(err, a.ns.Close())
 }
 
-// concerns says whether a notification is about a link with addresses.
+// concerns says whether a notification is about a link with addresses, or about one that was so named before.
 func (a *Announcer) concerns(m netlink.Message) bool {
-	name := rtnl.LinkName(m)
+	name, index := rtnl.LinkName(m), rtnl.Index(m)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.addrs {
 		if s.link == name {
+			return true
+		}
+	}
+	for _, p := range a.ports {
+		if p.index == index {
 			return true
 		}
 	}

@@ -34,8 +34,8 @@ func (r *Reconciler) Watch(changed func()) error {
 func (r *Reconciler) concerns(m netlink.Message) bool {
 	w := r.watched.Load()
 	switch {
-	case rtnl.IsLink(m):
-		return w.names[rtnl.LinkName(m)]
+	case rtnl.IsLink(m): // or of one that was so named before
+		return w.names[rtnl.LinkName(m)] || w.indexes[rtnl.Index(m)]
 	case rtnl.IsSetting(m):
 		return w.indexes[rtnl.Index(m)]
 	case rtnl.IsRoute(m), rtnl.IsRule(m):

@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/egress"
-	"github.com/skeinmesh/skein/cni"
-	"github.com/skeinmesh/skein/events"
-
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -297,6 +297,76 @@ func TestPodsLife(t *testing.T) {
 		time.Sleep(3 * egress.SyncEvery)
 		if f.calls() != n {
 			t.Error("gateways are told again and again that there is nobody")
+		}
+	})
+}
+
+// TestWhatOthersChangeIsAppliedAgain, a little after the kernel has told of it; what then fails is reported and tried
+// again until it works.
+func TestWhatOthersChangeIsAppliedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		c := f.open(world())
+		defer c.Close()
+		web := f.pod("web-0", "10.20.30.40")
+		c.AddPod(t.Context(), web, asks("internet/nat"))
+		time.Sleep(time.Minute)
+		s := f.space(web.NetNS)
+		applied := func() int { s.mu.Lock(); defer s.mu.Unlock(); return len(s.specs) }
+		before := applied()
+		s.changed()
+		s.changed()
+		time.Sleep(time.Second)
+		if n := applied() - before; n != 1 {
+			t.Errorf("a change led to %d looks, want 1", n)
+		}
+		s.mu.Lock()
+		s.fail = errors.New("no such device")
+		s.mu.Unlock()
+		s.changed()
+		time.Sleep(time.Second)
+		if got := c.states("default/web-0"); got != "internet/nat waiting" {
+			t.Errorf("while it fails: %s", got)
+		}
+		s.mu.Lock()
+		s.fail = nil
+		s.mu.Unlock()
+		time.Sleep(reconcile.Default.RetryLast)
+		if got := c.states("default/web-0"); got != "internet/nat ready" {
+			t.Errorf("when it works again: %s", got)
+		}
+		before = applied()
+		time.Sleep(resync - time.Minute)
+		if n := applied() - before; n > 1 {
+			t.Errorf("%d looks while nothing changed", n)
+		}
+	})
+}
+
+// TestANamespaceThatCannotBeOpenedIsTriedAgain until it can.
+func TestANamespaceThatCannotBeOpenedIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		c := f.open(world())
+		defer c.Close()
+		broken, open := errors.New("too many open files"), c.cfg.Open
+		c.cfg.Open = func(netns string) (Namespace, error) {
+			f.mu.Lock()
+			err := broken
+			f.mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			return open(netns)
+		}
+		if got := states(c.AddPod(t.Context(), f.pod("web-0", "10.20.30.40"), asks("internet/nat"))); got !=
+			"internet/nat waiting" {
+			t.Errorf("while it cannot be opened: %s", got)
+		}
+		f.set(func() { broken = nil })
+		time.Sleep(reconcile.Default.RetryLast)
+		if got := c.states("default/web-0"); got != "internet/nat ready" {
+			t.Errorf("when it can: %s", got)
 		}
 	})
 }

@@ -96,8 +96,9 @@ func (w *worker) stop(remove bool) {
 func (w *worker) settled() bool { return w.applied == w.asked }
 
 // reconcile makes the namespace what is wanted now.
-func (w *worker) reconcile(ctx context.Context, _ reconcile.Cause) (r reconcile.Result) {
-	if w.space != nil { // what a pod waits for at its start waits for nobody
+func (w *worker) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.Result) {
+	// What a pod waits for at its start waits for nobody, nor does a look that seldom finds anything to do.
+	if w.space != nil && c&reconcile.Wanted != 0 {
 		done, ok := w.c.turns.take(ctx)
 		if !ok {
 			return reconcile.Result{Err: ctx.Err()}
