@@ -62,7 +62,8 @@ func TestWhoGuesses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			s := step{Machine: Machine{SelfID: nodeIDs[0], Peer: nodeIDs[1], Self: c.self, Remote: c.peer, Settings: c.set}}
+			s := step{Machine: Machine{Ends: Ends{SelfID: nodeIDs[0], Peer: nodeIDs[1], Self: c.self, Remote: c.peer,
+				Settings: c.set}}}
 			p := s.strategy()
 			if p.Guess != c.want || p.Rule != c.rule || p.Reason == "" {
 				t.Errorf("guess %+v by rule %q (%s), want %+v by %q", p.Guess, p.Rule, p.Reason, c.want, c.rule)

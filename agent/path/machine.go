@@ -13,62 +13,36 @@ import (
 
 // Machine is all that is known and wished about the path to one peer. It is a value: Step returns
 // a new one and leaves the old one as it was. Its fields are exported so that the journal can keep
-// it; only Step changes them.
+// it, which has those of all groups side by side; only Step changes them.
 type Machine struct {
+	Ends
+	InUse
+	Search
+	Activity
+	Relaying
+	Counterpart
+
+	Now   time.Time     // of the last step
+	Woken time.Time     // the last wish to be woken
+	Late  time.Duration // how late this process lately woke
+}
+
+// Ends are whose path it is, and what both ends say of themselves.
+type Ends struct {
 	SelfID   identity.ID
 	Peer     identity.ID
 	Settings Settings
 	Self     Node
 	Remote   Node
 	Known    bool // a record of the peer has been seen
-	Plan     Plan
-	Relay    RelayChoice
-	Path     Path
-	Probes   []Probe
-	Spent    []Spent // of addresses that have not answered
-	Unready  bool    // the prober has not got the peer's key yet: no ping can be sent, nor answered
+	Unready  bool // the prober has not got the peer's key yet: no ping can be sent, nor answered
+}
 
-	Now        time.Time // of the last step
-	Woken      time.Time // the last wish to be woken
-	BusyUntil  time.Time // heartbeats until then
-	TrafficAt  time.Time // when WireGuard last carried something
-	Guessing   Guessing
-	Reserving  Reserving
-	UDPLost    string    // what ended the use of a relay's port, a sentence; empty since the next one
-	PortDied   bool      // UDPLost is for pings without an answer, and no endpoint was proven since
-	DoubtUntil time.Time // the peer may have found the path dead: look closely until then
-	BurstAt    time.Time // start of the last burst
-	BurstTo    time.Time // when it can bring no more answers
-	NextRetry  time.Time // next burst; zero: none wanted
-	Retries    int
-	PunchAt    time.Time     // last punch sent
-	InvitedAt  time.Time     // last burst that a punch of the peer began
-	AwaySince  time.Time     // when the relays began to call the peer absent
-	RelaySince time.Time     // when the relay came or went; at first: when the machine was made
-	Wishes     bool          // a burst is wanted, and begins when the manager allows it
-	WishPunch  bool          // with a punch
-	AwakenedAt time.Time     // the peer's last wish to be probed
-	StirredAt  time.Time     // the first sign of traffic while idle
-	Idle       bool          // without traffic: no direct path is looked for
-	ControlAt  time.Time     // when the control net last heard the peer in the tunnel
-	Late       time.Duration // how late this process lately woke
-
-	UnheardUntil time.Time // no direct path before: WireGuard's packets did not pass over the last one
-	UnheardTimes uint8     // how often in a row
-
-	// Of the peer's agent and tunnel, which may die apart.
-	AgentAt    time.Time      // last word of the agent: ping, pong or punch
-	HeardFrom  netip.AddrPort // where WireGuard heard the peer last
-	HeardAt    time.Time      // the reading that showed it
-	HeardAfter time.Time      // the reading before
-	Mute       time.Time      // since when WireGuard sends without hearing
-	SilentAt   time.Time      // when the path became silent
-	CheckOf    time.Time      // the silence that was checked, by its first ping
-	Checks     uint8          // how often
-	CheckedAt  time.Time      // last
-
-	// Of the path in use, when it is pinged.
+// InUse is about the path in use, when it is pinged, and about the one before it.
+type InUse struct {
+	Path         Path
 	Pending      []time.Time // pings sent after the newest answered one
+	LastPong     time.Time
 	SRTT, RTTVar time.Duration
 	Slack        time.Duration // late answers have shown that this much more patience is due
 	SlackUntil   time.Time
@@ -80,10 +54,62 @@ type Machine struct {
 	Cleared      uint8          // suspicions in a row that an answer ended
 	SilentSince  time.Time      // the first unanswered ping of the path that died last
 	Lost         string         // what ended the last direct path, a sentence; empty since the next one
-	LastPong     time.Time      // on the path in use
 	DirectEnd    time.Time      // when the last one died
 	LastDirect   netip.AddrPort // endpoint of the last one
 	Follow       netip.AddrPort // where the peer sends from, to be used as soon as it answers
+	DoubtUntil   time.Time      // the peer may have found the path dead: look closely until then
+}
+
+// Search is the search for a direct path: endpoints, bursts of pings, punches and port prediction.
+type Search struct {
+	Plan       Plan
+	Probes     []Probe
+	Spent      []Spent // of addresses that have not answered
+	Guessing   Guessing
+	BurstAt    time.Time // start of the last burst
+	BurstTo    time.Time // when it can bring no more answers
+	NextRetry  time.Time // next burst; zero: none wanted
+	Retries    int
+	Wishes     bool      // a burst is wanted, and begins when the manager allows it
+	WishPunch  bool      // with a punch
+	PunchAt    time.Time // last punch sent
+	InvitedAt  time.Time // last burst that a punch of the peer began
+	AwakenedAt time.Time // the peer's last wish to be probed
+}
+
+// Activity is what the pair's traffic says.
+type Activity struct {
+	BusyUntil time.Time // heartbeats until then
+	TrafficAt time.Time // when WireGuard last carried something
+	StirredAt time.Time // the first sign of traffic while idle
+	Idle      bool      // without traffic: no direct path is looked for
+	ControlAt time.Time // when the control net last heard the peer in the tunnel
+}
+
+// Relaying is the relay of the pair, and the port that it has reserved for it.
+type Relaying struct {
+	Relay      RelayChoice
+	AwaySince  time.Time // when the relays began to call the peer absent
+	RelaySince time.Time // when the relay came or went; at first: when the machine was made
+	Reserving  Reserving
+	UDPLost    string // what ended the use of a relay's port, a sentence; empty since the next one
+	PortDied   bool   // UDPLost is for pings without an answer, and no endpoint was proven since
+}
+
+// Counterpart is the peer's agent and tunnel, which may die apart.
+type Counterpart struct {
+	AgentAt    time.Time      // last word of the agent: ping, pong or punch
+	HeardFrom  netip.AddrPort // where WireGuard heard the peer last
+	HeardAt    time.Time      // the reading that showed it
+	HeardAfter time.Time      // the reading before
+	Mute       time.Time      // since when WireGuard sends without hearing
+	SilentAt   time.Time      // when the path became silent
+	CheckOf    time.Time      // the silence that was checked, by its first ping
+	Checks     uint8          // how often
+	CheckedAt  time.Time      // last
+
+	UnheardUntil time.Time // no direct path before: WireGuard's packets did not pass over the last one
+	UnheardTimes uint8     // how often in a row
 }
 
 // Probe is what is known of one endpoint of the peer.
@@ -123,8 +149,8 @@ type Probe struct {
 
 // NewMachine is the machine of a peer of which nothing is known yet.
 func NewMachine(self, peer identity.ID, now time.Time) Machine {
-	return Machine{SelfID: self, Peer: peer, Now: now, RelaySince: now, Path: Path{Since: now, Rule: "no-record",
-		Reason: "Nothing has been heard of this peer yet."}}
+	return Machine{Ends: Ends{SelfID: self, Peer: peer}, Now: now, Relaying: Relaying{RelaySince: now},
+		InUse: InUse{Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}}
 }
 
 // step is one Step in the making.
