@@ -83,11 +83,6 @@ func (f Filter) with(o Filter) Filter {
 
 func (f Filter) empty() bool { return len(f.Ends) == 0 }
 
-// equal compares who is let in.
-func (f Filter) equal(o Filter) bool {
-	return slices.Equal(f.Ends, o.Ends) && slices.Equal(f.Links, o.Links) && slices.Equal(f.Ports, o.Ports)
-}
-
 // String is the filter in a plan's words.
 func (f Filter) String() string {
 	if f.empty() {

@@ -151,6 +151,11 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	}
 }
 
+// equal compares who is let in.
+func (f Filter) equal(o Filter) bool {
+	return slices.Equal(f.Ends, o.Ends) && slices.Equal(f.Links, o.Links) && slices.Equal(f.Ports, o.Ports)
+}
+
 // TestTheFilterIsRepairedAndGoes: it is there before the port is open and after; it is taken away with the tunnels.
 func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 	ns := pod(t)
