@@ -56,7 +56,7 @@ func (a *Agent) openRelayTable() error {
 	if err != nil {
 		return errors.New("another agent on this host relays UDP in the kernel")
 	}
-	if a.relayTable, err = relaynft.Open(relaynft.Config{Numbers: a.numbers}); err != nil {
+	if a.relayTable, err = relaynft.Open(relaynft.Config{Numbers: a.numbers, Log: a.log}); err != nil {
 		unlock()
 		return err
 	}

@@ -377,11 +377,13 @@ func TestFlowsOutliveTheirRelaysAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer again.Close()
 	if !again.Stale(used) || again.Stale(24099) {
 		t.Errorf("port %d is not known to be in use", used)
 	}
 	passes(t, a, b)
+	if err := again.Close(); err != nil { // or it would repair what is purged
+		t.Fatal(err)
+	}
 	if err := relaynft.Purge(relaynft.Config{NetNS: int(r.ns)}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,13 @@
 package relaynft
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +18,8 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nftable"
+	"github.com/skeinmesh/skein/dataplane/reconcile"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 const (
@@ -22,6 +27,8 @@ const (
 	lifetime = 15 * time.Minute
 	// adoptFor is how long flows of a former run go on: its clients have a new session long before, and new ports.
 	adoptFor = time.Minute
+	// resync is how often all is read again, for notifications that were lost: a relay may have thousands of pairs.
+	resync = 5 * time.Minute
 )
 
 // Mapping is one pair: the addresses of ours that its ends send to, and where their packets come from. All are of one
@@ -40,6 +47,7 @@ type Config struct {
 	NetNS int
 	// Proc is where the namespace's /proc/sys is read; "": /proc/sys. For tests.
 	Proc string
+	Log  *slog.Logger // nil: nothing is logged
 }
 
 // Table is our table in the kernel.
@@ -50,8 +58,13 @@ type Table struct {
 	mu    sync.Mutex
 	nft   *nftable.Conn
 	ct    *conntrack
+	pairs map[flow]Mapping   // that are wanted, by both their flows
 	stale map[flow]time.Time // of a former run, and when they end
 	timer *time.Timer
+
+	listener rtnl.Listener
+	stop     context.CancelFunc
+	ended    chan struct{} // the runner has
 }
 
 // flow is what a client sends to its reserved port.
@@ -60,7 +73,7 @@ type flow struct{ from, to netip.AddrPort }
 // Open makes the table, or takes over one that a former run has left: what that forwarded goes on for a minute.
 func Open(c Config) (*Table, error) {
 	t := &Table{
-		proc: c.Proc, numbers: c.Numbers.Filled(), stale: map[flow]time.Time{},
+		proc: c.Proc, numbers: c.Numbers.Filled(), pairs: map[flow]Mapping{}, stale: map[flow]time.Time{},
 	}
 	if t.proc == "" {
 		t.proc = "/proc/sys"
@@ -73,36 +86,133 @@ func Open(c Config) (*Table, error) {
 		return nil, errors.Join(err, t.nft.Close())
 	}
 	t.adopt()
-	if err := t.build(); err != nil {
+	if _, err := t.build(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
+	t.watch(c)
 	return t, nil
+}
+
+// watch has what others change repaired, until Close.
+func (t *Table) watch(c Config) {
+	target := &reconcile.Target{Name: "relay forwarding"}
+	target.Reconcile = func(context.Context, reconcile.Cause) reconcile.Result { return t.repair() }
+	policy := reconcile.Default
+	policy.Resync = resync
+	runner := reconcile.New(reconcile.Options{Policy: policy, Log: c.Log}, target)
+	if err := t.listener.Tables(c.NetNS, func(ms []netlink.Message, err error) {
+		if err != nil || slices.ContainsFunc(ms, t.foreign) {
+			runner.Mark(reconcile.Changed, target)
+		}
+	}); err != nil && c.Log != nil {
+		c.Log.Warn("what others change of relay forwarding is repaired late", "error", err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	t.stop, t.ended = stop, make(chan struct{})
+	go func() { defer close(t.ended); runner.Run(ctx) }()
+}
+
+// foreign says whether a notification is about a change of the table by somebody else.
+func (t *Table) foreign(m netlink.Message) bool {
+	family, table, ok := nftable.ForeignTable(m.Data)
+	return ok && family == unix.NFPROTO_INET && table == t.numbers.RelayNftTable && m.Header.PID != t.nft.PortID()
+}
+
+// repair makes the table whole, with the elements of all pairs.
+func (t *Table) repair() (r reconcile.Result) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Writes, r.Err = t.build(); r.Err != nil {
+		return r
+	}
+	missing, err := t.missing()
+	for _, m := range missing {
+		if err == nil {
+			err = t.drop(flows(m)) // a part of it may be there, or lead elsewhere
+		}
+		if err == nil {
+			err = t.replace(Mapping{}, m)
+		}
+		if err == nil {
+			err = t.ct.forget(flows(m))
+		}
+		r.Writes++
+	}
+	r.Err = err
+	return r
+}
+
+// missing are the pairs that are not in the kernel as a whole.
+func (t *Table) missing() (out []Mapping, err error) {
+	have := map[string]map[string]string{}
+	for f, m := range t.pairs {
+		if f != flows(m)[0] { // it comes by its other flow
+			continue
+		}
+		whole := true
+		for _, e := range elements(m) {
+			if have[e.set] == nil {
+				if have[e.set], err = t.elements(e.set); err != nil {
+					return nil, err
+				}
+			}
+			for _, x := range e.elements {
+				whole = whole && have[e.set][string(x.Key)] == string(x.Val)
+			}
+		}
+		if !whole {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
+
+// unwant takes a mapping from those that are wanted.
+func (t *Table) unwant(m Mapping) {
+	for _, f := range flows(m) {
+		delete(t.pairs, f)
+	}
+}
+
+// elements are those of a map, by key.
+func (t *Table) elements(set string) (map[string]string, error) {
+	es, err := t.nft.Nft().GetSetElements(t.named(set))
+	out := map[string]string{}
+	for _, e := range es {
+		out[string(e.Key)] = string(e.Val)
+	}
+	return out, t.renewed(err)
 }
 
 // Close lets go of the kernel, and leaves everything in place.
 func (t *Table) Close() error {
+	if t.stop != nil {
+		t.stop()
+		<-t.ended
+	}
+	err := t.listener.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	return errors.Join(t.ct.close(), t.nft.Close())
+	return errors.Join(err, t.ct.close(), t.nft.Close())
 }
 
 // build makes chains and rules whole, and keeps the elements that are there. A table of our name and another shape is
 // made anew.
-func (t *Table) build() error {
+func (t *Table) build() (writes int, err error) {
 	want := layout(t.numbers)
 	have, err := t.nft.Read(want)
 	if err != nil {
-		return err
+		return 0, t.renewed(err)
 	}
 	ops := nftable.Diff(want, have, true)
 	if len(ops) > 0 && ops[0].Verb == nftable.Rebuild {
 		clear(t.stale)
 	}
-	_, err = t.nft.Write(want, ops)
-	return t.renewed(err)
+	writes, err = t.nft.Write(want, ops)
+	return writes, t.renewed(err)
 }
 
 // renewed makes a new socket after an error: a transaction that was refused may leave answers behind that would be
@@ -166,10 +276,15 @@ func (t *Table) endStale() error {
 func (t *Table) Map(old, new Mapping) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.unwant(old)
+	for _, f := range flows(new) {
+		t.unwant(t.pairs[f]) // which has not been replaced by its name
+		t.pairs[f] = new
+	}
 	err := t.replace(old, new)
 	if err != nil {
 		// Somebody has changed the table: make it whole, and remove what is in the way.
-		if err = t.build(); err == nil {
+		if _, err = t.build(); err == nil {
 			if err = t.drop(append(flows(old), flows(new)...)); err == nil {
 				err = t.replace(Mapping{}, new)
 			}

@@ -214,6 +214,9 @@ func TestAFormerRunsFlowsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.both()
+	if err := after.Close(); err != nil { // or it would repair what is purged
+		t.Fatal(err)
+	}
 	for range 2 { // the second finds nothing
 		if err := Purge(Config{NetNS: int(p.ns)}); err != nil {
 			t.Fatal(err)
@@ -261,4 +264,58 @@ func FuzzFlow(f *testing.F) {
 			t.Errorf("%x is %v, and again %v", b, x, again)
 		}
 	})
+}
+
+// TestWhatOthersDeleteIsRepaired: the table, its rules, or the elements of a pair; what is no pair's any more stays
+// away.
+func TestWhatOthersDeleteIsRepaired(t *testing.T) {
+	p := newPlace(t, false)
+	table := p.open()
+	at := func(a netip.AddrPort, port uint16) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), port) }
+	other := Mapping{ALocal: at(p.m.ALocal, 5), BLocal: at(p.m.BLocal, 6), ARemote: at(p.m.ARemote, 7),
+		BRemote: at(p.m.BRemote, 8)}
+	for _, step := range []struct{ old, new Mapping }{{Mapping{}, p.m}, {Mapping{}, other}, {other, Mapping{}}} {
+		if err := table.Map(step.old, step.new); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := nftables.New(nftables.WithNetNSFd(int(p.ns)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.DefaultNumbers().RelayNftTable}
+	whole := func() bool {
+		es, err := c.GetSetElements(table.named(mapFlows4))
+		if err != nil || len(es) != 2 {
+			return false
+		}
+		rules, err := c.GetRules(ours, &nftables.Chain{Table: ours, Name: chainIn})
+		return err == nil && len(rules) == 2
+	}
+	if !whole() {
+		t.Fatal("the pair is not there at first")
+	}
+	for what, do := range map[string]func(){
+		"the table":    func() { c.DelTable(ours) },
+		"the elements": func() { c.FlushSet(table.named(mapFlows4)) },
+		"one of them": func() {
+			e := elements(p.m)[0]
+			_ = c.SetDeleteElements(table.named(e.set), []nftables.SetElement{{Key: e.elements[0].Key}})
+		},
+		"the rules":   func() { c.FlushChain(&nftables.Chain{Table: ours, Name: chainIn}) },
+		"the sources": func() { c.FlushSet(table.named(mapSources4)) },
+	} {
+		do()
+		if err := c.Flush(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); !whole(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: not repaired", what)
+			}
+		}
+	}
+	if !p.passes(p.a, p.b, p.m.ALocal, 5*time.Second) {
+		t.Error("packets do not pass afterwards")
+	}
 }
