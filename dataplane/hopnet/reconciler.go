@@ -16,15 +16,12 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Reconciler keeps the kernel as the Spec's hops say. It remembers what it read and wrote.
 type Reconciler struct {
 	c      *rtnl.Conn
-	conn   *nftable.Conn
-	nft    *nlcount.Nft // of conn
-	table  *nftables.Table
+	guards *nftable.Reconciler
 	n      dataplane.Numbers
 	cache  *State
 	host   Host
@@ -36,15 +33,13 @@ type Reconciler struct {
 // what a former run has left, with whose driver hops were the kernel's. Zero Numbers are the default ones.
 func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) {
 	n = n.Filled()
-	r = &Reconciler{active: active, used: true, n: n,
-		table: &nftables.Table{Name: n.HopNftTable, Family: nftables.TableFamilyINet}}
+	r = &Reconciler{active: active, used: true, n: n}
 	if r.c, err = rtnl.Open(); err != nil {
 		return nil, err
 	}
-	if r.conn, err = nftable.Open(0); err != nil {
+	if r.guards, err = nftable.NewReconciler(0); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	r.nft = r.conn.Nft()
 	return r, nil
 }
 
@@ -52,16 +47,19 @@ func NewReconciler(active bool, n dataplane.Numbers) (r *Reconciler, err error) 
 func (r *Reconciler) Name() string { return "hop" }
 
 // PortID is the netlink address under which this writes to nftables.
-func (r *Reconciler) PortID() uint32 { return r.conn.PortID() }
+func (r *Reconciler) PortID() uint32 { return r.guards.PortID() }
 
 // Forget makes the next Reconcile read the kernel first.
-func (r *Reconciler) Forget() { r.cache = nil }
+func (r *Reconciler) Forget() {
+	r.cache = nil
+	r.guards.Forget()
+}
 
 // Close closes the sockets; everything stays.
 func (r *Reconciler) Close() error {
 	r.c.Close()
-	if r.conn != nil {
-		return r.conn.Close()
+	if r.guards != nil {
+		return r.guards.Close()
 	}
 	return nil
 }
@@ -78,17 +76,20 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	}
 	defer func() {
 		if err != nil {
-			r.cache = nil
+			r.Forget()
 		}
 	}()
 	if r.cache == nil {
-		st, h, err := r.read()
+		r.host = readHost()
+	}
+	want, notes := Want(s, r.host)
+	if r.cache == nil {
+		st, err := r.read(r.host, want.Guards)
 		if err != nil {
 			return 0, nil, err
 		}
-		r.cache, r.host = &st, h
+		r.cache = &st
 	}
-	want, notes := Want(s, r.host)
 	ops := Diff(want, *r.cache, s.Complete)
 	r.used = want.Self.IsValid() || !s.Complete || len(ops) > 0
 	var first error
@@ -120,25 +121,27 @@ func (r *Reconciler) wanted(s dataplane.Spec) dataplane.Spec {
 
 // Diff tells what Reconcile would do, from a fresh read.
 func (r *Reconciler) Diff(s dataplane.Spec) (lines []string, err error) {
-	actual, h, err := r.read()
+	h := readHost()
+	s = r.wanted(s)
+	want, _ := Want(s, h)
+	actual, err := r.read(h, want.Guards)
 	if err != nil {
 		return nil, err
 	}
-	s = r.wanted(s)
-	want, _ := Want(s, h)
 	for _, op := range Diff(want, actual, s.Complete) {
 		lines = append(lines, op.text(r.n))
 	}
 	return lines, nil
 }
 
-// Counts are the packets of hops since the link was made; what was dropped, since the guards changed last.
+// Counts are the packets of hops since the link was made; what was dropped, since the guards were.
 func (r *Reconciler) Counts() (c hop.Counts, err error) {
 	if !r.used {
 		return c, nil
 	}
-	chain := &nftables.Chain{Table: r.table, Name: chainGuards}
-	if rules, err := r.nft.GetRules(r.table, chain); err == nil { // else there are none
+	table := &nftables.Table{Name: r.n.HopNftTable, Family: nftables.TableFamilyINet}
+	chain := &nftables.Chain{Table: table, Name: chainGuards}
+	if rules, err := r.guards.Nft().GetRules(table, chain); err == nil { // else there are none
 		c.Refused, c.Malformed = dropped(rules)
 	}
 	l, there, err := r.c.Link(r.n.HopLink)
@@ -153,11 +156,11 @@ func (r *Reconciler) Counts() (c hop.Counts, err error) {
 
 // Purge removes everything of ours.
 func (r *Reconciler) Purge() error {
-	st, _, err := r.read()
+	st, err := r.read(readHost(), Guards{})
 	if err != nil {
 		return err
 	}
-	r.cache = nil
+	r.Forget()
 	var errs []error
 	for _, op := range Diff(State{}, st, true) {
 		if err := r.apply(op); err != nil {
@@ -167,18 +170,18 @@ func (r *Reconciler) Purge() error {
 	return errors.Join(errs...)
 }
 
-func (r *Reconciler) read() (s State, h Host, err error) {
-	h = readHost()
+// read reads the kernel; guards are for whom the guards should be.
+func (r *Reconciler) read(h Host, guards Guards) (s State, err error) {
 	s.RPFilter = -1
 	index := 0
 	l, there, err := r.c.Link(r.n.HopLink)
 	if err != nil {
-		return s, h, err
+		return s, err
 	}
 	if there {
 		sit, ok := l.(*netlink.Sittun)
 		if !ok {
-			return s, h, fmt.Errorf("link %s is a %s link, not skein's: remove it", r.n.HopLink, l.Type())
+			return s, fmt.Errorf("link %s is a %s link, not skein's: remove it", r.n.HopLink, l.Type())
 		}
 		a := l.Attrs()
 		s.Self, _ = netip.AddrFromSlice(sit.Local.To4())
@@ -197,24 +200,24 @@ func (r *Reconciler) read() (s State, h Host, err error) {
 	for _, f := range families(h) {
 		rules, err := r.readRules(f)
 		if err != nil {
-			return s, h, err
+			return s, err
 		}
 		s.Rules = append(s.Rules, rules...)
 		for _, last := range []bool{false, true} {
 			routes, err := r.readRoutes(f, last, index)
 			if err != nil {
-				return s, h, err
+				return s, err
 			}
 			s.Routes = append(s.Routes, routes...)
 		}
 	}
 	slices.SortFunc(s.Routes, compareRoutes)
 	slices.SortFunc(s.Rules, compareRules)
-	s.Guards, err = r.readGuards()
+	s.Guards, err = r.readGuards(guards.Self, guards.Self6)
 	if err != nil && r.active { // a host without nftables has none to be taken away
-		return s, h, fmt.Errorf("reading nftables table inet %s: %w", r.n.HopNftTable, err)
+		return s, err
 	}
-	return s, h, nil
+	return s, nil
 }
 
 func families(h Host) []int {

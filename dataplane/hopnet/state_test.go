@@ -219,10 +219,10 @@ func TestItSettles(t *testing.T) {
 func TestRefusedAndMalformedAreToldApart(t *testing.T) {
 	refused, malformed := 0, 0
 	for _, r := range guardRules(addr("10.4.0.1")) {
-		if !slices.ContainsFunc(r.exprs, func(e expr.Any) bool { _, ok := e.(*expr.Counter); return ok }) {
+		if !slices.ContainsFunc(r.Exprs, func(e expr.Any) bool { _, ok := e.(*expr.Counter); return ok }) {
 			continue
 		}
-		switch what(r.text) {
+		switch what(r.Text) {
 		case "refused":
 			refused++
 		case "malformed":

@@ -138,7 +138,7 @@ func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err er
 }
 
 // Hops counts the packets that travelled inside others, and those that were dropped, since the device was opened. With
-// kernel WireGuard it knows the latter since who may bring what changed last, and not all of them.
+// kernel WireGuard it knows the latter since the guards were made, and not all of them.
 func (p *Plane) Hops(ctx context.Context) (c hop.Counts, err error) {
 	doErr := p.do(ctx, func() {
 		if c = p.wg.HopCounts(); p.hop != nil && p.driver == wireguard.Kernel {
