@@ -38,6 +38,8 @@ const (
 	lostAfter = 600 * time.Millisecond
 	// insistFor is how long an initiation stands: wireguard-go makes another one after five seconds.
 	insistFor = 4 * time.Second
+	// answerable is how long an answer to ours may come: until wireguard-go has made another one.
+	answerable = 6 * time.Second
 	// A flood of forged initiations must cost no more than the real ones: with maxTracked parties remembered
 	// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
 	maxTracked = 4096
@@ -286,12 +288,13 @@ func (m *meeting) insists(index uint32) bool {
 	return m.passedOver.index == index && !m.passedOver.within(yieldAfter) && m.passedOver.within(crossWindow)
 }
 
-// admitResponse decides about a response, which ends an initiation of ours, wherever that was sent to.
+// admitResponse decides about a response, which ends an initiation of ours, wherever that was sent to, and however long
+// ago: a peer that stood still answers when it goes on, and starts a handshake of its own in the same moment.
 func (c *crossing) admitResponse(index uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.parties[c.started[index]]
-	if m == nil || m.ours.index != index || !m.ours.within(crossWindow) {
+	if m == nil || m.ours.index != index {
 		return true
 	}
 	if m.ours.outcome == yielded {
@@ -395,7 +398,7 @@ func (c *crossing) forget() {
 }
 
 func (m *meeting) old() bool {
-	return !m.ours.within(insistFor) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) &&
+	return !m.ours.within(answerable) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) &&
 		!within(m.knocked, knockWindow)
 }
 

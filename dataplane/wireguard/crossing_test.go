@@ -166,6 +166,23 @@ func TestCrossingInitiations(t *testing.T) {
 				t.Error("it was dropped")
 			}
 		},
+		"ours yields to theirs however old it is, and is no longer answered": func(t *testing.T, s *side) {
+			for _, age := range []time.Duration{crossWindow + 1, insistFor + 1, 5 * time.Second} {
+				s.starts(200)
+				s.pass(age)
+				if !s.comes(initiationMessage(201)) || s.comes(responseMessage(200)) {
+					t.Errorf("after %s both can be consumed at a time", age)
+				}
+				s.pass(time.Minute)
+			}
+		},
+		"right behind a late answer none is let in": func(t *testing.T, s *side) {
+			s.starts(100)
+			s.pass(5 * time.Second)
+			if !s.comes(responseMessage(100)) || s.comes(initiationMessage(99)) || s.comes(initiationMessage(101)) {
+				t.Error("one was")
+			}
+		},
 		"ours is dropped when theirs is being answered": func(t *testing.T, s *side) {
 			if !s.comes(initiationMessage(5)) || s.starts(1) || !s.answers(5) {
 				t.Error("not what the rule says")
