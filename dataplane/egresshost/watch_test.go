@@ -35,16 +35,20 @@ func TestWhatOthersChangeIsHeardOf(t *testing.T) {
 	})
 	defer r.Close()
 	reconcile()
-	run := func(command string) {
+	run := func(commands ...string) {
 		t.Helper()
-		host.Must(command, func() error {
-			out, err := exec.Command("sh", "-c", command).CombinedOutput()
-			if err != nil {
-				t.Log(string(out))
-			}
-			return err
-		})
+		for _, command := range commands {
+			host.Must(command, func() error {
+				words := strings.Fields(command)
+				out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
+				if err != nil {
+					t.Log(string(out))
+				}
+				return err
+			})
+		}
 	}
+	forwarding := func(link, value string) { host.Sysctl("net.ipv4.conf."+link+".forwarding", value) }
 	// heard waits for a notification after which something is to be repaired: those of our own writes come first.
 	heard := func(what string) {
 		t.Helper()
@@ -59,12 +63,15 @@ func TestWhatOthersChangeIsHeardOf(t *testing.T) {
 			}
 		}
 	}
-	for _, wreck := range []string{
-		"ip route flush table 115", "ip rule del pref 1999", "nft delete table inet skein_egress",
-		"echo 0 > /proc/sys/net/ipv4/conf/up/forwarding", "ip link set sktest down && ip link set sktest up",
+	for what, wreck := range map[string]func(){
+		"the route":      func() { run("ip route flush table 115") },
+		"the rule":       func() { run("ip rule del pref 1999") },
+		"the table":      func() { run("nft delete table inet skein_egress") },
+		"the setting":    func() { forwarding("up", "0") },
+		"the link's way": func() { run("ip link set sktest down", "ip link set sktest up") },
 	} {
-		run(wreck)
-		heard(wreck)
+		wreck()
+		heard(what)
 	}
 	// Nothing is heard of what is others': the last wreck is the only one, and its notification comes after theirs.
 	for quiet := false; !quiet; {
@@ -74,8 +81,9 @@ func TestWhatOthersChangeIsHeardOf(t *testing.T) {
 			quiet = true
 		}
 	}
-	run("ip route add 192.0.2.0/24 dev up table 77; ip rule add pref 1999 lookup 77; ip link set other down; " +
-		"ip link set other up; echo 1 > /proc/sys/net/ipv4/conf/other/forwarding; ip addr add 203.0.113.9/24 dev other")
+	run("ip route add 192.0.2.0/24 dev up table 77", "ip rule add pref 1999 lookup 77", "ip link set other down",
+		"ip link set other up", "ip addr add 203.0.113.9/24 dev other")
+	forwarding("other", "1")
 	run("ip route flush table 115")
 	<-changes
 	if reconcile() == 0 {

@@ -142,10 +142,9 @@ func TestListenerHears(t *testing.T) {
 	if err := errors.Join(l.Routing(at, Links|Settings, to(links)), l.Tables(at, to(tables))); err != nil {
 		t.Fatal(err)
 	}
-	ns.Must("changes", func() error {
-		return exec.Command("sh", "-c", "ip link add d0 type veth && echo 1 > /proc/sys/net/ipv4/conf/d0/forwarding && "+
-			"nft add table inet one").Run()
-	})
+	ns.Must("a link", func() error { return exec.Command("ip", "link", "add", "d0", "type", "veth").Run() })
+	ns.Sysctl("net.ipv4.conf.d0.forwarding", "1")
+	ns.Must("a table", func() error { return exec.Command("nft", "add", "table", "inet", "one").Run() })
 	await := func(c chan netlink.Message, what string, is func(netlink.Message) bool) {
 		t.Helper()
 		for deadline := time.After(10 * time.Second); ; {
@@ -178,10 +177,11 @@ func TestConnReadsOneTable(t *testing.T) {
 	if rs, err := c.Routes(unix.AF_INET, 77); err != nil || len(rs) > 0 {
 		t.Errorf("a table that is not there: %v, %v", rs, err)
 	}
-	ns.Must("routes", func() error {
-		return exec.Command("sh", "-c", "ip route add unreachable 192.0.2.0/24 table 77; "+
-			"ip route add unreachable 198.51.100.0/24 table 78").Run()
-	})
+	for dst, table := range map[string]string{"192.0.2.0/24": "77", "198.51.100.0/24": "78"} {
+		ns.Must("a route", func() error {
+			return exec.Command("ip", "route", "add", "unreachable", dst, "table", table).Run()
+		})
+	}
 	rs, err := c.Routes(unix.AF_INET, 77)
 	if err != nil || len(rs) != 1 || Prefix(rs[0].Dst).String() != "192.0.2.0/24" {
 		t.Errorf("table 77: %v, %v", rs, err)
