@@ -170,7 +170,9 @@ func (t *Table) missing() (out []Mapping, err error) {
 // unwant takes a mapping from those that are wanted.
 func (t *Table) unwant(m Mapping) {
 	for _, f := range flows(m) {
-		delete(t.pairs, f)
+		if t.pairs[f] == m {
+			delete(t.pairs, f)
+		}
 	}
 }
 
@@ -272,7 +274,7 @@ func (t *Table) endStale() error {
 }
 
 // Map replaces a mapping by another, in one transaction; the zero Mapping stands for none. The flows are then taken out
-// of the connection table, which else would go on as before.
+// of the connection table, which else would go on as before. A mapping that could not be written is not tried again.
 func (t *Table) Map(old, new Mapping) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -291,6 +293,7 @@ func (t *Table) Map(old, new Mapping) error {
 		}
 	}
 	if err != nil {
+		t.unwant(new) // the caller forwards it by other means, and never takes it back
 		return fmt.Errorf("writing a pair into nftables table inet %s: %w", t.numbers.RelayNftTable, err)
 	}
 	return t.ct.forget(append(flows(old), flows(new)...))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -264,6 +265,20 @@ func FuzzFlow(f *testing.F) {
 			t.Errorf("%x is %v, and again %v", b, x, again)
 		}
 	})
+}
+
+// TestAPairThatTheKernelRefusesIsForgotten: its relay forwards it by other means, and a repair must not bring it back.
+func TestAPairThatTheKernelRefusesIsForgotten(t *testing.T) {
+	p := newPlace(t, false)
+	table := p.open()
+	table.listener.Close()                                 // nobody repairs meanwhile
+	table.numbers.RelayNftTable = strings.Repeat("x", 300) // longer than the kernel takes
+	if err := table.Map(Mapping{}, p.m); err == nil {
+		t.Fatal("it was written")
+	}
+	if len(table.pairs) > 0 {
+		t.Errorf("still wanted: %v", table.pairs)
+	}
 }
 
 // TestWhatOthersDeleteIsRepaired: the table, its rules, or the elements of a pair; what is no pair's any more stays
