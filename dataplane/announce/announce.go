@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -87,11 +86,8 @@ func New(o Options) (*Announcer, error) {
 	a.target = &reconcile.Target{Name: "announced addresses", Reconcile: a.reconcile}
 	a.runner = reconcile.New(reconcile.Options{Log: o.Log}, a.target)
 	changed := func() { a.runner.Mark(reconcile.Changed, a.target) }
-	if err := a.listener.Routing(int(ns), rtnl.Links, func(ms []netlink.Message, err error) {
-		if err != nil || slices.ContainsFunc(ms, a.concerns) {
-			changed()
-		}
-	}); err != nil {
+	a.listener.Log = o.Log
+	if err := a.listener.Routing(int(ns), rtnl.Links, rtnl.When(a.concerns, changed)); err != nil {
 		o.Log.Warn("addresses are announced late on links that come up", "error", err)
 	}
 	go func() { defer close(a.ended); a.runner.Run(ctx) }()

@@ -1,12 +1,9 @@
 package egressclient
 
 import (
-	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
@@ -15,23 +12,13 @@ import (
 // Watch calls changed, from any goroutine, whenever something of ours in the namespace may have changed, until Close:
 // then Apply is to be called again. Our own writes are not told apart: an Apply that finds nothing to do is cheap.
 func (c *Client) Watch(changed func()) error {
-	hear := func(concerns func(netlink.Message) bool) rtnl.Hear {
-		return func(ms []netlink.Message, err error) {
-			if errors.Is(err, rtnl.ErrEnded) {
-				c.opts.Log.Warn("foreign changes of egresses are repaired late", "netns", c.opts.NetNS, "error", err)
-			}
-			if err != nil || slices.ContainsFunc(ms, concerns) {
-				changed()
-			}
-		}
-	}
+	c.listener.Log = c.opts.Log
 	groups := uint32(rtnl.Links | rtnl.Addresses | rtnl.Routes | rtnl.Rules)
-	err := c.listener.Routing(int(c.ns), groups, hear(c.concerns))
+	err := c.listener.Routing(int(c.ns), groups, rtnl.When(c.concerns, changed))
 	if err == nil {
-		err = c.listener.Tables(int(c.ns), hear(func(m netlink.Message) bool {
-			family, table, ok := nftable.ForeignTable(m.Data)
-			return ok && family == unix.NFPROTO_INET && table == c.filter.table
-		}))
+		err = c.listener.Tables(int(c.ns), rtnl.When(func(m netlink.Message) bool {
+			return nftable.Concerns(m, c.filter.table)
+		}, changed))
 	}
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", c.opts.NetNS, err)

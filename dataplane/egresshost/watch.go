@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
@@ -15,19 +14,10 @@ import (
 // then Reconcile is to be called again. It hears of the calling thread's network namespace. Our own writes are not told
 // apart: a Reconcile that finds nothing to do is cheap.
 func (r *Reconciler) Watch(changed func()) error {
-	hear := func(concerns func(netlink.Message) bool) rtnl.Hear {
-		return func(ms []netlink.Message, err error) {
-			if err != nil || slices.ContainsFunc(ms, concerns) {
-				changed()
-			}
-		}
-	}
+	ourTable := func(m netlink.Message) bool { return nftable.Concerns(m, r.n.EgressNftTable) }
 	links := uint32(rtnl.Links | rtnl.Routes | rtnl.Rules | rtnl.Settings)
-	ourTable := func(m netlink.Message) bool {
-		family, table, ok := nftable.ForeignTable(m.Data)
-		return ok && family == unix.NFPROTO_INET && table == r.n.EgressNftTable
-	}
-	return errors.Join(r.listener.Routing(0, links, hear(r.concerns)), r.listener.Tables(0, hear(ourTable)))
+	return errors.Join(r.listener.Routing(0, links, rtnl.When(r.concerns, changed)),
+		r.listener.Tables(0, rtnl.When(ourTable, changed)))
 }
 
 // concerns says whether a notification may be about something of ours.

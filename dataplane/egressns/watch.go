@@ -1,9 +1,7 @@
 package egressns
 
 import (
-	"errors"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -16,30 +14,17 @@ import (
 // listen has the kernel's notifications of the namespace, and of the link's end on the host, compared with what is
 // expected.
 func (n *NS) listen() error {
-	hear := func(concerns func(netlink.Message) bool) rtnl.Hear {
-		return func(ms []netlink.Message, err error) {
-			if errors.Is(err, rtnl.ErrEnded) {
-				n.log.Warn("foreign changes of an egress's network namespace are repaired late", "egress", n.o.Egress,
-					"error", err)
-			}
-			if err != nil || slices.ContainsFunc(ms, concerns) {
-				n.changed()
-			}
-		}
-	}
+	n.listener.Log = n.log.With("egress", n.o.Egress)
 	own, host := int(n.ns.Fd()), int(n.links.host.Fd())
-	err := n.listener.Routing(own, rtnl.Links|rtnl.Addresses|rtnl.Routes|rtnl.Rules, hear(n.links.concerned))
+	err := n.listener.Routing(own, rtnl.Links|rtnl.Addresses|rtnl.Routes|rtnl.Rules,
+		rtnl.When(n.links.concerned, n.changed))
 	if err == nil {
-		err = n.listener.Routing(host, rtnl.Links|rtnl.Addresses, hear(n.links.endConcerned))
+		err = n.listener.Routing(host, rtnl.Links|rtnl.Addresses, rtnl.When(n.links.endConcerned, n.changed))
 	}
 	if err == nil {
-		err = n.listener.Tables(own, hear(func(m netlink.Message) bool {
-			if m.Header.PID == n.table.PortID() || m.Header.PID == n.leases.t.PortID() {
-				return false
-			}
-			f, table, ok := nftable.ForeignTable(m.Data)
-			return ok && f == unix.NFPROTO_INET && table == tableName
-		}))
+		err = n.listener.Tables(own, rtnl.When(func(m netlink.Message) bool {
+			return nftable.Concerns(m, tableName, n.table.PortID(), n.leases.t.PortID())
+		}, n.changed))
 	}
 	return err
 }

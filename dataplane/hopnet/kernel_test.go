@@ -1,9 +1,11 @@
 package hopnet
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
 	"github.com/skeinmesh/skein/dataplane"
@@ -91,6 +93,53 @@ func TestPlainRoutesAreReadAsTheyWereMade(t *testing.T) {
 			if have, err := r.readRoutes(f, false, 0); err != nil || len(have) > 0 {
 				t.Errorf("deleted %s, read %v, %v", want, have, err)
 			}
+		}
+	})
+}
+
+// TestGuardsKeepTheirRules while sources come and go, and with the rules what these have counted.
+func TestGuardsKeepTheirRules(t *testing.T) {
+	ns := testns.New(t, "hopnet")
+	ns.Do(func() {
+		r, err := NewReconciler(true, dataplane.Numbers{})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Close()
+		source := func(last string) Source {
+			return Source{From: addr("10.4.0.2"), First: addr("10.4.8.0"), Last: addr(last)}
+		}
+		six := Source{From: addr("10.4.0.2"), First: addr("fd00:5::"), Last: addr("fd00:5::ff")}
+		handles := func() (out []uint64) {
+			table := &nftables.Table{Name: r.n.HopNftTable, Family: nftables.TableFamilyINet}
+			rules, err := r.guards.Nft().GetRules(table, &nftables.Chain{Table: table, Name: chainGuards})
+			if err != nil {
+				t.Error(err)
+			}
+			for _, rule := range rules {
+				out = append(out, rule.Handle)
+			}
+			return out
+		}
+		var before []uint64
+		for _, sources := range [][]Source{{source("10.4.8.3")}, {source("10.4.8.7"), six}, {six}, nil} {
+			g := Guards{Self: addr("10.4.0.1"), Self6: addr("fd00::1"), Sources: sources}
+			if err := r.setGuards(g); err != nil {
+				t.Error(err)
+			}
+			if have, err := r.readGuards(g.Self, g.Self6); err != nil || !have.equal(g) {
+				t.Errorf("wrote %v, read %v, %v", g, have, err)
+			}
+			if before == nil {
+				before = handles()
+			}
+			if now := handles(); len(now) == 0 || !slices.Equal(now, before) {
+				t.Errorf("with %d sources the rules %v became %v", len(sources), before, now)
+			}
+		}
+		if have, err := r.readGuards(addr("10.4.0.9"), addr("fd00::1")); err != nil || have.Self == addr("10.4.0.9") {
+			t.Errorf("those of another address were taken for %v, %v", have, err)
 		}
 	})
 }

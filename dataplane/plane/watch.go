@@ -1,8 +1,6 @@
 package plane
 
 import (
-	"errors"
-
 	"github.com/mdlayher/netlink"
 	vnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -31,6 +29,7 @@ func (p *Plane) listen() {
 			*index = l.Attrs().Index
 		}
 	}
+	p.listener.Log = p.opts.Log
 	groups := uint32(rtnl.Links | rtnl.Addresses | rtnl.Routes | rtnl.Rules | rtnl.Settings)
 	if err := p.listener.Routing(0, groups, p.hear(links.classify)); err != nil {
 		p.opts.Log.Warn("foreign changes of links and routes are repaired late", "error", err)
@@ -53,9 +52,6 @@ func (p *Plane) listen() {
 func (p *Plane) hear(classify func(netlink.Message) touched) rtnl.Hear {
 	return func(ms []netlink.Message, err error) {
 		if err != nil {
-			if errors.Is(err, rtnl.ErrEnded) {
-				p.opts.Log.Warn("foreign changes are repaired late", "error", err)
-			}
 			p.mark(everything)
 			return
 		}
@@ -71,12 +67,10 @@ func (p *Plane) hear(classify func(netlink.Message) touched) rtnl.Hear {
 
 // classifyNft looks for changes of our tables by others than ourselves, who write to each under an address of its own.
 func classifyNft(m netlink.Message, n dataplane.Numbers, own, ownHops uint32) (t touched) {
-	f, table, ok := nftable.ForeignTable(m.Data)
 	switch {
-	case !ok || f != unix.NFPROTO_INET:
-	case table == n.NftTable && m.Header.PID != own:
+	case nftable.Concerns(m, n.NftTable, own):
 		return ofNft
-	case table == n.HopNftTable && m.Header.PID != ownHops:
+	case nftable.Concerns(m, n.HopNftTable, ownHops):
 		return ofHop
 	}
 	return 0

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -100,11 +99,9 @@ func (t *Table) watch(c Config) {
 	policy := reconcile.Default
 	policy.Resync = resync
 	runner := reconcile.New(reconcile.Options{Policy: policy, Log: c.Log}, target)
-	if err := t.listener.Tables(c.NetNS, func(ms []netlink.Message, err error) {
-		if err != nil || slices.ContainsFunc(ms, t.foreign) {
-			runner.Mark(reconcile.Changed, target)
-		}
-	}); err != nil && c.Log != nil {
+	changed := func() { runner.Mark(reconcile.Changed, target) }
+	t.listener.Log = c.Log
+	if err := t.listener.Tables(c.NetNS, rtnl.When(t.foreign, changed)); err != nil && c.Log != nil {
 		c.Log.Warn("what others change of relay forwarding is repaired late", "error", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -114,8 +111,7 @@ func (t *Table) watch(c Config) {
 
 // foreign says whether a notification is about a change of the table by somebody else.
 func (t *Table) foreign(m netlink.Message) bool {
-	family, table, ok := nftable.ForeignTable(m.Data)
-	return ok && family == unix.NFPROTO_INET && table == t.numbers.RelayNftTable && m.Header.PID != t.nft.PortID()
+	return nftable.Concerns(m, t.numbers.RelayNftTable, t.nft.PortID())
 }
 
 // repair makes the table whole, with the elements of all pairs.

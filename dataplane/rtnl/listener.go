@@ -3,6 +3,8 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -30,6 +32,15 @@ const listenBuffer = 2 << 20
 // about has to be read again.
 type Hear func(ms []netlink.Message, err error)
 
+// When calls changed for notifications of which at least one concerns it, and when some were lost or no more will come.
+func When(concerns func(netlink.Message) bool, changed func()) Hear {
+	return func(ms []netlink.Message, err error) {
+		if err != nil || slices.ContainsFunc(ms, concerns) {
+			changed()
+		}
+	}
+}
+
 // ErrEnded says that the kernel gives no more notifications.
 var ErrEnded = errors.New("there will be no more notifications")
 
@@ -38,6 +49,8 @@ var errLost = errors.New("notifications were lost")
 
 // Listener receives the kernel's notifications until Close. The zero value is ready.
 type Listener struct {
+	Log *slog.Logger // is told when there will be no more; nil: nobody is
+
 	closed atomic.Bool // what receiving fails with then differs, and says nothing
 	wg     sync.WaitGroup
 	mu     sync.Mutex
@@ -84,6 +97,9 @@ func (l *Listener) start(c *netlink.Conn, hear Hear) {
 			case err != nil && l.closed.Load():
 				return
 			case err != nil:
+				if l.Log != nil {
+					l.Log.Warn("what others change in the kernel is found and repaired late", "error", err)
+				}
 				hear(nil, fmt.Errorf("%w: %w", ErrEnded, err))
 				return
 			case len(ms) > 0:
