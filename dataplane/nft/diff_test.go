@@ -3,19 +3,12 @@ package nft
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-	"pgregory.net/rapid"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/golden"
 )
-
-var equal = cmp.Options{cmpopts.EquateComparable(nftable.Range{}), cmpopts.EquateEmpty()}
 
 func targets(ss ...string) (out []netip.Prefix) {
 	for _, s := range ss {
@@ -117,59 +110,6 @@ func TestDiff(t *testing.T) {
 
 func strangers(s *nftable.State) {
 	s.Chains["stranger"], s.Sets["odd"] = nftable.ChainState{Kind: "regular"}, nftable.SetState{Kind: "mark"}
-}
-
-func genTargets(t *rapid.T, name string) []netip.Prefix {
-	one := rapid.Custom(func(t *rapid.T) netip.Prefix {
-		if rapid.Bool().Draw(t, "six") {
-			bits := rapid.SampledFrom([]int{0, 1, 64, 120, 127, 128}).Draw(t, "bits")
-			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xff, 15: rapid.Byte().Draw(t, "low")}), bits)
-		}
-		bits := rapid.SampledFrom([]int{0, 1, 16, 24, 28, 31, 32}).Draw(t, "bits")
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, rapid.Byte().Draw(t, "low")}), bits)
-	})
-	return rapid.SliceOfN(one, 0, 12).Draw(t, name)
-}
-
-func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a := tableOf(dataplane.Spec{Targets: genTargets(t, "actual")})
-		want, _ := Want(dataplane.Spec{Targets: genTargets(t, "want"), Complete: true}, a)
-		got, err := a.Apply(nftable.Diff(want, a, true))
-		if err != nil {
-			t.Fatal(err) // the kernel would refuse an overlap too
-		}
-		if d := cmp.Diff(want.State(), got, equal); d != "" {
-			t.Fatalf("-want +got:\n%s", d)
-		}
-	})
-}
-
-func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		old, now := genTargets(t, "actual"), genTargets(t, "want")
-		a := tableOf(dataplane.Spec{Targets: old})
-		want, _ := Want(dataplane.Spec{Targets: now}, a)
-		got, err := a.Apply(nftable.Diff(want, a, false))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range slices.Concat(old, now) {
-			set := got.Sets[dataplane.SetTargetsIPv4]
-			if p.Addr().Is6() {
-				set = got.Sets[dataplane.SetTargetsIPv6]
-			}
-			all, _ := nftable.Ranges([]netip.Prefix{p})
-			if p.Addr().Is6() {
-				_, all = nftable.Ranges([]netip.Prefix{p})
-			}
-			if !slices.ContainsFunc(set.Ranges, func(r nftable.Range) bool {
-				return r.From.Compare(all[0].From) <= 0 && all[0].To.Compare(r.To) <= 0
-			}) {
-				t.Fatalf("%s is not covered by %v", p, set.Ranges)
-			}
-		}
-	})
 }
 
 func TestRules(t *testing.T) {

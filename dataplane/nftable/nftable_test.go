@@ -130,3 +130,48 @@ func TestTagsTellRulesApart(t *testing.T) {
 		t.Error("the order, or the text, is not in the tag")
 	}
 }
+
+// covered is a table that leads these prefixes somewhere.
+func covered(ps []netip.Prefix) Table {
+	four, six := Ranges(ps)
+	return Table{Name: "t", Chains: []Chain{{Name: "c"}}, Sets: []Set{
+		{Name: "four", Key: nftables.TypeIPAddr, Interval: true, Ranges: four},
+		{Name: "six", Key: nftables.TypeIP6Addr, Interval: true, Ranges: six},
+	}}
+}
+
+func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		have, want := covered(genPrefixes(t, "actual")).State(), covered(genPrefixes(t, "want"))
+		got, err := have.Apply(Diff(want, have, true))
+		if err != nil {
+			t.Fatal(err) // the kernel would refuse an overlap too
+		}
+		if d := cmp.Diff(want.State(), got, equal); d != "" {
+			t.Fatalf("-want +got:\n%s", d)
+		}
+	})
+}
+
+func TestWithoutPruningEverythingOldAndNewIsCovered(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		old, now := genPrefixes(t, "actual"), genPrefixes(t, "want")
+		have := covered(old).State()
+		got, err := have.Apply(Diff(covered(now), have, false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range slices.Concat(old, now) {
+			set, one := "four", covered([]netip.Prefix{p})
+			if p.Addr().Is6() {
+				set = "six"
+			}
+			want := one.Set(set).Ranges[0]
+			if !slices.ContainsFunc(got.Sets[set].Ranges, func(r Range) bool {
+				return r.From.Compare(want.From) <= 0 && want.To.Compare(r.To) <= 0
+			}) {
+				t.Fatalf("%s is not covered by %v", p, got.Sets[set].Ranges)
+			}
+		}
+	})
+}
