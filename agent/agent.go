@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/admission"
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
@@ -143,8 +144,7 @@ type Agent struct {
 	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
-	egress      egressAnswers                     // nil: this node only relays
-	egresses    *egresses                         // the same
+	egresses    *ownEgresses                      // nil: this node only relays
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
 	plain       *plainPeers                       // nil: this node only relays
 	witnesses   *siteWitnesses                    // nil: this node only relays
@@ -427,7 +427,7 @@ func (a *Agent) resume(s *events.State) error {
 	}
 	if r := s.Revoked(a.id); r != nil {
 		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token",
-			reasonText(r.GetReason()), a.cfg.StateDir)
+			api.ReasonText(r.GetReason()), a.cfg.StateDir)
 	}
 	if s.Node(a.id) == nil {
 		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or "+

@@ -18,6 +18,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -29,13 +30,6 @@ import (
 
 // proposeHold is how long a command from the command line may wait for a leader.
 const proposeHold = 15 * time.Second
-
-// api is the local API; each method reads what the agent has, or proposes a command.
-type api struct {
-	a *Agent
-}
-
-var _ skeinv1connect.AgentServiceHandler = api{}
 
 // apiGrace is how long a request that is being answered may hold up the end of the agent.
 const apiGrace = 2 * time.Second
@@ -58,7 +52,7 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("API socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a: a}, connect.WithReadMaxBytes(4<<20)))
+	mux.Handle(skeinv1connect.NewAgentServiceHandler(a.services(), connect.WithReadMaxBytes(4<<20)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
@@ -82,29 +76,6 @@ func (a *Agent) removeSocket() {
 	}
 }
 
-// asConnect gives an error the code of the API.
-func asConnect(err error) error {
-	var e *events.Error
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &e):
-		var code connect.Code
-		if code.UnmarshalText([]byte(e.Code)) != nil {
-			code = connect.CodeInternal
-		}
-		return connect.NewError(code, err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("no server decided in time: %w (is a majority of the "+
-			"servers up? see `skein status`)", err))
-	}
-	var c *connect.Error
-	if errors.As(err, &c) {
-		return err
-	}
-	return connect.NewError(connect.CodeUnavailable, err)
-}
-
 // propose hands a command to the cluster and waits until its effect is visible on this node.
 func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
 	if a.client == nil {
@@ -117,11 +88,11 @@ func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answe
 	}
 	answer, err := a.client.Propose(ctx, c)
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	if answer.GetIndex() > 0 {
 		if err := a.replica.Wait(ctx, answer.GetIndex()-1); err != nil {
-			return nil, asConnect(err)
+			return nil, api.Error(err)
 		}
 	}
 	return a.replica.State().Complete(answer), nil // a leader of an earlier version answers a retry with names alone
@@ -129,29 +100,20 @@ func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answe
 
 // find is a member by name or ID.
 func (a *Agent) find(nameOrID string) (*skeinv1.Node, identity.ID, error) {
-	s := a.replica.State()
-	if n := s.NodeByName(nameOrID); n != nil {
-		id, err := identity.ParseID(n.GetId())
-		return n, id, err
-	}
-	if id, err := identity.ParseID(nameOrID); err == nil {
-		if n := s.Node(id); n != nil {
-			return n, id, nil
-		}
-	}
-	return nil, identity.ID{}, connect.NewError(connect.CodeNotFound, fmt.Errorf("no member is called %q; see `skein "+
-		"nodes`", nameOrID))
+	return api.Find(a.replica.State(), nameOrID)
 }
 
-func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
+func (s services) CreateToken(ctx context.Context,
+	r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
 	return s.a.createToken(ctx, r)
 }
 
 // createToken makes a token that names the members to join at.
-func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
+func (a *Agent) createToken(ctx context.Context,
+	r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
 	role, err := events.ParseRole(cmp.Or(r.GetRole(), string(events.RoleAgent)))
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	seeds := a.seeds()
 	if len(seeds) == 0 {
@@ -178,12 +140,13 @@ func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) 
 	return &skeinv1.CreateTokenResponse{Token: text, Info: answer.GetToken()}, nil
 }
 
-func (s api) ListTokens(context.Context, *skeinv1.ListTokensRequest) (*skeinv1.ListTokensResponse, error) {
+func (s services) ListTokens(context.Context, *skeinv1.ListTokensRequest) (*skeinv1.ListTokensResponse, error) {
 	return &skeinv1.ListTokensResponse{Tokens: s.a.replica.State().Tokens()}, nil
 }
 
 // RepairClock shows or repairs the log's time. It shows this node's clock, and it is the leader's that counts.
-func (s api) RepairClock(ctx context.Context, r *skeinv1.RepairClockRequest) (*skeinv1.RepairClockResponse, error) {
+func (s services) RepairClock(ctx context.Context,
+	r *skeinv1.RepairClockRequest) (*skeinv1.RepairClockResponse, error) {
 	if s.a.replica == nil {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
 	}
@@ -198,19 +161,20 @@ func (s api) RepairClock(ctx context.Context, r *skeinv1.RepairClockRequest) (*s
 		return nil, err
 	}
 	if err := s.a.replica.Wait(ctx, max(answer.GetIndex(), 1)-1); err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	out.After, out.Index = s.a.replica.State().Time(), answer.GetIndex()
 	return out, nil
 }
 
-func (s api) RevokeToken(ctx context.Context, r *skeinv1.RevokeTokenRequest) (*skeinv1.RevokeTokenResponse, error) {
+func (s services) RevokeToken(ctx context.Context,
+	r *skeinv1.RevokeTokenRequest) (*skeinv1.RevokeTokenResponse, error) {
 	_, err := s.a.propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: r.GetTokenId()}}})
 	return &skeinv1.RevokeTokenResponse{}, err
 }
 
-func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*skeinv1.RevokeNodeResponse, error) {
+func (s services) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*skeinv1.RevokeNodeResponse, error) {
 	n, _, err := s.a.find(r.GetNode())
 	if err != nil {
 		return nil, err
@@ -224,10 +188,10 @@ func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*ske
 	return &skeinv1.RevokeNodeResponse{Node: n, Index: answer.GetIndex()}, nil
 }
 
-func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.SetRoleResponse, error) {
+func (s services) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.SetRoleResponse, error) {
 	role, err := events.ParseRole(r.GetRole())
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	n, _, err := s.a.find(r.GetNode())
 	if err != nil {
@@ -254,7 +218,7 @@ func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.S
 		Index: answer.GetIndex()}, nil
 }
 
-func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {
+func (s services) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {
 	if len(r.GetFields()) > 0 {
 		_, err := s.a.propose(ctx,
 			&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
@@ -270,7 +234,7 @@ func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1
 // eventsPage is how many events one read of the archive takes.
 const eventsPage = 512
 
-func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest,
+func (s services) Events(ctx context.Context, r *skeinv1.EventsRequest,
 	stream *connect.ServerStream[skeinv1.EventsResponse]) error {
 	after := r.GetSince()
 	if after > 0 {
@@ -290,7 +254,7 @@ func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest,
 		missing := r.GetSince() > 0 && r.GetSince() < first && sent == 0
 		switch unanswered := errors.Is(err, consensus.ErrUnanswered); {
 		case err != nil && !unanswered:
-			return asConnect(err)
+			return api.Error(err)
 		case missing && unanswered:
 			return connect.NewError(connect.CodeUnavailable, fmt.Errorf("event %d is no longer kept here, where the oldest is "+
 				"%d, and a server may have it: %w", r.GetSince(), first, err))
@@ -374,12 +338,12 @@ func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
 	return v
 }
 
-func (s api) Down(ctx context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {
+func (s services) Down(ctx context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {
 	order := downOrder{purge: r.GetPurge(), done: make(chan error, 1)}
 	select {
 	case s.a.down <- order:
 	case <-ctx.Done():
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping already"))
 	}
-	return &skeinv1.DownResponse{}, asConnect(<-order.done)
+	return &skeinv1.DownResponse{}, api.Error(<-order.done)
 }

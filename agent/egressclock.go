@@ -45,7 +45,7 @@ func (s egressService) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*ske
 
 // Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this
 // machine's own.
-func (e *egresses) Read(ctx context.Context) egress.Readings {
+func (e *ownEgresses) Read(ctx context.Context) egress.Readings {
 	out := egress.Readings{}
 	if own, err := readClock(); err == nil {
 		out[e.a.id] = own
@@ -81,7 +81,7 @@ func (e *egresses) Read(ctx context.Context) egress.Readings {
 
 // witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as
 // they are.
-func (e *egresses) witnesses() []identity.ID {
+func (e *ownEgresses) witnesses() []identity.ID {
 	st := e.a.replica.State()
 	var servers, others []identity.ID
 	for _, n := range st.Nodes() {

@@ -15,6 +15,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api/egresses"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -41,8 +42,8 @@ const (
 	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts
 )
 
-// egresses is what this node does for egresses: as a gateway, and for its own clients.
-type egresses struct {
+// ownEgresses is what this node does for egresses: as a gateway, and for its own clients.
+type ownEgresses struct {
 	a          *Agent
 	gateways   *egress.Gateways
 	clients    *clients.Clients
@@ -60,7 +61,7 @@ type egresses struct {
 
 // openEgresses begins with what a former run left.
 func (a *Agent) openEgresses() error {
-	e := &egresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
+	e := &ownEgresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
 	log := a.log.With("component", "egress")
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
 		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients),
@@ -85,14 +86,14 @@ func (a *Agent) openEgresses() error {
 	if err != nil {
 		return err
 	}
-	a.egresses, a.egress = e, e
+	a.egresses = e
 	st := a.replica.State()
 	e.clients.Follow(st, e.followPorts(st, time.Now())) // before the first pod asks
 	return nil
 }
 
 // followPorts are the ports of tunnels that hold now. The loop is woken when others do.
-func (e *egresses) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
+func (e *ownEgresses) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
 	p, next := e.ports.follow(st, e.seen == nil, now)
 	if next > 0 && p != e.woken {
 		time.AfterFunc(next, e.a.wakeUp)
@@ -113,12 +114,12 @@ func (a *Agent) announceLinks() []announce.Link {
 }
 
 // run works until the context ends. What forwards and leads goes on.
-func (e *egresses) run(ctx context.Context) {
+func (e *ownEgresses) run(ctx context.Context) {
 	e.gateways.Run(ctx)
 }
 
 // sweep removes what is left of egresses that ended, or left this node, while the agent was away.
-func (e *egresses) sweep() {
+func (e *ownEgresses) sweep() {
 	for _, file := range e.gateways.Strays() {
 		if err := egressns.Remove(file); err != nil {
 			e.a.log.Warn("remove the network namespace of an egress that has ended", "file", file, "error", err)
@@ -130,7 +131,7 @@ func (e *egresses) sweep() {
 }
 
 // purge takes away everything of ours, in pods too.
-func (e *egresses) purge() error {
+func (e *ownEgresses) purge() error {
 	if e == nil {
 		return nil
 	}
@@ -141,7 +142,7 @@ func (e *egresses) purge() error {
 }
 
 // follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
-func (e *egresses) follow() {
+func (e *ownEgresses) follow() {
 	if e == nil {
 		return
 	}
@@ -173,7 +174,7 @@ func (e *egresses) follow() {
 }
 
 // noteMoves sees which slots have just moved by plan.
-func (e *egresses) noteMoves(st *events.State, now time.Time) {
+func (e *ownEgresses) noteMoves(st *events.State, now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for epoch, at := range e.moved {
@@ -207,7 +208,7 @@ func plannedSince(old, now *events.State) (out []uint64) {
 }
 
 // lingering are the slots that still lead to their former owner.
-func (e *egresses) lingering() map[uint64]bool {
+func (e *ownEgresses) lingering() map[uint64]bool {
 	if e == nil {
 		return nil
 	}
@@ -235,19 +236,20 @@ func (a *Agent) egressBy(conns *consensus.Conns, id identity.ID) skeinv1connect.
 }
 
 // Sync tells a gateway of this host's clients.
-func (e *egresses) Sync(ctx context.Context, node identity.ID,
+func (e *ownEgresses) Sync(ctx context.Context, node identity.ID,
 	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	return e.a.egressOf(node).SyncEgressClients(ctx, r)
 }
 
 // Report is what a node does for egresses.
-func (e *egresses) Report(ctx context.Context, node identity.ID,
+func (e *ownEgresses) Report(ctx context.Context, node identity.ID,
 	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	return e.a.egressOf(node).EgressReport(ctx, r)
 }
 
 // Attach changes which egresses a pod of this host uses.
-func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+func (e *ownEgresses) Attach(ctx context.Context,
+	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
 	var refs []egress.Ref
 	for _, text := range r.GetEgresses() {
 		ref, err := egress.ParseRef(text)
@@ -284,7 +286,7 @@ func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 
 // RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is
 // behind.
-func (e *egresses) RenewLeases(ctx context.Context,
+func (e *ownEgresses) RenewLeases(ctx context.Context,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	answer, err := e.askServers(ctx, r)
 	e.a.client.Expect(answer.GetIndex())
@@ -305,7 +307,7 @@ func (e *egresses) RenewLeases(ctx context.Context,
 
 // askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The
 // first answer that is no error counts.
-func (e *egresses) askServers(ctx context.Context,
+func (e *ownEgresses) askServers(ctx context.Context,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -420,7 +422,7 @@ func (a *Agent) noteSites() {
 }
 
 // configure gives the clients of this host's configuration what has changed of them. It belongs to the agent's loop.
-func (e *egresses) configure() {
+func (e *ownEgresses) configure() {
 	all, err := e.a.configured()
 	if err != nil {
 		e.a.report(subjectEgress+"configuration", failure, err.Error(), "correct egress.clients in the configuration")
@@ -508,7 +510,7 @@ func (s egressService) RenewLeases(ctx context.Context,
 }
 
 // errNoGateway is for nodes that only relay.
-var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
+var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, egresses.ErrNone)
 
 func (s egressService) SyncEgressClients(ctx context.Context,
 	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {

@@ -40,7 +40,7 @@ func TestSlotsThatMoveByPlanLinger(t *testing.T) {
 	w.withSlot(a, b)
 	w.give(b, true)
 	agent := newTestAgent(a, w.state)
-	e := &egresses{a: agent, moved: map[uint64]time.Time{}}
+	e := &ownEgresses{a: agent, moved: map[uint64]time.Time{}}
 	e.noteMoves(w.state, time.Now())
 	if got := e.lingering(); len(got) > 0 {
 		t.Errorf("a move from before lingers: %v", got)
@@ -67,7 +67,7 @@ func TestSlotsThatMoveByPlanLinger(t *testing.T) {
 	if len(e.moved) > 0 {
 		t.Errorf("remembered: %v", e.moved)
 	}
-	if (*egresses)(nil).lingering() != nil {
+	if (*ownEgresses)(nil).lingering() != nil {
 		t.Error("an agent that only relays has slots")
 	}
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeinmesh/skein/agent/api/egresses"
+	"github.com/skeinmesh/skein/agent/egress"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -66,27 +68,27 @@ func newEgressMetrics(r prometheus.Registerer) egressMetrics {
 
 // slotHeld counts what the journal is told of a slot; planned says how the slot came here.
 func (m egressMetrics) slotHeld(h *skeinv1.SlotHeld, planned bool) {
-	egress := egressName(h.GetNamespace(), h.GetName())
-	m.slots.WithLabelValues(egress, h.GetWhat()).Inc()
+	name := egress.Ref{Namespace: h.GetNamespace(), Name: h.GetName()}.String()
+	m.slots.WithLabelValues(name, h.GetWhat()).Inc()
 	if h.GetWhat() == "held" && h.GetTookNanos() > 0 {
-		m.failover.WithLabelValues(egress, fmt.Sprint(planned)).Observe(float64(h.GetTookNanos()) / 1e9)
+		m.failover.WithLabelValues(name, fmt.Sprint(planned)).Observe(float64(h.GetTookNanos()) / 1e9)
 	}
 }
 
 // renewed counts one request for a lease; answer is granted, denied or none.
 func (m egressMetrics) renewed(namespace, name, answer string) {
-	m.leases.WithLabelValues(egressName(namespace, name), answer).Inc()
+	m.leases.WithLabelValues(egress.Ref{Namespace: namespace, Name: name}.String(), answer).Inc()
 }
 
 // collectEgresses tells of egresses, in the cluster and here.
 func (a *Agent) collectEgresses(out chan<- prometheus.Metric) {
 	collectSlots(a.replica.State(), out)
-	if a.egress == nil {
+	if a.egresses == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), egressPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), egresses.Patience)
 	defer cancel()
-	r, err := a.egress.Report(ctx, a.id, &skeinv1.EgressReportRequest{})
+	r, err := a.egresses.Report(ctx, a.id, &skeinv1.EgressReportRequest{})
 	if err != nil {
 		a.log.Debug("metrics: this node's egresses cannot be read", "error", err)
 		return
@@ -105,7 +107,7 @@ func collectSlots(st *events.State, out chan<- prometheus.Metric) {
 				owned++
 			}
 		}
-		name := nameOfEgress(e)
+		name := egress.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}.String()
 		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(owned), name, "owned")
 		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(free), name, "free")
 	}
@@ -120,7 +122,7 @@ func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	for _, g := range r.GetGateways() {
-		name := egressName(g.GetNamespace(), g.GetName())
+		name := egress.Ref{Namespace: g.GetNamespace(), Name: g.GetName()}.String()
 		forwarding := 0
 		for _, s := range g.GetSlots() {
 			slot := fmt.Sprint(s.GetNumber())
@@ -157,7 +159,7 @@ func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric
 		for _, e := range c.GetEgresses() {
 			name := ""
 			if e.GetName() != "" { // else the annotations could not be read
-				name = egressName(e.GetNamespace(), e.GetName())
+				name = egress.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}.String()
 			}
 			own[key{name, e.GetState()}]++
 		}

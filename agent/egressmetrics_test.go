@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/golden"
 )
@@ -20,15 +21,16 @@ func (f collectorFunc) Collect(out chan<- prometheus.Metric) { f(out) }
 
 // TestEgressMetrics: what a report and the agreed state say, as Prometheus reads it.
 func TestEgressMetrics(t *testing.T) {
-	p := natPicture()
-	r := &skeinv1.EgressReportResponse{Gateways: p.reports[idGW2].GetGateways(), Clients: p.reports[idHost].GetClients()}
+	reports := apitest.NatReports()
+	r := &skeinv1.EgressReportResponse{Gateways: reports[apitest.GW2].GetGateways(),
+		Clients: reports[apitest.Host].GetClients()}
 	r.Gateways[0].Probes = []*skeinv1.EgressProbe{{Target: "icmp:198.51.100.1", Answered: true, RttNanos: 2_500_000},
 		{Target: "tcp:198.51.100.1:443", RttNanos: 9}}
 	r.Gateways = append(r.Gateways, &skeinv1.EgressGateway{Namespace: "default", Name: "lab",
 		State: &skeinv1.GatewayState{Health: skeinv1.GatewayState_HEALTH_UNKNOWN},
 		Slots: []*skeinv1.EgressSlotReport{{Number: 0}, {Number: 3, BytesIn: 5}}})
-	st := folded(t, func(ids []string) []*skeinv1.Event {
-		return []*skeinv1.Event{definedNat(),
+	st := apitest.WithEgresses(t, func(ids []string) []*skeinv1.Event {
+		return []*skeinv1.Event{apitest.NatDefined(),
 			{Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: &skeinv1.EgressSlot{NodeId: ids[0],
 				Reason: "it had no owner"}}}}}
 	})

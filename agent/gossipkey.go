@@ -9,7 +9,7 @@ import (
 )
 
 // RotateGossipKey has the leader make a new gossip key.
-func (s api) RotateGossipKey(ctx context.Context,
+func (s services) RotateGossipKey(ctx context.Context,
 	_ *skeinv1.RotateGossipKeyRequest) (*skeinv1.RotateGossipKeyResponse, error) {
 	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RotateGossipKey{
 		RotateGossipKey: &skeinv1.RotateGossipKey{}}})

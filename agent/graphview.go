@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -32,7 +33,7 @@ const notKeptOfSites = "Sites spoke through leaders then. Who led, and which lea
 	"a path to another site is the last one that this node had decided itself."
 
 // Graph is what skein graph draws: the members, and the paths of this node.
-func (s api) Graph(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {
+func (s services) Graph(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {
 	a := s.a
 	if a.replica == nil || a.phase.Load() != PhaseRunning {
 		return nil, connect.NewError(connect.CodeUnavailable,
@@ -79,7 +80,7 @@ func (a *Agent) graphAt(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.
 	if a.journal != nil {
 		read, err := path.ThenAt(a.journal, moment)
 		if err != nil {
-			return nil, asConnect(err)
+			return nil, api.Error(err)
 		}
 		then = &read
 	}
@@ -95,7 +96,7 @@ func pastGraph(
 	var guessed, unknown []string
 	members := slices.Clone(st.Nodes())
 	slices.SortFunc(members, func(x, y *skeinv1.Node) int { return strings.Compare(x.GetName(), y.GetName()) })
-	name := func(id identity.ID) string { return nodeName(st, id.String()) }
+	name := func(id identity.ID) string { return api.NodeName(st, id.String()) }
 	for _, n := range members {
 		id, _ := identity.ParseID(n.GetId())
 		v := &skeinv1.NodeView{Node: n, Self: id == self, Role: string(st.Role(n.GetId())), Path: "self"}

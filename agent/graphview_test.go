@@ -122,13 +122,13 @@ func TestGraphNeedsAClusterAndThePast(t *testing.T) {
 	w := newWorld(t, h)
 	a := newTestAgent(h, w.state)
 	a.phase.Store(PhaseJoining)
-	_, err := (api{a: a}).Graph(t.Context(), &skeinv1.GraphRequest{})
+	_, err := (services{a: a}).Graph(t.Context(), &skeinv1.GraphRequest{})
 	if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "skein status") {
 		t.Errorf("error %v", err)
 	}
 	a.replica = newReplica(t, w)
 	a.phase.Store(PhaseRunning)
-	_, err = (api{a: a}).Graph(t.Context(), &skeinv1.GraphRequest{AtTime: time.Now().Add(time.Hour).UnixNano()})
+	_, err = (services{a: a}).Graph(t.Context(), &skeinv1.GraphRequest{AtTime: time.Now().Add(time.Hour).UnixNano()})
 	if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "still to come") {
 		t.Errorf("error %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
@@ -451,7 +452,7 @@ func (a *Agent) pathSettings(lazy bool) {
 
 func (a *Agent) revoked(reason string) error {
 	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token",
-		errRevoked, reasonText(reason), a.cfg.StateDir)
+		errRevoked, api.ReasonText(reason), a.cfg.StateDir)
 }
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
@@ -538,7 +539,7 @@ func (a *Agent) syncRecords() {
 		}
 		a.pool.SetPeerLinks(id, links)
 		a.checkHash(id, r)
-		if a.paths != nil && r.GetRole() != roleRelay && a.reach.Load().peer(id) {
+		if a.paths != nil && r.GetRole() != gossip.RoleRelay && a.reach.Load().peer(id) {
 			a.paths.SetPeer(id, r)
 		}
 	}

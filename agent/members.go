@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -26,7 +27,7 @@ func (a *Agent) name() string {
 }
 
 // SetNode changes a member's name, labels and settings, in one command.
-func (s api) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.SetNodeResponse, error) {
+func (s services) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.SetNodeResponse, error) {
 	n, id, err := s.a.find(r.GetNode())
 	if err != nil {
 		return nil, err
@@ -45,13 +46,13 @@ func (s api) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.S
 			err = agreeOnSite(c, n, record)
 		}
 		if err != nil {
-			return nil, asConnect(err)
+			return nil, api.Error(err)
 		}
 		answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: c}})
 		if events.CodeOf(err) == events.Aborted {
 			// The leader has seen a later change of the labels. It comes here with an event after the state just read.
 			if err := s.a.replica.Wait(ctx, st.Index()); err != nil {
-				return nil, asConnect(err)
+				return nil, api.Error(err)
 			}
 			continue
 		}

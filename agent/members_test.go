@@ -98,7 +98,7 @@ func TestSetNodeOfNobody(t *testing.T) {
 	w := newWorld(t, h)
 	a := newTestAgent(h, w.state)
 	a.replica = newReplica(t, w)
-	_, err := (api{a: a}).SetNode(t.Context(), &skeinv1.SetNodeRequest{Node: "gw9", Name: "gw1"})
+	_, err := (services{a: a}).SetNode(t.Context(), &skeinv1.SetNodeRequest{Node: "gw9", Name: "gw1"})
 	if connect.CodeOf(err) != connect.CodeNotFound ||
 		!strings.Contains(err.Error(), "no member is called \"gw9\"; see `skein nodes`") {
 		t.Error(err)

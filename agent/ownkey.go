@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/linkhold"
@@ -176,7 +177,7 @@ func (a *Agent) signalNextKey(id identity.ID, keys *ownKeys) {
 }
 
 // RotateNodeKey gives this host another WireGuard key.
-func (s api) RotateNodeKey(ctx context.Context,
+func (s services) RotateNodeKey(ctx context.Context,
 	r *skeinv1.RotateNodeKeyRequest) (*skeinv1.RotateNodeKeyResponse, error) {
 	a := s.a
 	if !a.rekeying.one.TryLock() {
@@ -306,7 +307,7 @@ func (a *Agent) prepareRekey(ctx context.Context, keys *ownKeys) (late []identit
 				return left, nil
 			case <-ctx.Done():
 				again.Stop()
-				return nil, asConnect(ctx.Err())
+				return nil, api.Error(ctx.Err())
 			}
 		}
 		again.Stop()
@@ -337,7 +338,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 		return connect.NewError(connect.CodeUnavailable, errors.New("the tunnel's link has not taken the next key: "+
 			"`skein status` says what is wrong with it; the agent goes on trying"))
 	case <-ctx.Done():
-		return asConnect(ctx.Err())
+		return api.Error(ctx.Err())
 	}
 	over.Reset(rekeyHeld)
 	again := time.NewTicker(rekeyTell)
@@ -356,7 +357,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 		case <-over.C:
 			return nil
 		case <-ctx.Done():
-			return asConnect(ctx.Err())
+			return api.Error(ctx.Err())
 		}
 	}
 }

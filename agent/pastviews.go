@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/planlog"
@@ -125,6 +126,53 @@ func notYet(t time.Time) error {
 		fmt.Errorf("%s is still to come: ask for a moment of the past", t.Format(time.RFC3339)))
 }
 
+// indexAt is the last event that was decided at a time or before, as far as archives go.
+func (a *Agent) indexAt(ctx context.Context, at int64) (uint64, error) {
+	index := uint64(0)
+	oldest := int64(0)
+	err := a.eachEvent(ctx, a.replica.State().Index(), func(e *skeinv1.Event) {
+		if oldest == 0 {
+			oldest = e.GetTime()
+		}
+		if e.GetTime() <= at {
+			index = e.GetIndex()
+		}
+	})
+	if err != nil {
+		return 0, api.Error(err)
+	}
+	if index == 0 {
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that "+
+			"answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
+	}
+	return index, nil
+}
+
+// archivePatience bounds how long a user waits for a server that has older events.
+const archivePatience = 3 * time.Second
+
+// eachEvent walks the archived events up to an index: a server's, where it has older ones than this node and answers.
+func (a *Agent) eachEvent(ctx context.Context, last uint64, f func(*skeinv1.Event)) error {
+	ctx, cancel := context.WithTimeout(ctx, archivePatience)
+	defer cancel()
+	for after := uint64(0); ; {
+		page, _, _, err := a.client.ReadEvents(ctx, after, eventsPage)
+		if err != nil && !errors.Is(err, consensus.ErrUnanswered) { // what is here has to do
+			return err
+		}
+		for _, e := range page {
+			if e.GetIndex() > last {
+				return nil
+			}
+			f(e)
+			after = e.GetIndex()
+		}
+		if len(page) == 0 {
+			return nil
+		}
+	}
+}
+
 // stateThen is the agreed state at a moment.
 func (a *Agent) stateThen(ctx context.Context, index uint64, at int64) (*events.State, error) {
 	index, err := a.moment(ctx, index, at)
@@ -132,10 +180,10 @@ func (a *Agent) stateThen(ctx context.Context, index uint64, at int64) (*events.
 		return nil, err
 	}
 	st, err := a.stateAt(ctx, index)
-	return st, asConnect(err)
+	return st, api.Error(err)
 }
 
-func (s api) State(ctx context.Context, r *skeinv1.StateRequest) (*skeinv1.StateResponse, error) {
+func (s services) State(ctx context.Context, r *skeinv1.StateRequest) (*skeinv1.StateResponse, error) {
 	st, err := s.a.stateThen(ctx, r.GetAt(), r.GetAtTime())
 	if err != nil {
 		return nil, err
@@ -144,7 +192,7 @@ func (s api) State(ctx context.Context, r *skeinv1.StateRequest) (*skeinv1.State
 	return &skeinv1.StateResponse{State: redactState(st.Proto()), Hash: hex.EncodeToString(h[:])}, nil
 }
 
-func (s api) Diff(ctx context.Context, r *skeinv1.DiffRequest) (*skeinv1.DiffResponse, error) {
+func (s services) Diff(ctx context.Context, r *skeinv1.DiffRequest) (*skeinv1.DiffResponse, error) {
 	from, err := s.a.stateThen(ctx, r.GetFrom(), r.GetFromTime())
 	if err != nil {
 		return nil, err
@@ -156,7 +204,7 @@ func (s api) Diff(ctx context.Context, r *skeinv1.DiffRequest) (*skeinv1.DiffRes
 	return &skeinv1.DiffResponse{Lines: events.Diff(from, to)}, nil
 }
 
-func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
+func (s services) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
 	a := s.a
 	past := r.GetAt() > 0 || r.GetAtTime() != 0
 	if r.GetNode() != "" {
@@ -194,7 +242,7 @@ func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanRes
 	}
 	if r.GetDiff() {
 		if out.Changes, err = a.plane.Diff(ctx, now.spec); err != nil {
-			return nil, asConnect(err)
+			return nil, api.Error(err)
 		}
 	}
 	out.SpecJson, err = json.Marshal(publicSpec(now.spec, keyName(now.names)))
@@ -233,10 +281,10 @@ func (a *Agent) planThen(index uint64, at int64) (v planlog.Version, err error) 
 	if errors.Is(err, planlog.ErrNotKept) {
 		err = connect.NewError(connect.CodeOutOfRange, err)
 	}
-	return v, asConnect(err)
+	return v, api.Error(err)
 }
 
-func (s api) PlanSteps(ctx context.Context, r *skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error) {
+func (s services) PlanSteps(ctx context.Context, r *skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error) {
 	a := s.a
 	if r.GetNode() == "" {
 		return a.planSteps(r)
@@ -301,13 +349,13 @@ func (a *Agent) planSteps(r *skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsRespon
 	}
 	steps, err := a.plans.log.Steps(from, to)
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	decisions, err := a.journal.Read(from.Time, to.Time, func(e *skeinv1.JournalEntry) bool {
 		return e.GetPathDecision() != nil || e.GetAgentStarted() != nil
 	})
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	return &skeinv1.PlanStepsResponse{Steps: stepViews(steps, decisions, a.roster.Name), NodeId: a.id.String()}, nil
 }
@@ -372,7 +420,7 @@ func (a *Agent) pastPeers(ctx context.Context, index uint64, at int64) (*skeinv1
 	moment := time.Unix(0, cmp.Or(at, st.Time()))
 	then, err := path.ThenAt(a.journal, moment)
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	return peersThen(st, a.id, &then, plan.Text), nil
 }
@@ -386,7 +434,7 @@ func peersThen(st *events.State, self identity.ID, then *path.Then, plan string)
 			allowed[words[1]] = words[i+1:]
 		}
 	}
-	name := func(id identity.ID) string { return nodeName(st, id.String()) }
+	name := func(id identity.ID) string { return api.NodeName(st, id.String()) }
 	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}}
 	for _, n := range st.Nodes() {
 		id, err := identity.ParseID(n.GetId())

@@ -2,9 +2,11 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/skeinmesh/skein/agent/planlog"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -52,5 +54,25 @@ func TestStepsNameTheirReasons(t *testing.T) {
 func TestPrintable(t *testing.T) {
 	if got := printable.Lines("peer \x1b[2Jhome1\r\n\u202eä 1\u009b"); got != "peer [2Jhome1\nä 1" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestWhoNeedsOneMomentOfThePast(t *testing.T) {
+	h := newHost(t, "dc1")
+	w := newWorld(t, h)
+	a := newTestAgent(h, w.state)
+	a.replica = newReplica(t, w)
+	a.phase.Store(PhaseRunning)
+	for _, c := range []struct {
+		request *skeinv1.WhoRequest
+		want    string
+	}{
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtTime: time.Now().Add(time.Hour).UnixNano()}, "still to come"},
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtIndex: 1, AtTime: 1}, "want one of them"},
+	} {
+		_, err := a.services().Who(t.Context(), c.request)
+		if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: error %v, want %q", c.request, err, c.want)
+		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -107,7 +107,7 @@ func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
 // refused, and what is no
 // private network is left to the log.
 func TestWhatPlainPeersReach(t *testing.T) {
-	s := plainState(t)
+	s := apitest.WithPlainPeer(t)
 	n := s.Nodes()[0]
 	id, err := identity.ParseID(n.GetId())
 	if err != nil {
@@ -132,65 +132,6 @@ func TestWhatPlainPeersReach(t *testing.T) {
 	}
 }
 
-// plainState is a cluster with one node, and with a plain peer that it carries.
-func plainState(t *testing.T) *events.State {
-	t.Helper()
-	s := events.NewState()
-	key := []byte(strings.Repeat("k", 32))
-	for _, c := range []func() *skeinv1.Command{
-		func() *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
-				ClusterId: "000102030405060708090a0b0c0d0e0f",
-				FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key,
-					MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}}
-		},
-		func() *skeinv1.Command {
-			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
-				PlainPeer: &skeinv1.PlainPeer{
-					Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c",
-						32)), AllowedIps: []string{"192.168.8.0/24"},
-					Carriers: []*skeinv1.PlainCarrier{{NodeId: s.Nodes()[0].GetId(), Sealed: []byte("sealed")}}}}}}
-		},
-	} {
-		command := c()
-		command.Time, command.Entropy = 1e18, make([]byte, 64)
-		evs, _, err := events.Decide(s, command)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range evs {
-			if err := s.Fold(e); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	return s
-}
-
-// An address of a plain peer, or behind one, is its own, and the log says since when.
-func TestWhoOfPlainPeer(t *testing.T) {
-	s := plainState(t)
-	p := s.PlainPeer("office")
-	for at, want := range map[string]string{
-		p.GetIpv4(): "It is the address of plain peer office", p.GetIpv6(): "It is the address of plain peer office",
-		"192.168.8.7": "It lies in 192.168.8.0/24, a network behind plain peer office",
-	} {
-		w := who(s, netip.MustParseAddr(at))
-		if w.GetKind() != "plain-peer" || !strings.HasPrefix(w.GetSays(), want) ||
-			w.GetEventIndex() != p.GetCreatedIndex() || w.GetEvent() != "plain_peer_set" {
-			t.Errorf("%s: %v", at, w)
-		}
-		set := &skeinv1.Event{Index: p.GetCreatedIndex(),
-			Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}
-		if name, line := concerns(s, set, w, 0); name != "plain_peer_set" || line != "given to plain peer office" {
-			t.Errorf("%s: its history says %q %q", at, name, line)
-		}
-	}
-	if w := who(s, netip.MustParseAddr("192.168.9.7")); w.GetKind() == "plain-peer" {
-		t.Errorf("another address: %v", w)
-	}
-}
-
 func withKey(a *Agent, k identity.WireGuardKey) *Agent {
 	own, err := newOwnKeys(k, k)
 	if err != nil {
@@ -198,4 +139,24 @@ func withKey(a *Agent, k identity.WireGuardKey) *Agent {
 	}
 	a.wg.Store(own)
 	return a
+}
+
+// A plain peer is in no site: it knows a site's network as other sites do.
+func TestPlainPeersKnowOtherAddresses(t *testing.T) {
+	s, ids := apitest.WithTranslations(t)
+	id, err := identity.ParseID(ids[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := map[identity.ID]gossip.Entry{
+		id: {Record: &skeinv1.Record{Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}}
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: 1, Time: 7, Body: &skeinv1.Event_SettingsChanged{
+		SettingsChanged: &skeinv1.SettingsChanged{Settings: &skeinv1.Settings{RouteNodeAddresses: true}}}}); err != nil {
+		t.Fatal(err)
+	}
+	routes := plainRoutes(s, entries, &skeinv1.PlainPeer{Name: "phone"})
+	if slices.Contains(routes, netip.MustParsePrefix("192.168.1.0/25")) ||
+		!slices.Contains(routes, netip.MustParsePrefix("10.201.1.0/25")) {
+		t.Errorf("it reaches %v", routes)
+	}
 }

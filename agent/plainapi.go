@@ -29,7 +29,8 @@ import (
 const plainCarriers = 3
 
 // AddPlainPeer chooses the carriers, makes their secrets, and has the log admit the peer.
-func (s api) AddPlainPeer(ctx context.Context, r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse, error) {
+func (s services) AddPlainPeer(ctx context.Context,
+	r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse, error) {
 	a := s.a
 	if a.replica == nil || a.gossip == nil {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
@@ -217,11 +218,11 @@ func plainRoutes(st *events.State, records map[identity.ID]gossip.Entry, own *sk
 	return slices.Compact(all)
 }
 
-func (s api) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.PlainPeersResponse, error) {
+func (s services) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.PlainPeersResponse, error) {
 	return &skeinv1.PlainPeersResponse{Peers: s.a.plainViews()}, nil
 }
 
-func (s api) RemovePlainPeer(ctx context.Context,
+func (s services) RemovePlainPeer(ctx context.Context,
 	r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
 	answer, err := s.a.propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: r.GetName(),

@@ -7,12 +7,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
 // How full a pool is, in blocks of the whole cluster: of 32 one is a node's, and two are reserved.
 func TestPoolMetrics(t *testing.T) {
-	st := folded(t, func(ids []string) []*skeinv1.Event {
+	st := apitest.WithEgresses(t, func(ids []string) []*skeinv1.Event {
 		return []*skeinv1.Event{
 			{Body: &skeinv1.Event_PoolCreated{PoolCreated: &skeinv1.PoolCreated{Pool: &skeinv1.Pool{Name: "lan",
 				BlockSizeBits: 3,

@@ -215,7 +215,7 @@ func (p *pods) routes() []dataplane.PodRoute {
 	}
 	var out []dataplane.PodRoute
 	for _, l := range p.ipam.Leases() {
-		link := podLink(l)
+		link := cniserver.LinkOf(l)
 		if link == "" || l.Link != "" {
 			continue // somebody else's link, and route
 		}
@@ -227,17 +227,6 @@ func (p *pods) routes() []dataplane.PodRoute {
 		}
 	}
 	return out
-}
-
-// podLink is the name of the host's end of a pod's link; empty for a link that is neither ours nor Coil's.
-func podLink(l ipam.Lease) string {
-	switch {
-	case l.Link != "":
-		return l.Link
-	case l.Key.ContainerID == "":
-		return ""
-	}
-	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
 }
 
 // lookAgain has the kernel read again when this node has a block more: an import gives it blocks in which other

@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 )
@@ -52,7 +53,7 @@ var profileKinds = map[string]profileKind{
 }
 
 // Profile streams a profile of this process to root.
-func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
+func (s services) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
 	stream *connect.ServerStream[skeinv1.ProfileResponse]) error {
 	if err := needRoot(ctx, "a profile"); err != nil {
 		return err
@@ -73,7 +74,7 @@ func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
 	}
 	w := bufio.NewWriterSize(profileWriter{stream}, profileChunk)
 	if err := kind.take(ctx, w, d); err != nil {
-		return asConnect(fmt.Errorf("take the %s profile: %w", r.GetKind(), err))
+		return api.Error(fmt.Errorf("take the %s profile: %w", r.GetKind(), err))
 	}
 	return w.Flush()
 }

@@ -119,6 +119,9 @@ func TestGossipMetrics(t *testing.T) {
 		a.gossip.Merge([]*skeinv1.SignedRecord{r})
 		after := collected(t, a.collectGossip)
 		for other := range after {
+			if !strings.HasPrefix(other, "skein_gossip_records") { // meanwhile it looks for the other member in vain
+				continue
+			}
 			if want := before[other] + map[bool]float64{true: 1}[other == name]; after[other] != want {
 				t.Errorf("%s: %s went from %v to %v", name, other, before[other], after[other])
 			}

@@ -25,8 +25,6 @@ import (
 )
 
 const (
-	roleRelay = "relay" // Record.role of a node that relays and does nothing else
-
 	summaryEvery = 2 * time.Second // how often what others need not know at once may change the record
 	quietForHash = 2 * time.Second // the index rests that long before its hash is published
 	rttStep      = 5 * time.Millisecond
@@ -169,7 +167,7 @@ func (a *Agent) claimed() *skeinv1.Record {
 		r.NodeAddresses = withOwn(c.NodeAddresses, addrs)
 	}
 	if a.relayOnly() {
-		r.Role = roleRelay
+		r.Role = gossip.RoleRelay
 	}
 	return r
 }

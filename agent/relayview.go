@@ -10,7 +10,7 @@ import (
 )
 
 // Relay tells how this node's relay sessions do, and what it relays for others.
-func (s api) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayResponse, error) {
+func (s services) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayResponse, error) {
 	out := &skeinv1.RelayResponse{Server: s.a.relayServer()}
 	for _, l := range s.a.pool.Stats() {
 		out.Sessions = append(out.Sessions, &skeinv1.RelaySession{

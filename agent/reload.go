@@ -274,7 +274,7 @@ func (a *Agent) watchConfig(ctx context.Context) {
 
 // Reload reads the configuration file anew. Whoever may use the socket gives commands that change more; the request
 // names no file, so that nobody has the agent read another one.
-func (s api) Reload(ctx context.Context, q *skeinv1.ReloadRequest) (*skeinv1.ReloadResponse, error) {
+func (s services) Reload(ctx context.Context, q *skeinv1.ReloadRequest) (*skeinv1.ReloadResponse, error) {
 	began := time.Now()
 	r, err := s.a.reload(q.GetDryRun())
 	switch {

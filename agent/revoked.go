@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
@@ -36,15 +37,7 @@ type revokedError struct{ reason string }
 
 func (e *revokedError) Error() string {
 	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with "+
-		"a new token", reasonText(e.reason))
-}
-
-// reasonText is why a node was revoked.
-func reasonText(reason string) string {
-	if reason == "" {
-		return "no reason was given"
-	}
-	return reason
+		"a new token", api.ReasonText(e.reason))
 }
 
 func (e *revokedError) Is(target error) bool { return target == ErrJoinRefused }

@@ -171,7 +171,8 @@ type stuckCluster struct {
 	end   chan struct{}
 }
 
-func (s stuckCluster) ReadState(ctx context.Context, _ *skeinv1.ReadStateRequest) (*skeinv1.ReadStateResponse, error) {
+func (s stuckCluster) ReadState(ctx context.Context,
+	_ *skeinv1.ReadStateRequest) (*skeinv1.ReadStateResponse, error) {
 	s.began <- struct{}{}
 	<-s.end
 	return &skeinv1.ReadStateResponse{}, nil

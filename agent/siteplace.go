@@ -71,7 +71,7 @@ func whyWide(p *sites.Plan, n *skeinv1.Node, r *skeinv1.Record, d duties) (why s
 		return "its site does not speak through leaders", true
 	case d.server:
 		return "it is a server", true
-	case r.GetRelay() != nil || r.GetRole() == roleRelay:
+	case r.GetRelay() != nil || r.GetRole() == gossip.RoleRelay:
 		return "it relays", true
 	case len(r.GetStunAddresses()) > 0 || len(r.GetJoinAddresses()) > 0:
 		return "it answers nodes of all sites at a public address", true

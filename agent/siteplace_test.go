@@ -52,7 +52,7 @@ func TestWhoIsWide(t *testing.T) {
 		"so would this one":        {facts{self: 4}, true, false},
 		"a server":                 {facts{self: 5, duties: duties{server: true}}, true, true},
 		"it relays":                {facts{self: 5, record: &skeinv1.Record{Relay: &skeinv1.RelayOffer{}}}, true, true},
-		"it only relays":           {facts{self: 5, record: &skeinv1.Record{Role: roleRelay}}, true, true},
+		"it only relays":           {facts{self: 5, record: &skeinv1.Record{Role: gossip.RoleRelay}}, true, true},
 		"it answers STUN": {facts{self: 5, record: &skeinv1.Record{StunAddresses: []string{"198.18.0.1:3478"}}},
 			true, true},
 		"it takes joiners": {facts{self: 5, record: &skeinv1.Record{JoinAddresses: []string{"198.18.0.1:7443"}}},

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
@@ -21,7 +22,7 @@ import (
 
 // Usage tells what this agent costs and does. All of it is counted anyway, or asked of the kernel now: nobody who does
 // not ask pays.
-func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageResponse, error) {
+func (s services) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageResponse, error) {
 	a := s.a
 	now := time.Now()
 	r := &skeinv1.UsageResponse{
@@ -30,7 +31,7 @@ func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageRespon
 		KernelWrites: a.writes.Load(),
 	}
 	if err := usageOfProcess(r); err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	usageOfRuntime(r)
 	n := nlcount.Read()

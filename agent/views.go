@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
@@ -19,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
+func (s services) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
 	a := s.a
 	r := &skeinv1.StatusResponse{
 		NodeId: a.id.String(), Name: a.name(), Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
@@ -114,14 +115,14 @@ func (a *Agent) tunnelPeers() (n uint32) {
 	}
 	records := a.gossip.Records()
 	for _, id := range a.roster.Members() {
-		if id != a.id && records[id].Record.GetRole() != roleRelay && a.reach.Load().peer(id) {
+		if id != a.id && records[id].Record.GetRole() != gossip.RoleRelay && a.reach.Load().peer(id) {
 			n++
 		}
 	}
 	return n
 }
 
-func (s api) Nodes(ctx context.Context, _ *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
+func (s services) Nodes(ctx context.Context, _ *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
 	a := s.a
 	records, notAsked := a.allRecords(ctx)
 	paths := a.currentPaths()
@@ -136,7 +137,7 @@ func (s api) Nodes(ctx context.Context, _ *skeinv1.NodesRequest) (*skeinv1.Nodes
 	return r, nil
 }
 
-func (s api) ShowNode(ctx context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1.ShowNodeResponse, error) {
+func (s services) ShowNode(ctx context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1.ShowNodeResponse, error) {
 	n, _, err := s.a.find(r.GetNode())
 	if err != nil {
 		return nil, err
@@ -162,7 +163,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry,
 	leader, ok := a.leader()
 	v.Leader = ok && leader == id
 	v.Path = a.transport(id, paths)
-	if v.Record.GetRole() == roleRelay {
+	if v.Record.GetRole() == gossip.RoleRelay {
 		v.Path = "none"
 	}
 	if v.Self {
@@ -201,7 +202,7 @@ func (a *Agent) currentPaths() map[identity.ID]path.Path {
 	return a.paths.Paths()
 }
 
-func (s api) Peers(ctx context.Context, q *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
+func (s services) Peers(ctx context.Context, q *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
 	a := s.a
 	past := q.GetAt() > 0 || q.GetAtTime() != 0
 	if q.GetNode() != "" {
@@ -295,13 +296,13 @@ func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 	}
 }
 
-func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1.NetcheckResponse, error) {
+func (s services) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1.NetcheckResponse, error) {
 	a := s.a
 	if r.GetRefresh() && a.discoverer != nil {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		if _, err := a.discoverer.Check(ctx); err != nil {
-			return nil, asConnect(err)
+			return nil, api.Error(err)
 		}
 	}
 	out := &skeinv1.NetcheckResponse{}
@@ -346,7 +347,7 @@ func (a *Agent) checked() *candidate.Result {
 const mostOfJournal = 10_000
 
 // Journal gives the newest entries: the agent's process holds the file.
-func (s api) Journal(_ context.Context, r *skeinv1.JournalRequest) (*skeinv1.JournalResponse, error) {
+func (s services) Journal(_ context.Context, r *skeinv1.JournalRequest) (*skeinv1.JournalResponse, error) {
 	most := mostOfJournal
 	if n := r.GetMost(); n > 0 {
 		most = int(min(n, mostOfJournal))
@@ -363,7 +364,8 @@ func (s api) Journal(_ context.Context, r *skeinv1.JournalRequest) (*skeinv1.Jou
 	return out, nil
 }
 
-func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {
+func (s services) ExplainPeer(ctx context.Context,
+	r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {
 	a := s.a
 	n, id, err := a.find(r.GetPeer())
 	if err != nil {
@@ -421,7 +423,7 @@ func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.Explai
 	at time.Time) (*skeinv1.ExplainPeerResponse, error) {
 	past, err := path.ExplainAt(a.journal, id, at)
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
 	out.Peer = pastPeer(n, past, a.roster.Name)
 	switch {

@@ -21,6 +21,9 @@ const (
 	answerRecord    = 3 // as broadcastRecord, and not passed on
 )
 
+// RoleRelay is the role, in its record, of a node that relays and does nothing else.
+const RoleRelay = "relay"
+
 // ownRecord is what this node says of itself.
 type ownRecord struct {
 	mu         sync.Mutex

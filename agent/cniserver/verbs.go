@@ -133,6 +133,17 @@ func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link
 	}
 }
 
+// LinkOf is the name of the host's end of a pod's link; empty for a link that is neither ours nor Coil's.
+func LinkOf(l ipam.Lease) string {
+	switch {
+	case l.Link != "":
+		return l.Link
+	case l.Key.ContainerID == "":
+		return ""
+	}
+	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
+}
+
 // ClientOf is the pod that has a lease, as a client of egresses.
 func ClientOf(l ipam.Lease) clients.Pod {
 	return clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace,

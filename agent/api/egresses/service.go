@@ -1,10 +1,11 @@
-package agent
+package egresses
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,47 +15,67 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
 
 const (
-	egressPatience = 1500 * time.Millisecond // for one node's report
-	egressAtOnce   = 16                      // nodes that are asked at a time
-	// egressAsked is up to how many members all are asked for their clients; above, only gateways and this node are.
-	egressAsked = 256
+	// Patience is for one node's report.
+	Patience = 1500 * time.Millisecond
+	atOnce   = 16 // nodes that are asked at a time
+	// askedAll is up to how many members all are asked for their clients; above, only gateways and this node are.
+	askedAll = 256
 )
 
-// egressAnswers is what the agent's egresses do for the local API.
-type egressAnswers interface {
+// EgressService is that part of the API.
+type EgressService struct {
+	Agent api.Agent
+	// Host are this node's egresses; nil: it only relays.
+	Host Host
+	// Journal is this node's.
+	Journal Journal
+	Log     *slog.Logger
+}
+
+// Journal is read from a time to another, both may be zero, as far as keep says.
+type Journal interface {
+	Read(from, to time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
+}
+
+// Host is what the agent's egresses do for the local API.
+type Host interface {
 	// Report is what a node does for egresses, as it says; the node may be this one.
 	Report(ctx context.Context, node identity.ID, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error)
 	// Attach changes which egresses a pod of this host uses.
 	Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error)
 }
 
-// errNoEgresses is for those who ask a node that runs none.
-var errNoEgresses = errors.New("this node runs no egresses: it only relays; ask another")
+// ErrNone is for those who ask a node that runs none.
+var ErrNone = errors.New("this node runs no egresses: it only relays; ask another")
 
-func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
-	nodes := s.a.egressNodes(ctx, s.a.replica.State())
-	if what := checkEgress(r.GetEgress(), nodes); what != "" {
+func (s EgressService) CreateEgress(ctx context.Context,
+	r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
+	nodes := s.nodes(ctx, s.Agent.State())
+	if what := check(r.GetEgress(), nodes); what != "" {
 		return nil, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("egress %s: %s", nameOfEgress(r.GetEgress()), what))
+			fmt.Errorf("egress %s: %s", nameOf(r.GetEgress()), what))
 	}
-	answer, err := s.a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: r.GetEgress()}}})
 	if err != nil {
 		return nil, err
 	}
 	return &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(),
-		Warnings: egressWarnings(answer.GetEgress(), nodes)}, nil
+		Warnings: warnings(answer.GetEgress(), nodes)}, nil
 }
 
-func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
-	c, before := r.GetChange(), s.a.replica.State()
-	nodes := s.a.egressNodes(ctx, before)
+func (s EgressService) ChangeEgress(ctx context.Context,
+	r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
+	c, before := r.GetChange(), s.Agent.State()
+	nodes := s.nodes(ctx, before)
 	old := before.Egress(c.GetNamespace(), c.GetName())
 	// Only what is new is looked at: a node that came later than the egress must not keep it from being changed.
 	news := &skeinv1.Egress{}
@@ -66,50 +87,51 @@ func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (
 			return slices.ContainsFunc(old.GetAddresses(), func(y *skeinv1.EgressAddress) bool { return proto.Equal(x, y) })
 		})
 	}
-	if what := checkEgress(news, nodes); what != "" {
+	if what := check(news, nodes); what != "" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s/%s: %s", c.GetNamespace(),
 			c.GetName(), what))
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeEgress{ChangeEgress: c}})
+	answer, err := s.Agent.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeEgress{ChangeEgress: c}})
 	if err != nil {
 		return nil, err
 	}
 	out := &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(),
-		Warnings: egressWarnings(answer.GetEgress(), nodes)}
+		Warnings: warnings(answer.GetEgress(), nodes)}
 	if old != nil {
-		out.Moves = egressMoves(old, answer.GetEgress(), s.a.replica.State().Slots(c.GetNamespace(), c.GetName()), nodes)
+		out.Moves = moves(old, answer.GetEgress(), s.Agent.State().Slots(c.GetNamespace(), c.GetName()), nodes)
 	}
 	return out, nil
 }
 
-func (s api) RemoveEgress(ctx context.Context, r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
-	answer, err := s.a.propose(ctx,
+func (s EgressService) RemoveEgress(ctx context.Context,
+	r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: r.GetNamespace(),
 			Name: r.GetName()}}})
 	return &skeinv1.RemoveEgressResponse{Index: answer.GetIndex()}, err
 }
 
-func nameOfEgress(e *skeinv1.Egress) string { return egressName(e.GetNamespace(), e.GetName()) }
+func nameOf(e *skeinv1.Egress) string { return fullName(e.GetNamespace(), e.GetName()) }
 
-// egressNodes are all members, by name.
-func (a *Agent) egressNodes(ctx context.Context, st *events.State) []egressNode {
-	records, _ := a.allRecords(ctx)
-	var out []egressNode
+// nodes are all members, by name.
+func (s EgressService) nodes(ctx context.Context, st *events.State) []member {
+	records := s.Agent.RecordsAsked(ctx)
+	var out []member
 	for _, n := range st.Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
 			continue
 		}
-		site, _ := a.siteOf(n, records[id].Record)
-		out = append(out, egressNode{node: n, site: site, record: records[id].Record,
-			alive: id == a.id || a.gossip.Alive(id)})
+		site, _ := s.Agent.SiteOf(n, records[id])
+		out = append(out, member{node: n, site: site, record: records[id],
+			alive: id == s.Agent.Self() || s.Agent.Alive(id)})
 	}
-	slices.SortFunc(out, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
+	slices.SortFunc(out, func(x, y member) int { return strings.Compare(x.name(), y.name()) })
 	return out
 }
 
-// findEgress is the egress of that name; without a namespace the only one that is called so.
-func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, error) {
+// find is the egress of that name; without a namespace the only one that is called so.
+func find(st *events.State, namespace, name string) (*skeinv1.Egress, error) {
 	var found []*skeinv1.Egress
 	if namespace != "" {
 		if e := st.Egress(namespace, name); e != nil {
@@ -121,7 +143,7 @@ func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, erro
 	var names []string
 	for _, e := range st.Egresses() {
 		if e.GetName() == name {
-			found, names = append(found, e), append(names, nameOfEgress(e))
+			found, names = append(found, e), append(names, nameOf(e))
 		}
 	}
 	switch len(found) {
@@ -135,9 +157,9 @@ func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, erro
 		len(found), name, strings.Join(names, ", ")))
 }
 
-func (s api) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
-	st := s.a.replica.State()
-	nodes := s.a.egressNodes(ctx, st)
+func (s EgressService) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
+	st := s.Agent.State()
+	nodes := s.nodes(ctx, st)
 	out := &skeinv1.EgressesResponse{}
 	for _, e := range st.Egresses() {
 		out.Egresses = append(out.Egresses, summarize(e, st.Slots(e.GetNamespace(), e.GetName()), nodes))
@@ -146,18 +168,18 @@ func (s api) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1
 }
 
 // summarize is an egress with its slots and who may have them.
-func summarize(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode) *skeinv1.EgressSummary {
+func summarize(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []member) *skeinv1.EgressSummary {
 	out := &skeinv1.EgressSummary{Egress: e}
 	for _, s := range slots {
 		out.Slots = append(out.Slots, slotView(s, nodes))
 	}
-	for _, n := range eligibleNodes(e, nodes) {
+	for _, n := range eligible(e, nodes) {
 		out.Eligible = append(out.Eligible, n.name())
 	}
 	return out
 }
 
-func slotView(s *skeinv1.EgressSlot, nodes []egressNode) *skeinv1.SlotView {
+func slotView(s *skeinv1.EgressSlot, nodes []member) *skeinv1.SlotView {
 	v := &skeinv1.SlotView{Slot: s}
 	for _, n := range nodes {
 		if n.node.GetId() == s.GetNodeId() {
@@ -167,8 +189,9 @@ func slotView(s *skeinv1.EgressSlot, nodes []egressNode) *skeinv1.SlotView {
 	return v
 }
 
-func (s api) ShowEgress(ctx context.Context, r *skeinv1.ShowEgressRequest) (*skeinv1.ShowEgressResponse, error) {
-	p, err := s.a.egressPicture(ctx, r.GetNamespace(), r.GetName())
+func (s EgressService) ShowEgress(ctx context.Context,
+	r *skeinv1.ShowEgressRequest) (*skeinv1.ShowEgressResponse, error) {
+	p, err := s.picture(ctx, r.GetNamespace(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +199,7 @@ func (s api) ShowEgress(ctx context.Context, r *skeinv1.ShowEgressRequest) (*ske
 }
 
 // shown is the picture as the API gives it.
-func (p egressPicture) shown() *skeinv1.ShowEgressResponse {
+func (p picture) shown() *skeinv1.ShowEgressResponse {
 	out := &skeinv1.ShowEgressResponse{Summary: summarize(p.egress, p.slots, p.nodes), FouPort: p.fouPort}
 	for _, n := range p.nodes {
 		id := n.node.GetId()
@@ -203,25 +226,25 @@ func (p egressPicture) shown() *skeinv1.ShowEgressResponse {
 	return out
 }
 
-// egressPicture asks everybody whom an egress concerns.
-func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egressPicture, error) {
-	st := a.replica.State()
-	e, err := findEgress(st, namespace, name)
-	if connect.CodeOf(err) == connect.CodeNotFound && a.egress != nil {
-		ask, _ := whomToAsk(nil, nil, a.egressNodes(ctx, st), a.id.String())
-		reports, _ := a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{})
+// picture asks everybody whom an egress concerns.
+func (s EgressService) picture(ctx context.Context, namespace, name string) (picture, error) {
+	st := s.Agent.State()
+	e, err := find(st, namespace, name)
+	if connect.CodeOf(err) == connect.CodeNotFound && s.Host != nil {
+		ask, _ := whomToAsk(nil, nil, s.nodes(ctx, st), s.Agent.Self().String())
+		reports, _ := s.ask(ctx, ask, &skeinv1.EgressReportRequest{})
 		err = stillMissing(err, namespace, name, reports)
 	}
 	if err != nil {
-		return egressPicture{}, err
+		return picture{}, err
 	}
-	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(ctx, st),
+	p := picture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: s.nodes(ctx, st),
 		fouPort: st.Settings().GetFouPort()}
-	if id, ok := a.leader(); ok {
-		p.leader = a.roster.Name(id)
+	if id, ok := s.Agent.Leader(); ok {
+		p.leader = s.Agent.Name(id)
 	}
-	ask, silent := whomToAsk(e, p.slots, p.nodes, a.id.String())
-	p.reports, p.silent = a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{Namespace: e.GetNamespace(),
+	ask, silent := whomToAsk(e, p.slots, p.nodes, s.Agent.Self().String())
+	p.reports, p.silent = s.ask(ctx, ask, &skeinv1.EgressReportRequest{Namespace: e.GetNamespace(),
 		Name: e.GetName()})
 	for id, why := range silent {
 		p.silent[id] = why
@@ -236,7 +259,7 @@ func stillMissing(err error, namespace, name string, reports map[string]*skeinv1
 		for _, c := range r.GetClients() {
 			for _, e := range c.GetEgresses() {
 				if e.GetName() == name && (namespace == "" || e.GetNamespace() == namespace) {
-					who = append(who, fmt.Sprintf("%s for %s", c.GetKey(), egressName(e.GetNamespace(), e.GetName())))
+					who = append(who, fmt.Sprintf("%s for %s", c.GetKey(), fullName(e.GetNamespace(), e.GetName())))
 				}
 			}
 		}
@@ -257,10 +280,10 @@ func stillMissing(err error, namespace, name string, reports map[string]*skeinv1
 
 // whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent
 // are those that need not be asked, with the reason, under "" for many.
-func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode,
+func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []member,
 	self string) (ask []string, silent map[string]string) {
 	silent = map[string]string{}
-	few := len(nodes) <= egressAsked
+	few := len(nodes) <= askedAll
 	for _, n := range nodes {
 		id := n.node.GetId()
 		why, _ := obstacles(e, n) // without an egress nobody is a gateway
@@ -268,7 +291,7 @@ func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNod
 			return s.GetNodeId() == id
 		})
 		switch {
-		case n.record.GetRole() == roleRelay:
+		case n.record.GetRole() == gossip.RoleRelay:
 		case n.alive && (gateway || few || id == self):
 			ask = append(ask, id)
 		case gateway:
@@ -281,19 +304,19 @@ func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNod
 	return ask, silent
 }
 
-// askEgresses gets reports of nodes, some at a time.
-func (a *Agent) askEgresses(ctx context.Context, nodes []string,
+// ask gets reports of nodes, some at a time.
+func (s EgressService) ask(ctx context.Context, nodes []string,
 	r *skeinv1.EgressReportRequest) (map[string]*skeinv1.EgressReportResponse, map[string]string) {
 	reports, silent := map[string]*skeinv1.EgressReportResponse{}, map[string]string{}
-	if a.egress == nil {
+	if s.Host == nil {
 		for _, id := range nodes {
-			silent[id] = errNoEgresses.Error()
+			silent[id] = ErrNone.Error()
 		}
 		return reports, silent
 	}
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	gate := make(chan struct{}, egressAtOnce)
+	gate := make(chan struct{}, atOnce)
 	for _, text := range nodes {
 		id, err := identity.ParseID(text)
 		if err != nil {
@@ -302,9 +325,9 @@ func (a *Agent) askEgresses(ctx context.Context, nodes []string,
 		all.Go(func() {
 			gate <- struct{}{}
 			defer func() { <-gate }()
-			ctx, cancel := context.WithTimeout(ctx, egressPatience)
+			ctx, cancel := context.WithTimeout(ctx, Patience)
 			defer cancel()
-			answer, err := a.egress.Report(ctx, id, r)
+			answer, err := s.Host.Report(ctx, id, r)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -323,7 +346,7 @@ func plainly(err error) string {
 	var c *connect.Error
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
-		return fmt.Sprintf("it did not answer within %s", egressPatience)
+		return fmt.Sprintf("it did not answer within %s", Patience)
 	case connect.CodeOf(err) == connect.CodeUnimplemented:
 		return "its version of skein has no egresses"
 	case errors.As(err, &c):
@@ -332,72 +355,73 @@ func plainly(err error) string {
 	return err.Error()
 }
 
-func (s api) ExplainEgress(ctx context.Context,
+func (s EgressService) ExplainEgress(ctx context.Context,
 	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
 	if a, err := netip.ParseAddr(r.GetClient()); err == nil {
 		r = proto.CloneOf(r)
 		r.Client = a.Unmap().String()
 	}
 	if r.GetAt() != 0 || r.GetAtTime() != 0 {
-		return s.a.explainEgressAt(ctx, r)
+		return s.explainAt(ctx, r)
 	}
-	p, err := s.a.egressPicture(ctx, r.GetNamespace(), r.GetName())
+	p, err := s.picture(ctx, r.GetNamespace(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
 	p.client = r.GetClient()
-	p.news = s.a.egressNews(ctx, p, s.a.replica.State().Index(), time.Time{})
-	return &skeinv1.ExplainEgressResponse{Lines: explainEgress(p)}, nil
+	p.news = s.news(ctx, p, s.Agent.State().Index(), time.Time{})
+	return &skeinv1.ExplainEgressResponse{Lines: explain(p)}, nil
 }
 
 // explainEgressAt explains an egress by the log as it was at a moment.
-func (a *Agent) explainEgressAt(ctx context.Context,
+func (s EgressService) explainAt(ctx context.Context,
 	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
-	st, err := a.stateThen(ctx, r.GetAt(), r.GetAtTime())
+	st, err := s.Agent.StateThen(ctx, r.GetAt(), r.GetAtTime())
 	if err != nil {
 		return nil, err
 	}
-	e, err := findEgress(st, r.GetNamespace(), r.GetName())
+	e, err := find(st, r.GetNamespace(), r.GetName())
 	if err != nil {
 		return nil, err
 	}
-	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), client: r.GetClient(), then: st,
+	p := picture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), client: r.GetClient(), then: st,
 		fouPort: st.Settings().GetFouPort()}
 	for _, n := range st.Nodes() {
-		p.nodes = append(p.nodes, egressNode{node: n})
+		p.nodes = append(p.nodes, member{node: n})
 	}
-	slices.SortFunc(p.nodes, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
-	p.news = a.egressNews(ctx, p, st.Index(), time.Unix(0, cmp.Or(r.GetAtTime(), st.Time())))
-	return &skeinv1.ExplainEgressResponse{Lines: explainEgressThen(p)}, nil
+	slices.SortFunc(p.nodes, func(x, y member) int { return strings.Compare(x.name(), y.name()) })
+	p.news = s.news(ctx, p, st.Index(), time.Unix(0, cmp.Or(r.GetAtTime(), st.Time())))
+	return &skeinv1.ExplainEgressResponse{Lines: explainThen(p)}, nil
 }
 
 // egressNews is what archives tell of an egress up to an index, and this node's journal of its slots here up to a
 // moment (zero: now), oldest first.
-func (a *Agent) egressNews(ctx context.Context, p egressPicture, index uint64, until time.Time) (out []egressNews) {
+func (s EgressService) news(ctx context.Context, p picture, index uint64, until time.Time) (out []occurrence) {
 	namespace, name := p.egress.GetNamespace(), p.egress.GetName()
-	_ = a.eachEvent(ctx, index, func(e *skeinv1.Event) { // without archives the journal has to do
-		if text := egressEventText(e, namespace, name, p.nameOf); text != "" {
-			out = append(out, egressNews{e.GetTime(), text})
+	_ = s.Agent.EachEvent(ctx, index, func(e *skeinv1.Event) { // without archives the journal has to do
+		if text := eventText(e, namespace, name, p.nameOf); text != "" {
+			out = append(out, occurrence{e.GetTime(), text})
 		}
 	})
-	entries, err := a.journal.Read(time.Time{}, until, func(e *skeinv1.JournalEntry) bool {
+	entries, err := s.Journal.Read(time.Time{}, until, func(e *skeinv1.JournalEntry) bool {
 		h := e.GetSlotHeld()
 		return h != nil && h.GetNamespace() == namespace && h.GetName() == name
 	})
 	if err != nil {
-		a.log.Warn("explain an egress: the journal cannot be read", "error", err)
+		s.Log.Warn("explain an egress: the journal cannot be read", "error", err)
 	}
 	for _, e := range entries {
-		out = append(out, egressNews{e.GetTime(), slotHeldText(a.name(), e.GetSlotHeld())})
+		out = append(out, occurrence{e.GetTime(), slotHeldText(s.Agent.Name(s.Agent.Self()), e.GetSlotHeld())})
 	}
-	slices.SortStableFunc(out, func(x, y egressNews) int { return int(min(max(x.at-y.at, -1), 1)) })
+	slices.SortStableFunc(out, func(x, y occurrence) int { return int(min(max(x.at-y.at, -1), 1)) })
 	return out
 }
 
-func (s api) AttachEgress(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+func (s EgressService) AttachEgress(ctx context.Context,
+	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
 	switch {
-	case s.a.egress == nil:
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
+	case s.Host == nil:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, ErrNone)
 	case r.GetPod() == "" && r.GetContainerId() == "":
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no pod is named: give its name and "+
 			"namespace, or its container's ID"))
@@ -405,18 +429,19 @@ func (s api) AttachEgress(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no egress is named; `skein egress list` "+
 			"shows those there are"))
 	}
-	answer, err := s.a.egress.Attach(ctx, r)
-	return answer, asConnect(err)
+	answer, err := s.Host.Attach(ctx, r)
+	return answer, api.Error(err)
 }
 
-func (s api) DrainNode(ctx context.Context, r *skeinv1.DrainNodeRequest) (*skeinv1.DrainNodeResponse, error) {
-	n, id, err := s.a.find(r.GetNode())
+func (s EgressService) DrainNode(ctx context.Context,
+	r *skeinv1.DrainNodeRequest) (*skeinv1.DrainNodeResponse, error) {
+	n, id, err := api.Find(s.Agent.State(), r.GetNode())
 	if err != nil {
 		return nil, err
 	}
 	out := &skeinv1.DrainNodeResponse{Node: n}
 	if !r.GetDryRun() {
-		answer, err := s.a.propose(ctx,
+		answer, err := s.Agent.Propose(ctx,
 			&skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: n.GetId(),
 				Draining: !r.GetUndo()}}})
 		if err != nil {
@@ -424,11 +449,11 @@ func (s api) DrainNode(ctx context.Context, r *skeinv1.DrainNodeRequest) (*skein
 		}
 		out.Index = answer.GetIndex()
 	}
-	st := s.a.replica.State()
+	st := s.Agent.State()
 	if now := st.Node(id); now != nil {
 		out.Node = now
 	}
-	nodes := s.a.egressNodes(ctx, st)
+	nodes := s.nodes(ctx, st)
 	for _, slot := range st.SlotsOf(n.GetId()) {
 		out.Slots = append(out.Slots, slotView(slot, nodes))
 	}

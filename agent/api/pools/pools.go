@@ -1,4 +1,5 @@
-package agent
+// Package pools answers the commands about address pools, their blocks and their reserved addresses.
+package pools
 
 import (
 	"context"
@@ -9,18 +10,33 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
 
+// PoolService is that part of the API.
+type PoolService struct {
+	Agent api.Agent
+	// Addresses gives this host's pods theirs; nil: this node only relays.
+	Addresses Allocator
+}
+
+// Allocator says how this host uses its blocks.
+type Allocator interface {
+	Pools() map[string]ipam.LocalPool
+	BlockUse(pool string, number uint64) int
+}
+
 // maxHolders is how many nodes a pool's view names.
 const maxHolders = 64
 
-func (s api) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*skeinv1.PoolResponse, error) {
-	if err := s.a.checkHosts(ctx, r.GetPool().GetSubnets()); err != nil {
+func (s PoolService) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*skeinv1.PoolResponse, error) {
+	if err := s.checkHosts(ctx, r.GetPool().GetSubnets()); err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: r.GetPool()}}})
 	if err != nil {
 		return nil, err
@@ -28,11 +44,11 @@ func (s api) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*ske
 	return &skeinv1.PoolResponse{Pool: answer.GetPool(), Index: answer.GetIndex()}, nil
 }
 
-func (s api) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*skeinv1.PoolResponse, error) {
-	if err := s.a.checkHosts(ctx, r.GetChange().GetAddSubnets()); err != nil {
+func (s PoolService) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*skeinv1.PoolResponse, error) {
+	if err := s.checkHosts(ctx, r.GetChange().GetAddSubnets()); err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: r.GetChange()}})
+	answer, err := s.Agent.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: r.GetChange()}})
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +57,8 @@ func (s api) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*ske
 
 // checkHosts refuses subnets that hold the address of a member's own network. The members say those themselves, so that
 // the log cannot: a node that joins later leaves such blocks out and reports it.
-func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) error {
-	records := a.recordsAsked(ctx)
+func (s PoolService) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) error {
+	records := s.Agent.RecordsAsked(ctx)
 	for _, n := range subnets {
 		for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
 			p, err := netip.ParsePrefix(text)
@@ -50,9 +66,9 @@ func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) e
 				continue // the leader says what is wrong with it
 			}
 			for id, record := range records {
-				if what := overlapped(p, record); what != "" {
+				if what := api.Overlapped(p, record); what != "" {
 					return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("subnet %s covers %s of node %s: pods with such "+
-						"addresses would cut it off; choose another subnet", p, what, a.roster.Name(id)))
+						"addresses would cut it off; choose another subnet", p, what, s.Agent.Name(id)))
 				}
 			}
 		}
@@ -60,37 +76,19 @@ func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) e
 	return nil
 }
 
-// overlapped names what of a node's own addresses a subnet covers; "" if nothing.
-func overlapped(p netip.Prefix, r *skeinv1.Record) string {
-	for _, c := range r.GetCandidates() {
-		at, err := netip.ParseAddrPort(c.GetAddress())
-		if err == nil && p.Contains(at.Addr().Unmap()) {
-			return "the address " + at.Addr().String()
-		}
-	}
-	if ip, err := netip.ParseAddr(r.GetInternalIp()); err == nil && p.Contains(ip) {
-		return "the internal address " + ip.String()
-	}
-	for _, text := range r.GetNodeAddresses() {
-		if n, err := netip.ParsePrefix(text); err == nil && n.Overlaps(p) {
-			return "the network " + text
-		}
-	}
-	return ""
-}
-
-func (s api) RemovePool(ctx context.Context, r *skeinv1.RemovePoolRequest) (*skeinv1.RemovePoolResponse, error) {
-	answer, err := s.a.propose(ctx,
+func (s PoolService) RemovePool(ctx context.Context,
+	r *skeinv1.RemovePoolRequest) (*skeinv1.RemovePoolResponse, error) {
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_RemovePool{RemovePool: &skeinv1.RemovePool{Name: r.GetName()}}})
 	return &skeinv1.RemovePoolResponse{Index: answer.GetIndex()}, err
 }
 
-func (s api) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
-	st := s.a.replica.State()
+func (s PoolService) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
+	st := s.Agent.State()
 	out := &skeinv1.PoolsResponse{}
 	for _, p := range st.Pools() {
 		if r.GetName() == "" || r.GetName() == p.GetName() {
-			out.Pools = append(out.Pools, s.a.poolView(st, p))
+			out.Pools = append(out.Pools, s.poolView(st, p))
 		}
 	}
 	if len(out.Pools) == 0 && r.GetName() != "" {
@@ -100,7 +98,7 @@ func (s api) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsRe
 	return out, nil
 }
 
-func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
+func (s PoolService) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 	use := st.PoolUse(p.GetName())
 	resting := use.Resting(time.Now())
 	v := &skeinv1.PoolView{Pool: p, Blocks: use.Blocks, Owned: use.Owned, Reserved: use.Reserved, Resting: resting,
@@ -109,7 +107,7 @@ func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 		if len(v.Holders) == maxHolders {
 			break
 		}
-		v.Holders = append(v.Holders, &skeinv1.PoolHolder{NodeId: h.NodeID, Name: nodeName(st, h.NodeID),
+		v.Holders = append(v.Holders, &skeinv1.PoolHolder{NodeId: h.NodeID, Name: api.NodeName(st, h.NodeID),
 			Blocks: uint32(h.Blocks)})
 	}
 	for _, g := range st.Grants() {
@@ -122,8 +120,8 @@ func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 			v.Statics = append(v.Statics, x)
 		}
 	}
-	if a.pods != nil {
-		if l, ok := a.pods.ipam.Pools()[p.GetName()]; ok {
+	if s.Addresses != nil {
+		if l, ok := s.Addresses.Pools()[p.GetName()]; ok {
 			v.Local = &skeinv1.LocalPool{Blocks: uint32(l.Blocks), Used: uint32(l.Used), Free: uint32(l.Free),
 				Resting: uint32(l.Resting)}
 		}
@@ -131,11 +129,11 @@ func (a *Agent) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolView {
 	return v
 }
 
-func (s api) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.BlocksResponse, error) {
-	st := s.a.replica.State()
+func (s PoolService) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.BlocksResponse, error) {
+	st := s.Agent.State()
 	node := ""
 	if r.GetNode() != "" {
-		n, _, err := s.a.find(r.GetNode())
+		n, _, err := api.Find(st, r.GetNode())
 		if err != nil {
 			return nil, err
 		}
@@ -156,21 +154,22 @@ func (s api) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.Block
 			b.GetNodeId() != "":
 			continue
 		}
-		v := &skeinv1.BlockView{Block: b, Node: names[b.GetNodeId()], Local: b.GetNodeId() == s.a.id.String()}
-		if v.Local && s.a.pods != nil {
-			v.Used = uint32(s.a.pods.ipam.BlockUse(b.GetPool(), b.GetNumber()))
+		v := &skeinv1.BlockView{Block: b, Node: names[b.GetNodeId()], Local: b.GetNodeId() == s.Agent.Self().String()}
+		if v.Local && s.Addresses != nil {
+			v.Used = uint32(s.Addresses.BlockUse(b.GetPool(), b.GetNumber()))
 		}
 		out.Blocks = append(out.Blocks, v)
 	}
 	return out, nil
 }
 
-func (s api) ReserveBlock(ctx context.Context, r *skeinv1.ReserveBlockRequest) (*skeinv1.BlockResponse, error) {
-	pool, err := s.a.poolFor(r.GetPool(), r.GetPrefix())
+func (s PoolService) ReserveBlock(ctx context.Context,
+	r *skeinv1.ReserveBlockRequest) (*skeinv1.BlockResponse, error) {
+	pool, err := s.poolFor(r.GetPool(), r.GetPrefix())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: pool,
 			Prefix: r.GetPrefix(), Reason: r.GetReason()}}})
 	if err != nil {
@@ -179,13 +178,14 @@ func (s api) ReserveBlock(ctx context.Context, r *skeinv1.ReserveBlockRequest) (
 	return &skeinv1.BlockResponse{Block: first(answer.GetBlocks()), Index: answer.GetIndex()}, nil
 }
 
-func (s api) ReleaseBlock(ctx context.Context, r *skeinv1.ReleaseBlockRequest) (*skeinv1.BlockResponse, error) {
-	pool, err := s.a.poolFor(r.GetPool(), r.GetPrefix())
+func (s PoolService) ReleaseBlock(ctx context.Context,
+	r *skeinv1.ReleaseBlockRequest) (*skeinv1.BlockResponse, error) {
+	pool, err := s.poolFor(r.GetPool(), r.GetPrefix())
 	if err != nil {
 		return nil, err
 	}
-	_, _, block := s.a.replica.State().BlockAt(startOf(r.GetPrefix()))
-	answer, err := s.a.propose(ctx,
+	_, _, block := s.Agent.State().BlockAt(startOf(r.GetPrefix()))
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{Pool: pool,
 			Prefix: r.GetPrefix(), Reason: "released by hand"}}})
 	if err != nil {
@@ -194,12 +194,13 @@ func (s api) ReleaseBlock(ctx context.Context, r *skeinv1.ReleaseBlockRequest) (
 	return &skeinv1.BlockResponse{Block: block, Index: answer.GetIndex()}, nil
 }
 
-func (s api) ReserveAddress(ctx context.Context, r *skeinv1.ReserveAddressRequest) (*skeinv1.StaticResponse, error) {
-	pool, err := s.a.poolFor(r.GetPool(), r.GetAddress())
+func (s PoolService) ReserveAddress(ctx context.Context,
+	r *skeinv1.ReserveAddressRequest) (*skeinv1.StaticResponse, error) {
+	pool, err := s.poolFor(r.GetPool(), r.GetAddress())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{
 			Pool: pool, Address: r.GetAddress(), Namespace: r.GetNamespace(), Pod: r.GetPod()}}})
 	if err != nil {
@@ -208,13 +209,14 @@ func (s api) ReserveAddress(ctx context.Context, r *skeinv1.ReserveAddressReques
 	return &skeinv1.StaticResponse{Address: answer.GetStatic(), Index: answer.GetIndex()}, nil
 }
 
-func (s api) ReleaseAddress(ctx context.Context, r *skeinv1.ReleaseAddressRequest) (*skeinv1.StaticResponse, error) {
-	pool, err := s.a.poolFor(r.GetPool(), r.GetAddress())
+func (s PoolService) ReleaseAddress(ctx context.Context,
+	r *skeinv1.ReleaseAddressRequest) (*skeinv1.StaticResponse, error) {
+	pool, err := s.poolFor(r.GetPool(), r.GetAddress())
 	if err != nil {
 		return nil, err
 	}
-	old := s.a.replica.State().Static(pool, startOf(r.GetAddress()))
-	answer, err := s.a.propose(ctx,
+	old := s.Agent.State().Static(pool, startOf(r.GetAddress()))
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool,
 			Address: r.GetAddress(), Force: r.GetForce()}}})
 	if err != nil {
@@ -223,12 +225,12 @@ func (s api) ReleaseAddress(ctx context.Context, r *skeinv1.ReleaseAddressReques
 	return &skeinv1.StaticResponse{Address: old, Index: answer.GetIndex()}, nil
 }
 
-func (s api) Statics(context.Context, *skeinv1.StaticsRequest) (*skeinv1.StaticsResponse, error) {
-	return &skeinv1.StaticsResponse{Addresses: s.a.replica.State().Statics()}, nil
+func (s PoolService) Statics(context.Context, *skeinv1.StaticsRequest) (*skeinv1.StaticsResponse, error) {
+	return &skeinv1.StaticsResponse{Addresses: s.Agent.State().Statics()}, nil
 }
 
 // poolFor is the pool that was named, or else the one that an address or prefix lies in.
-func (a *Agent) poolFor(name, address string) (string, error) {
+func (s PoolService) poolFor(name, address string) (string, error) {
 	if name != "" {
 		return name, nil
 	}
@@ -236,7 +238,7 @@ func (a *Agent) poolFor(name, address string) (string, error) {
 	if !at.IsValid() {
 		return "", connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is neither an address nor a prefix", address))
 	}
-	if p, _, _ := a.replica.State().BlockAt(at); p != nil {
+	if p, _, _ := s.Agent.State().BlockAt(at); p != nil {
 		return p.GetName(), nil
 	}
 	return "", connect.NewError(connect.CodeNotFound, fmt.Errorf("%s lies in no pool; `skein pool list` shows their "+
@@ -259,16 +261,16 @@ func first[T any](list []*T) *T {
 	return list[0]
 }
 
-func (s api) Import(ctx context.Context, r *skeinv1.ImportRequest) (*skeinv1.ImportResponse, error) {
+func (s PoolService) Import(ctx context.Context, r *skeinv1.ImportRequest) (*skeinv1.ImportResponse, error) {
 	if r.GetImport() == nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the request holds nothing to import"))
 	}
 	for _, p := range r.GetImport().GetPools() {
-		if err := s.a.checkHosts(ctx, p.GetSubnets()); err != nil {
+		if err := s.checkHosts(ctx, p.GetSubnets()); err != nil {
 			return nil, err
 		}
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: r.GetImport()}})
+	answer, err := s.Agent.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: r.GetImport()}})
 	if err != nil {
 		return nil, err
 	}

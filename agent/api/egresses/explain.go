@@ -1,4 +1,4 @@
-package agent
+package egresses
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
@@ -19,14 +20,14 @@ const (
 	mostWaiting   = 5  // clients that have trouble
 )
 
-// egressPicture is all that an explanation of an egress is made of.
-type egressPicture struct {
+// picture is all that an explanation of an egress is made of.
+type picture struct {
 	egress  *skeinv1.Egress
 	slots   []*skeinv1.EgressSlot
-	nodes   []egressNode                             // all members, by name
+	nodes   []member                                 // all members, by name
 	reports map[string]*skeinv1.EgressReportResponse // by node ID; of those that answered
 	silent  map[string]string                        // why others did not, by node ID
-	news    []egressNews                             // oldest first
+	news    []occurrence                             // oldest first
 	leader  string                                   // name; "": none is known
 	client  string                                   // namespace/pod or an address; "": none was asked for
 	fouPort uint32                                   // UDP, of the tunnels
@@ -34,12 +35,12 @@ type egressPicture struct {
 }
 
 // egressNews is one thing that happened to an egress.
-type egressNews struct {
+type occurrence struct {
 	at   int64
 	text string
 }
 
-func (p egressPicture) nameOf(id string) string {
+func (p picture) nameOf(id string) string {
 	for _, n := range p.nodes {
 		if n.node.GetId() == id {
 			return n.name()
@@ -49,7 +50,7 @@ func (p egressPicture) nameOf(id string) string {
 }
 
 // gateway is what a node says of itself as a gateway of this egress, nil if nothing.
-func (p egressPicture) gateway(id string) *skeinv1.EgressGateway {
+func (p picture) gateway(id string) *skeinv1.EgressGateway {
 	for _, g := range p.reports[id].GetGateways() {
 		if g.GetNamespace() == p.egress.GetNamespace() && g.GetName() == p.egress.GetName() {
 			return g
@@ -58,9 +59,9 @@ func (p egressPicture) gateway(id string) *skeinv1.EgressGateway {
 	return nil
 }
 
-// explainEgress tells in sentences why an egress is as it is. A line that begins with two spaces belongs to the one
+// Explain tells in sentences why an egress is as it is. A line that begins with two spaces belongs to the one
 // above it.
-func explainEgress(p egressPicture) []string {
+func explain(p picture) []string {
 	out := p.what()
 	out = append(out, p.gateways()...)
 	for _, s := range p.slots {
@@ -73,15 +74,15 @@ func explainEgress(p egressPicture) []string {
 	return append(out, p.lately()...)
 }
 
-// explainEgressThen tells what the log knew of an egress at a moment.
-func explainEgressThen(p egressPicture) []string {
+// explainThen tells what the log knew of an egress at a moment.
+func explainThen(p picture) []string {
 	out := []string{
 		fmt.Sprintf("As of event %d, at %s. What gateways and clients told then of leases and traffic is not kept.",
 			p.then.Index(), clock(p.then.Time())),
 		p.defined(),
 	}
 	var able []string
-	for _, n := range eligibleNodes(p.egress, p.nodes) {
+	for _, n := range eligible(p.egress, p.nodes) {
 		able = append(able, n.name())
 	}
 	allowed := "no member was one"
@@ -100,7 +101,7 @@ func explainEgressThen(p egressPicture) []string {
 }
 
 // lately is the newest of what happened.
-func (p egressPicture) lately() (out []string) {
+func (p picture) lately() (out []string) {
 	if len(p.news) > 0 {
 		out = append(out, "Lately:")
 		for _, n := range p.news[max(0, len(p.news)-mostNews):] {
@@ -123,10 +124,10 @@ func slotsText(e *skeinv1.Egress) string {
 }
 
 // defined says what the egress is, and which event says so.
-func (p egressPicture) defined() string {
+func (p picture) defined() string {
 	e := p.egress
 	text := fmt.Sprintf("Egress %s leads to %s, through %s. Event %d defined it, at %s",
-		egressName(e.GetNamespace(), e.GetName()), strings.Join(e.GetDestinations(), ", "),
+		fullName(e.GetNamespace(), e.GetName()), strings.Join(e.GetDestinations(), ", "),
 		slotsText(e), e.GetCreatedIndex(), clock(e.GetCreatedAt()))
 	if e.GetChangedIndex() != e.GetCreatedIndex() {
 		text += fmt.Sprintf("; event %d changed it last", e.GetChangedIndex())
@@ -134,7 +135,7 @@ func (p egressPicture) defined() string {
 	return text + "."
 }
 
-func (p egressPicture) what() []string {
+func (p picture) what() []string {
 	e := p.egress
 	source := "Packets leave with the address of the gateway node that owns the slot, so connections end when a slot " +
 		"moves."
@@ -150,8 +151,8 @@ func (p egressPicture) what() []string {
 }
 
 // gateways says who may be one, and how each fares.
-func (p egressPicture) gateways() []string {
-	able := eligibleNodes(p.egress, p.nodes)
+func (p picture) gateways() []string {
+	able := eligible(p.egress, p.nodes)
 	out := []string{fmt.Sprintf("Gateways are nodes with %s: %d of %s.", labelWords(p.egress.GetGateways()), len(able),
 		count(len(p.nodes), "member"))}
 	if len(able) == 0 {
@@ -178,7 +179,7 @@ func (p egressPicture) gateways() []string {
 }
 
 // fares is how an eligible node does, by its own word.
-func (p egressPicture) fares(n egressNode) string {
+func (p picture) fares(n member) string {
 	g := p.gateway(n.node.GetId())
 	switch why, silent := p.silent[n.node.GetId()]; {
 	case silent:
@@ -225,7 +226,7 @@ func dropsText(g *skeinv1.EgressGateway) string {
 }
 
 // slot says who owns a slot, why, and whether it forwards.
-func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
+func (p picture) slot(s *skeinv1.EgressSlot) []string {
 	out := []string{p.given(s)}
 	if s.GetNodeId() == "" {
 		out = append(out, "  "+p.whyNobody())
@@ -243,8 +244,8 @@ func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
 }
 
 // given says who owns a slot, by which event, and why.
-func (p egressPicture) given(s *skeinv1.EgressSlot) string {
-	by := fmt.Sprintf("by event %d, at %s: %s.", s.GetEpoch(), clock(s.GetSince()), reasonText(s.GetReason()))
+func (p picture) given(s *skeinv1.EgressSlot) string {
+	by := fmt.Sprintf("by event %d, at %s: %s.", s.GetEpoch(), clock(s.GetSince()), api.ReasonText(s.GetReason()))
 	switch {
 	case s.GetNodeId() != "" && s.GetFromNodeId() != "":
 		how := "since that could not hand it over"
@@ -262,12 +263,12 @@ func (p egressPicture) given(s *skeinv1.EgressSlot) string {
 }
 
 // where says which way a slot's packets take.
-func (p egressPicture) where(s *skeinv1.EgressSlot) string {
+func (p picture) where(s *skeinv1.EgressSlot) string {
 	return fmt.Sprintf("  Tunnels lead to %s; packets leave with %s.", p.endpoint(s.GetNumber()),
 		slotSource(p.egress, s.GetNumber()))
 }
 
-func (p egressPicture) endpoint(slot uint32) string {
+func (p picture) endpoint(slot uint32) string {
 	if uint64(slot) < uint64(len(p.egress.GetEndpoints())) {
 		return addressText(p.egress.GetEndpoints()[slot])
 	}
@@ -275,8 +276,8 @@ func (p egressPicture) endpoint(slot uint32) string {
 }
 
 // whyNobody says what an owner is missing for.
-func (p egressPicture) whyNobody() string {
-	able := eligibleNodes(p.egress, p.nodes)
+func (p picture) whyNobody() string {
+	able := eligible(p.egress, p.nodes)
 	var ready []string
 	for _, n := range able {
 		if g := p.gateway(n.node.GetId()); n.alive && g.GetState().GetReady() &&
@@ -300,7 +301,7 @@ func (p egressPicture) whyNobody() string {
 }
 
 // lease says whether the owner forwards.
-func (p egressPicture) lease(s *skeinv1.EgressSlot) string {
+func (p picture) lease(s *skeinv1.EgressSlot) string {
 	name := p.nameOf(s.GetNodeId())
 	if why, silent := p.silent[s.GetNodeId()]; silent {
 		return fmt.Sprintf("Whether it forwards is not known: %s does not tell (%s).", name, why)
@@ -335,7 +336,7 @@ func (p egressPicture) lease(s *skeinv1.EgressSlot) string {
 }
 
 // ours are the egresses of a client that are this one.
-func (p egressPicture) ours(c *skeinv1.EgressClientReport) *skeinv1.EgressOfClient {
+func (p picture) ours(c *skeinv1.EgressClientReport) *skeinv1.EgressOfClient {
 	for _, e := range c.GetEgresses() {
 		if e.GetNamespace() == p.egress.GetNamespace() && e.GetName() == p.egress.GetName() {
 			return e
@@ -345,7 +346,7 @@ func (p egressPicture) ours(c *skeinv1.EgressClientReport) *skeinv1.EgressOfClie
 }
 
 // each calls f with every client of this egress that a node has told of, by node's name and key.
-func (p egressPicture) each(f func(node string, c *skeinv1.EgressClientReport, of *skeinv1.EgressOfClient)) {
+func (p picture) each(f func(node string, c *skeinv1.EgressClientReport, of *skeinv1.EgressOfClient)) {
 	for _, n := range p.nodes {
 		for _, c := range p.reports[n.node.GetId()].GetClients() {
 			if of := p.ours(c); of != nil {
@@ -355,7 +356,7 @@ func (p egressPicture) each(f func(node string, c *skeinv1.EgressClientReport, o
 	}
 }
 
-func (p egressPicture) clients() []string {
+func (p picture) clients() []string {
 	total, states, hosts, trouble := 0, map[string]int{}, map[string]bool{}, []string{}
 	p.each(func(node string, c *skeinv1.EgressClientReport, of *skeinv1.EgressOfClient) {
 		total++
@@ -363,7 +364,7 @@ func (p egressPicture) clients() []string {
 		hosts[node] = true
 		if of.GetState() != "ready" && len(trouble) < mostWaiting {
 			trouble = append(trouble, fmt.Sprintf("  %s on %s is %s: %s.", c.GetKey(), node, of.GetState(),
-				reasonText(of.GetReason())))
+				api.ReasonText(of.GetReason())))
 		}
 	})
 	if total == 0 {
@@ -381,7 +382,7 @@ func (p egressPicture) clients() []string {
 }
 
 // oneClient tells all of the client that was asked for.
-func (p egressPicture) oneClient() (out []string) {
+func (p picture) oneClient() (out []string) {
 	found := false
 	p.each(func(node string, c *skeinv1.EgressClientReport, of *skeinv1.EgressOfClient) {
 		if c.GetKey() != p.client && c.GetIpv4() != p.client && c.GetIpv6() != p.client {
@@ -399,13 +400,13 @@ func (p egressPicture) oneClient() (out []string) {
 		case "ready":
 			out = append(out, fmt.Sprintf("  It is ready: %s, the owner, has taken it in.", cmp.Or(of.GetOwner(), "nobody")))
 		default:
-			out = append(out, fmt.Sprintf("  It is %s: %s.", of.GetState(), reasonText(of.GetReason())))
+			out = append(out, fmt.Sprintf("  It is %s: %s.", of.GetState(), api.ReasonText(of.GetReason())))
 		}
 		out = append(out, p.routes(c, of.GetSlot())...)
 		if before := c.GetEgresses()[:slices.Index(c.GetEgresses(), of)]; len(before) > 0 {
 			var names []string
 			for _, e := range before {
-				names = append(names, egressName(e.GetNamespace(), e.GetName()))
+				names = append(names, fullName(e.GetNamespace(), e.GetName()))
 			}
 			out = append(out, "  Where destinations are the same, these come first: "+strings.Join(names, ", ")+".")
 		}
@@ -422,7 +423,7 @@ func (p egressPicture) oneClient() (out []string) {
 }
 
 // falls says which slot a client falls on, and why.
-func (p egressPicture) falls(key string) []string {
+func (p picture) falls(key string) []string {
 	n := events.SlotFor(key, events.Replicas(p.egress))
 	owner := "which nobody owns"
 	if uint64(n) < uint64(len(p.slots)) && p.slots[n].GetNodeId() != "" {
@@ -438,7 +439,7 @@ func (p egressPicture) falls(key string) []string {
 }
 
 // routes says where the client's namespace should lead which destination.
-func (p egressPicture) routes(c *skeinv1.EgressClientReport, slot uint32) []string {
+func (p picture) routes(c *skeinv1.EgressClientReport, slot uint32) []string {
 	if uint64(slot) >= uint64(len(p.egress.GetEndpoints())) {
 		return nil
 	}
@@ -511,13 +512,13 @@ func slotHeldText(node string, h *skeinv1.SlotHeld) string {
 	return text + "."
 }
 
-// egressEventText is an event of the log as a sentence; "" if it is not about the egress.
-func egressEventText(e *skeinv1.Event, namespace, name string, nameOf func(id string) string) string {
+// eventText is an event of the log as a sentence; "" if it is not about the egress.
+func eventText(e *skeinv1.Event, namespace, name string, nameOf func(id string) string) string {
 	slot := func(s *skeinv1.EgressSlot, text string) string {
 		if s.GetNamespace() != namespace || s.GetName() != name {
 			return ""
 		}
-		return fmt.Sprintf("event %d: slot %d %s: %s.", e.GetIndex(), s.GetNumber(), text, reasonText(s.GetReason()))
+		return fmt.Sprintf("event %d: slot %d %s: %s.", e.GetIndex(), s.GetNumber(), text, api.ReasonText(s.GetReason()))
 	}
 	mine := func(x *skeinv1.Egress) bool { return x.GetNamespace() == namespace && x.GetName() == name }
 	switch b := e.GetBody().(type) {

@@ -1,4 +1,4 @@
-package agent
+package egresses
 
 import (
 	"cmp"
@@ -8,24 +8,26 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
 )
 
-// egressNode is a member as egresses see it.
-type egressNode struct {
+// member is a member as egresses see it.
+type member struct {
 	node   *skeinv1.Node
 	site   string
 	record *skeinv1.Record // nil: never heard of
 	alive  bool
 }
 
-func (n egressNode) name() string { return n.node.GetName() }
+func (n member) name() string { return n.node.GetName() }
 
 // obstacles are the reasons why a node may not be a gateway of an egress; none: it is eligible. short is how many
 // labels it lacks.
-func obstacles(e *skeinv1.Egress, n egressNode) (why []string, short int) {
+func obstacles(e *skeinv1.Egress, n member) (why []string, short int) {
 	for _, k := range sortedKeys(e.GetGateways()) {
 		want := e.GetGateways()[k]
 		switch have, ok := n.node.GetLabels()[k]; {
@@ -38,7 +40,7 @@ func obstacles(e *skeinv1.Egress, n egressNode) (why []string, short int) {
 	if n.node.GetDraining() {
 		why = append(why, "it is being drained")
 	}
-	if n.record.GetRole() == roleRelay {
+	if n.record.GetRole() == gossip.RoleRelay {
 		why = append(why, "it only relays")
 	}
 	if len(why) == 0 && !events.Eligible(e, n.node) {
@@ -47,7 +49,7 @@ func obstacles(e *skeinv1.Egress, n egressNode) (why []string, short int) {
 	return why, short
 }
 
-func eligibleNodes(e *skeinv1.Egress, nodes []egressNode) (out []egressNode) {
+func eligible(e *skeinv1.Egress, nodes []member) (out []member) {
 	for _, n := range nodes {
 		if why, _ := obstacles(e, n); len(why) == 0 {
 			out = append(out, n)
@@ -60,7 +62,7 @@ func eligibleNodes(e *skeinv1.Egress, nodes []egressNode) (out []egressNode) {
 const mostNear = 3
 
 // nearest says which nodes lack the fewest labels, and what they lack.
-func nearest(e *skeinv1.Egress, nodes []egressNode) []string {
+func nearest(e *skeinv1.Egress, nodes []member) []string {
 	type candidate struct {
 		name  string
 		why   []string
@@ -68,7 +70,7 @@ func nearest(e *skeinv1.Egress, nodes []egressNode) []string {
 	}
 	var all []candidate
 	for _, n := range nodes {
-		if why, short := obstacles(e, n); len(why) > 0 && n.record.GetRole() != roleRelay {
+		if why, short := obstacles(e, n); len(why) > 0 && n.record.GetRole() != gossip.RoleRelay {
 			all = append(all, candidate{n.name(), why, short})
 		}
 	}
@@ -82,9 +84,9 @@ func nearest(e *skeinv1.Egress, nodes []egressNode) []string {
 	return out
 }
 
-// egressWarnings are what somebody should know who defines or changes an egress.
-func egressWarnings(e *skeinv1.Egress, nodes []egressNode) []string {
-	able := eligibleNodes(e, nodes)
+// warnings are what somebody should know who defines or changes an egress.
+func warnings(e *skeinv1.Egress, nodes []member) []string {
+	able := eligible(e, nodes)
 	if len(able) == 0 {
 		text := fmt.Sprintf("no node is eligible: a gateway needs %s", labelWords(e.GetGateways()))
 		if near := nearest(e, nodes); len(near) > 0 {
@@ -109,8 +111,8 @@ func egressWarnings(e *skeinv1.Egress, nodes []egressNode) []string {
 	return nil
 }
 
-// checkEgress says what is wrong with an egress that the log cannot know: members' own addresses. "" if nothing.
-func checkEgress(e *skeinv1.Egress, nodes []egressNode) string {
+// check says what is wrong with an egress that the log cannot know: members' own addresses. "" if nothing.
+func check(e *skeinv1.Egress, nodes []member) string {
 	for _, text := range e.GetDestinations() {
 		p, err := netip.ParsePrefix(text)
 		// the leader says what is wrong; and to everything else the mesh's own ways come first
@@ -118,7 +120,7 @@ func checkEgress(e *skeinv1.Egress, nodes []egressNode) string {
 			continue
 		}
 		for _, n := range nodes {
-			if what := overlapped(p.Masked(), n.record); what != "" {
+			if what := api.Overlapped(p.Masked(), n.record); what != "" {
 				return fmt.Sprintf("destination %s covers %s of node %s: clients would lose it through a tunnel; choose smaller "+
 					"networks, or 0.0.0.0/0, which leaves the mesh's own ways alone", p, what, n.name())
 			}
@@ -152,8 +154,8 @@ func hasAddress(r *skeinv1.Record, a netip.Addr) bool {
 	return err == nil && ip == a
 }
 
-// egressMoves tells what a change does to slots and clients that run; slots are those after it.
-func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode) (out []string) {
+// moves tells what a change does to slots and clients that run; slots are those after it.
+func moves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []member) (out []string) {
 	if old, now := events.Replicas(before), events.Replicas(after); old < now {
 		out = append(out, fmt.Sprintf("%s: about %d of 100 clients fall on what is new, the others stay where they are",
 			numbered("begins", "begin", old, now), (now-old)*100/now))
@@ -168,7 +170,7 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 		}
 	}
 	for _, s := range slots {
-		owner := slices.IndexFunc(nodes, func(n egressNode) bool { return n.node.GetId() == s.GetNodeId() })
+		owner := slices.IndexFunc(nodes, func(n member) bool { return n.node.GetId() == s.GetNodeId() })
 		if owner < 0 {
 			continue
 		}
@@ -248,7 +250,7 @@ func without(list, less []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(less, s) })
 }
 
-func namesOf(nodes []egressNode) string {
+func namesOf(nodes []member) string {
 	var out []string
 	for _, n := range nodes {
 		out = append(out, n.name())
@@ -281,4 +283,4 @@ func count(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-func egressName(namespace, name string) string { return namespace + "/" + name }
+func fullName(namespace, name string) string { return namespace + "/" + name }

@@ -1,4 +1,4 @@
-package agent
+package addresses
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -16,19 +17,19 @@ import (
 )
 
 // SetSiteTranslation has other sites know a network of a site under other addresses.
-func (s api) SetSiteTranslation(ctx context.Context,
+func (s AddressService) SetSiteTranslation(ctx context.Context,
 	r *skeinv1.SetSiteTranslationRequest) (*skeinv1.SetSiteTranslationResponse, error) {
 	want := &skeinv1.SiteTranslation{Site: r.GetSite(), Prefix: r.GetPrefix(), As: r.GetAs()}
 	if as, err := netip.ParsePrefix(r.GetAs()); err == nil { // the leader says what else is wrong
-		for id, record := range s.a.recordsAsked(ctx) {
-			if what := overlapped(as, record); what != "" {
+		for id, record := range s.Agent.RecordsAsked(ctx) {
+			if what := api.Overlapped(as, record); what != "" {
 				return nil, connect.NewError(connect.CodeAlreadyExists,
 					fmt.Errorf("translation of %s: %s covers %s of node %s; choose other addresses",
-						r.GetPrefix(), as, what, s.a.roster.Name(id)))
+						r.GetPrefix(), as, what, s.Agent.Name(id)))
 			}
 		}
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_SetSiteTranslation{
+	answer, err := s.Agent.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_SetSiteTranslation{
 		SetSiteTranslation: &skeinv1.SetSiteTranslation{Translation: want}}})
 	if err != nil {
 		return nil, err
@@ -37,20 +38,20 @@ func (s api) SetSiteTranslation(ctx context.Context,
 }
 
 // RemoveSiteTranslation ends that.
-func (s api) RemoveSiteTranslation(ctx context.Context,
+func (s AddressService) RemoveSiteTranslation(ctx context.Context,
 	r *skeinv1.RemoveSiteTranslationRequest) (*skeinv1.RemoveSiteTranslationResponse, error) {
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemoveSiteTranslation{
+	answer, err := s.Agent.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemoveSiteTranslation{
 		RemoveSiteTranslation: &skeinv1.RemoveSiteTranslation{Site: r.GetSite(), Prefix: r.GetPrefix()}}})
 	return &skeinv1.RemoveSiteTranslationResponse{Index: answer.GetIndex()}, err
 }
 
 // Sites lists the sites with their members and translations.
-func (s api) Sites(context.Context, *skeinv1.SitesRequest) (*skeinv1.SitesResponse, error) {
-	return &skeinv1.SitesResponse{Sites: siteViews(s.a.replica.State(), s.a.recordsNow(), s.a.siteOf)}, nil
+func (s AddressService) Sites(context.Context, *skeinv1.SitesRequest) (*skeinv1.SitesResponse, error) {
+	return &skeinv1.SitesResponse{Sites: siteViews(s.Agent.State(), s.Agent.Records(), s.Agent.SiteOf)}, nil
 }
 
 // siteViews are all sites that a member is in, or that something is agreed about, by name.
-func siteViews(st *events.State, records map[identity.ID]*skeinv1.Record,
+func siteViews(st *events.State, records api.Records,
 	siteOf func(*skeinv1.Node, *skeinv1.Record) (string, bool)) (out []*skeinv1.SiteView) {
 	all := map[string]*skeinv1.SiteView{}
 	site := func(name string) *skeinv1.SiteView {
@@ -81,7 +82,7 @@ func siteViews(st *events.State, records map[identity.ID]*skeinv1.Record,
 	return out
 }
 
-func namesBehind(st *events.State, t *skeinv1.SiteTranslation, records map[identity.ID]*skeinv1.Record) (out []string) {
+func namesBehind(st *events.State, t *skeinv1.SiteTranslation, records api.Records) (out []string) {
 	for _, n := range projection.Behind(st, t, func(id identity.ID) *skeinv1.Record { return records[id] }) {
 		out = append(out, n.GetName())
 	}
@@ -92,7 +93,7 @@ func namesBehind(st *events.State, t *skeinv1.SiteTranslation, records map[ident
 // addTranslations adds to what is known of an address how other sites know it or, if it is such an address, what it
 // is in its site. Several sites may have it as their own.
 func addTranslations(out *skeinv1.WhoResponse, st *events.State, at netip.Addr,
-	records map[identity.ID]*skeinv1.Record) {
+	records api.Records) {
 	var says []string
 	for _, t := range st.Translations() {
 		prefix, as, ok := events.ReadTranslation(t)

@@ -1,4 +1,4 @@
-package agent
+package addresses
 
 import (
 	"net/netip"
@@ -6,40 +6,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/events"
-	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
 
-// translated is a state in which two sites have the same network.
-func translated(t *testing.T) (*events.State, map[identity.ID]*skeinv1.Record, string) {
-	t.Helper()
-	s := plainState(t)
-	for _, v := range []*skeinv1.SiteTranslation{{Site: "home", Prefix: "192.168.1.0/24", As: "10.201.1.0/24", Since: 5},
-		{Prefix: "192.168.1.0/24", As: "10.202.1.0/24", Since: 6}} {
-		v.Index = s.Index() + 1
-		e := &skeinv1.Event{Index: s.Index() + 1, Schema: events.SchemaMax, Time: v.GetSince(),
-			Body: &skeinv1.Event_SiteTranslationSet{SiteTranslationSet: &skeinv1.SiteTranslationSet{Translation: v}}}
-		if err := s.Fold(e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(s.Translations()) != 2 {
-		t.Fatal("the translations were not folded")
-	}
-	id, err := identity.ParseID(s.Nodes()[0].GetId())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s, map[identity.ID]*skeinv1.Record{id: {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}},
-		s.Nodes()[0].GetName()
-}
-
 // Asked for either address of a host in an overlapping network, the answer has both.
 func TestWhoKnowsBothAddresses(t *testing.T) {
-	s, records, name := translated(t)
+	s, ids := apitest.WithTranslations(t)
+	name, records := "dc1", api.Records{parsed(t, ids[0]): {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}
 	for _, c := range []struct{ at, kind, says, event string }{
 		{"192.168.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites; or " +
 			"192.168.1.18 in site home, behind " + name + ", and 10.201.1.18 in all other sites", "site_translation_set"},
@@ -73,7 +50,8 @@ func TestWhoKnowsBothAddresses(t *testing.T) {
 }
 
 func TestSitesAreListed(t *testing.T) {
-	s, records, name := translated(t)
+	s, ids := apitest.WithTranslations(t)
+	name, records := "dc1", api.Records{parsed(t, ids[0]): {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}
 	views := siteViews(s, records, sites.Of)
 	if len(views) != 2 || views[0].GetName() != "" || views[1].GetName() != "home" || !slices.Equal(views[1].GetNodes(),
 		[]string{name}) ||
@@ -83,20 +61,11 @@ func TestSitesAreListed(t *testing.T) {
 	}
 }
 
-// A plain peer is in no site: it knows a site's network as other sites do.
-func TestPlainPeersKnowOtherAddresses(t *testing.T) {
-	s, records, _ := translated(t)
-	entries := map[identity.ID]gossip.Entry{}
-	for id, r := range records {
-		entries[id] = gossip.Entry{Record: r}
-	}
-	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: 1, Time: 7, Body: &skeinv1.Event_SettingsChanged{
-		SettingsChanged: &skeinv1.SettingsChanged{Settings: &skeinv1.Settings{RouteNodeAddresses: true}}}}); err != nil {
+func parsed(t *testing.T, id string) identity.ID {
+	t.Helper()
+	out, err := identity.ParseID(id)
+	if err != nil {
 		t.Fatal(err)
 	}
-	routes := plainRoutes(s, entries, &skeinv1.PlainPeer{Name: "phone"})
-	if slices.Contains(routes, netip.MustParsePrefix("192.168.1.0/25")) ||
-		!slices.Contains(routes, netip.MustParsePrefix("10.201.1.0/25")) {
-		t.Errorf("it reaches %v", routes)
-	}
+	return out
 }

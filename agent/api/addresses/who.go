@@ -1,4 +1,4 @@
-package agent
+package addresses
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -26,18 +27,18 @@ const (
 
 // Who tells who has an address, or had it, and which event says so. The log knows nodes, blocks and reserved addresses;
 // the pod is known by the node that has the block, which is asked.
-func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoResponse, error) {
+func (s AddressService) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoResponse, error) {
 	at, err := netip.ParseAddr(r.GetAddress())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is no IP address", r.GetAddress()))
 	}
 	at = at.Unmap()
-	st, err := s.a.stateThen(ctx, r.GetAtIndex(), r.GetAtTime())
+	st, err := s.Agent.StateThen(ctx, r.GetAtIndex(), r.GetAtTime())
 	if err != nil {
 		return nil, err
 	}
 	out := who(st, at)
-	addTranslations(out, st, at, s.a.recordsNow())
+	addTranslations(out, st, at, s.Agent.Records())
 	out.AtIndex, out.AtTime = st.Index(), st.Time()
 	var moment int64
 	if r.GetAtIndex() != 0 {
@@ -46,8 +47,8 @@ func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoRespon
 	if r.GetAtTime() != 0 {
 		moment, out.AtTime = r.GetAtTime(), r.GetAtTime()
 	}
-	s.a.addEvents(ctx, out, at, st.Index())
-	s.a.addPod(ctx, out, at, moment)
+	s.addEvents(ctx, out, at, st.Index())
+	s.addPod(ctx, out, at, moment)
 	return out, nil
 }
 
@@ -101,7 +102,7 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 		out.Kind, out.NodeId, out.EventIndex, out.EventTime = "static", x.GetNodeId(), x.GetIndex(), x.GetSince()
 		out.Says = fmt.Sprintf("It is reserved for pod %s/%s; no node holds it", x.GetNamespace(), x.GetPod())
 		out.Event = "address_reserved"
-		if out.Node = nodeName(st, x.GetNodeId()); x.GetNodeId() != "" {
+		if out.Node = api.NodeName(st, x.GetNodeId()); x.GetNodeId() != "" {
 			out.Event = "address_claimed"
 			out.Says = fmt.Sprintf("It is reserved for pod %s/%s; node %s holds it", x.GetNamespace(), x.GetPod(), out.Node)
 		}
@@ -110,7 +111,7 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 	switch {
 	case block.GetNodeId() != "":
 		out.Kind, out.NodeId, out.Node, out.EventIndex, out.EventTime = "block", block.GetNodeId(),
-			nodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
+			api.NodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
 		out.Event = "block_allocated"
 		out.Says = fmt.Sprintf("It lies in block %s of node %s, pool %s", blockText(block, out.Address),
 			out.Node, pool.GetName())
@@ -118,7 +119,7 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 		out.Kind, out.EventIndex, out.EventTime = "reserved", block.GetIndex(), block.GetSince()
 		out.Event = "block_reserved"
 		out.Says = fmt.Sprintf("It lies in block %s of pool %s, which is reserved: %s", blockText(block, out.Address),
-			pool.GetName(), reasonText(block.GetReason()))
+			pool.GetName(), api.ReasonText(block.GetReason()))
 	default:
 		out.Kind, out.Says = "free", fmt.Sprintf("It lies in pool %s, in block %d, which nobody has", pool.GetName(), number)
 		if i := slices.IndexFunc(st.Freed(pool.GetName()), func(f *skeinv1.FreedBlock) bool {
@@ -150,25 +151,12 @@ func whoOfEgress(st *events.State, use events.EgressUse, out *skeinv1.WhoRespons
 	if s.GetNodeId() == "" {
 		return
 	}
-	out.NodeId, out.Node, out.Event = s.GetNodeId(), nodeName(st, s.GetNodeId()), "slot_assigned"
+	out.NodeId, out.Node, out.Event = s.GetNodeId(), api.NodeName(st, s.GetNodeId()), "slot_assigned"
 	if s.GetFromNodeId() != "" {
 		out.Event = "slot_moved"
 	}
 	out.Says = fmt.Sprintf("%s of slot %d of egress %s/%s, which node %s owns", what, use.Slot, use.Namespace,
 		use.Name, out.Node)
-}
-
-// nodeName is a member's name, live or revoked; of a stranger, its ID.
-func nodeName(st *events.State, id string) string {
-	i, err := identity.ParseID(id)
-	switch {
-	case err != nil:
-	case st.Node(i) != nil:
-		return st.Node(i).GetName()
-	case st.Revoked(i) != nil:
-		return st.Revoked(i).GetNode().GetName() + " (revoked)"
-	}
-	return id
 }
 
 // blockText is the block's prefix of the address's family.
@@ -179,56 +167,12 @@ func blockText(b *skeinv1.Block, address string) string {
 	return b.GetIpv6()
 }
 
-// indexAt is the last event that was decided at a time or before, as far as archives go.
-func (a *Agent) indexAt(ctx context.Context, at int64) (uint64, error) {
-	index := uint64(0)
-	oldest := int64(0)
-	err := a.eachEvent(ctx, a.replica.State().Index(), func(e *skeinv1.Event) {
-		if oldest == 0 {
-			oldest = e.GetTime()
-		}
-		if e.GetTime() <= at {
-			index = e.GetIndex()
-		}
-	})
-	if err != nil {
-		return 0, asConnect(err)
-	}
-	if index == 0 {
-		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that "+
-			"answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
-	}
-	return index, nil
-}
-
-// eachEvent walks the archived events up to an index: a server's, where it has older ones than this node and answers.
-func (a *Agent) eachEvent(ctx context.Context, last uint64, f func(*skeinv1.Event)) error {
-	ctx, cancel := context.WithTimeout(ctx, whoPatience)
-	defer cancel()
-	for after := uint64(0); ; {
-		page, _, _, err := a.client.ReadEvents(ctx, after, eventsPage)
-		if err != nil && !errors.Is(err, consensus.ErrUnanswered) { // what is here has to do
-			return err
-		}
-		for _, e := range page {
-			if e.GetIndex() > last {
-				return nil
-			}
-			f(e)
-			after = e.GetIndex()
-		}
-		if len(page) == 0 {
-			return nil
-		}
-	}
-}
-
 // addEvents adds what archives still have about the address.
-func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
-	st := a.replica.State()
+func (s AddressService) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
+	st := s.Agent.State()
 	_, number, _ := st.BlockAt(at)
 	use, ofEgress := st.EgressAddressAt(at)
-	_ = a.eachEvent(ctx, last, func(e *skeinv1.Event) {
+	_ = s.Agent.EachEvent(ctx, last, func(e *skeinv1.Event) {
 		name, line := concerns(st, e, out, number)
 		if name == "" && ofEgress {
 			name, line = concernsEgress(st, e, use)
@@ -284,10 +228,10 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 			return events.Covered(text+single(text), []string{p})
 		}); i >= 0 {
 			return name, fmt.Sprintf("%s became the pod CIDR of node %s", c.GetPodCidrs().GetCidrs()[i],
-				nodeName(st, c.GetNodeId()))
+				api.NodeName(st, c.GetNodeId()))
 		}
 		if w.GetKind() == "pod-cidr" && c.GetNodeId() == w.GetNodeId() && c.GetPodCidrs() == nil {
-			return name, "the pod CIDRs of node " + nodeName(st, c.GetNodeId()) + " ended"
+			return name, "the pod CIDRs of node " + api.NodeName(st, c.GetNodeId()) + " ended"
 		}
 	case *skeinv1.Event_PlainPeerSet:
 		p := b.PlainPeerSet.GetPlainPeer()
@@ -296,19 +240,19 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 		}
 	case *skeinv1.Event_PlainPeerRemoved:
 		if p, _ := st.PlainPeerAt(netip.MustParseAddr(text)); p != nil && p.GetName() == b.PlainPeerRemoved.GetName() {
-			return name, "plain peer " + p.GetName() + " removed: " + reasonText(b.PlainPeerRemoved.GetReason())
+			return name, "plain peer " + p.GetName() + " removed: " + api.ReasonText(b.PlainPeerRemoved.GetReason())
 		}
 	case *skeinv1.Event_BlockAllocated:
 		if k := b.BlockAllocated.GetBlock(); mine(k.GetPool(), k.GetNumber()) {
-			return name, fmt.Sprintf("block %s given to node %s", blockText(k, text), nodeName(st, k.GetNodeId()))
+			return name, fmt.Sprintf("block %s given to node %s", blockText(k, text), api.NodeName(st, k.GetNodeId()))
 		}
 	case *skeinv1.Event_BlockReserved:
 		if k := b.BlockReserved.GetBlock(); mine(k.GetPool(), k.GetNumber()) {
-			return name, fmt.Sprintf("block %s reserved: %s", blockText(k, text), reasonText(k.GetReason()))
+			return name, fmt.Sprintf("block %s reserved: %s", blockText(k, text), api.ReasonText(k.GetReason()))
 		}
 	case *skeinv1.Event_BlockReleased:
 		if k := b.BlockReleased; mine(k.GetPool(), k.GetNumber()) {
-			return name, "block given back: " + reasonText(k.GetReason())
+			return name, "block given back: " + api.ReasonText(k.GetReason())
 		}
 	case *skeinv1.Event_AddressReserved:
 		if x := b.AddressReserved.GetAddress(); x.GetIpv4() == text || x.GetIpv6() == text {
@@ -319,7 +263,7 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 			if x.GetNodeId() == "" {
 				return name, "given up by its node"
 			}
-			return name, "held by node " + nodeName(st, x.GetNodeId())
+			return name, "held by node " + api.NodeName(st, x.GetNodeId())
 		}
 	case *skeinv1.Event_AddressReleased:
 		if x := b.AddressReleased; static(x.GetPool(), x.GetAddress()) {
@@ -356,37 +300,37 @@ func concernsEgress(st *events.State, e *skeinv1.Event, use events.EgressUse) (n
 		}
 	case *skeinv1.Event_SlotAssigned:
 		if s := b.SlotAssigned.GetSlot(); slot(s) {
-			return "slot_assigned", fmt.Sprintf("%s given to node %s: %s", of, nodeName(st, s.GetNodeId()),
-				reasonText(s.GetReason()))
+			return "slot_assigned", fmt.Sprintf("%s given to node %s: %s", of, api.NodeName(st, s.GetNodeId()),
+				api.ReasonText(s.GetReason()))
 		}
 	case *skeinv1.Event_SlotMoved:
 		if s := b.SlotMoved.GetSlot(); slot(s) {
-			return "slot_moved", fmt.Sprintf("%s moved from node %s to %s: %s", of, nodeName(st, s.GetFromNodeId()),
-				nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
+			return "slot_moved", fmt.Sprintf("%s moved from node %s to %s: %s", of, api.NodeName(st, s.GetFromNodeId()),
+				api.NodeName(st, s.GetNodeId()), api.ReasonText(s.GetReason()))
 		}
 	case *skeinv1.Event_SlotReleased:
 		if s := b.SlotReleased.GetSlot(); slot(s) {
-			return "slot_released", fmt.Sprintf("%s taken from node %s: %s", of, nodeName(st, s.GetFromNodeId()),
-				reasonText(s.GetReason()))
+			return "slot_released", fmt.Sprintf("%s taken from node %s: %s", of, api.NodeName(st, s.GetFromNodeId()),
+				api.ReasonText(s.GetReason()))
 		}
 	}
 	return "", ""
 }
 
 // addPod asks the node that has the block which pod has the address.
-func (a *Agent) addPod(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, moment int64) {
+func (s AddressService) addPod(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, moment int64) {
 	id, err := identity.ParseID(out.GetNodeId())
 	if out.GetKind() != "block" && out.GetKind() != "static" || err != nil {
 		return
 	}
 	q := &skeinv1.HolderRequest{Address: at.String(), At: moment}
 	var r *skeinv1.HolderResponse
-	if id == a.id {
-		r, err = a.holder(q)
+	if id == s.Agent.Self() {
+		r, err = s.HolderOf(q)
 	} else {
 		ctx, cancel := context.WithTimeout(ctx, whoPatience)
 		defer cancel()
-		r, err = a.conns.Cluster(id).Holder(ctx, q)
+		r, err = s.Ask(ctx, id, q)
 	}
 	if err != nil {
 		var c *connect.Error
@@ -425,23 +369,23 @@ func podText(h *skeinv1.Holder) string {
 	return "that somebody else made"
 }
 
-// holder tells which of this node's pods has, or had, an address: what is in use now, and what the journal remembers.
-func (a *Agent) holder(r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
+// HolderOf tells which of this node's pods has, or had, an address: what is in use now, and what the journal remembers.
+func (s AddressService) HolderOf(r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
 	at, err := netip.ParseAddr(r.GetAddress())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.60q is no IP address", r.GetAddress()))
 	}
-	if a.pods == nil {
+	if s.Host == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no pods"))
 	}
-	entries, err := a.journal.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
+	entries, err := s.Journal.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
 		p := e.GetPodAddress()
 		return p != nil && (p.GetIpv4() == at.String() || p.GetIpv6() == at.String())
 	})
 	if err != nil {
-		return nil, asConnect(err)
+		return nil, api.Error(err)
 	}
-	all := holders(entries, a.pods.ipam.Holders(at))
+	all := holders(entries, s.Host.Holders(at))
 	if r.GetAt() == 0 {
 		return &skeinv1.HolderResponse{Holders: all}, nil
 	}
@@ -515,16 +459,16 @@ func holderOf(l ipam.Lease) *skeinv1.Holder {
 	return h
 }
 
-func (s api) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
+func (s AddressService) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
 	out := &skeinv1.PodsResponse{}
-	if s.a.pods == nil {
+	if s.Host == nil {
 		return out, nil
 	}
 	if r.GetLook() {
-		s.a.pods.look()
+		s.Host.Look()
 	}
-	for _, l := range s.a.pods.ipam.Leases() {
-		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: podLink(l),
+	for _, l := range s.Host.Leases() {
+		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: cniserver.LinkOf(l),
 			Netns: l.NetNS})
 	}
 	return out, nil

@@ -1,4 +1,4 @@
-package agent
+package egresses
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -46,37 +47,37 @@ func (a *answers) Attach(context.Context, *skeinv1.AttachEgressRequest) (*skeinv
 func TestAskEgresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		instance := &answers{of: map[string]func() (*skeinv1.EgressReportResponse, error){
-			idGW1: func() (*skeinv1.EgressReportResponse, error) {
+			apitest.GW1: func() (*skeinv1.EgressReportResponse, error) {
 				return &skeinv1.EgressReportResponse{Clients: []*skeinv1.EgressClientReport{{Key: "web/a"}}}, nil
 			},
-			idGW2: func() (*skeinv1.EgressReportResponse, error) {
+			apitest.GW2: func() (*skeinv1.EgressReportResponse, error) {
 				return nil, connect.NewError(connect.CodeUnimplemented, errors.New("404"))
 			},
-			idHost: func() (*skeinv1.EgressReportResponse, error) {
+			apitest.Host: func() (*skeinv1.EgressReportResponse, error) {
 				return nil, connect.NewError(connect.CodeUnavailable, errors.New("the gateway starts"))
 			},
 		}}
-		ask := []string{idGW1, idGW2, idHost, "no ID"}
-		for i := range egressAtOnce - 3 {
+		ask := []string{apitest.GW1, apitest.GW2, apitest.Host, "no ID"}
+		for i := range atOnce - 3 {
 			ask = append(ask, fmt.Sprintf("%016x", i+1))
 		}
 		start := time.Now()
-		a := &Agent{egress: instance}
-		reports, silent := a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{})
-		if took := time.Since(start); took != egressPatience {
+		a := EgressService{Host: instance}
+		reports, silent := a.ask(t.Context(), ask, &skeinv1.EgressReportRequest{})
+		if took := time.Since(start); took != Patience {
 			t.Errorf("it took %s", took)
 		}
-		if len(reports) != 1 || reports[idGW1].GetClients()[0].GetKey() != "web/a" {
+		if len(reports) != 1 || reports[apitest.GW1].GetClients()[0].GetKey() != "web/a" {
 			t.Errorf("reports %v", reports)
 		}
-		if silent[idGW2] != "its version of skein has no egresses" || silent[idHost] != "the gateway starts" ||
-			silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != egressAtOnce-1 {
+		if silent[apitest.GW2] != "its version of skein has no egresses" || silent[apitest.Host] != "the gateway starts" ||
+			silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != atOnce-1 {
 			t.Errorf("silent: %v", silent)
 		}
 		for i := range 100 {
 			ask = append(ask, fmt.Sprintf("%016x", i+1000))
 		}
-		if a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{}); instance.most > egressAtOnce {
+		if a.ask(t.Context(), ask, &skeinv1.EgressReportRequest{}); instance.most > atOnce {
 			t.Errorf("%d were asked at a time", instance.most)
 		}
 	})
@@ -84,7 +85,7 @@ func TestAskEgresses(t *testing.T) {
 
 func TestAttachEgressRefuses(t *testing.T) {
 	for _, c := range []struct {
-		instance egressAnswers
+		instance Host
 		r        *skeinv1.AttachEgressRequest
 		want     string
 	}{
@@ -97,7 +98,7 @@ func TestAttachEgressRefuses(t *testing.T) {
 		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "not_found: this host has no " +
 			"pod web/nginx-1; `skein ip list` shows those it has"},
 	} {
-		a := api{a: &Agent{egress: c.instance}}
+		a := EgressService{Host: c.instance}
 		if _, err := a.AttachEgress(t.Context(), c.r); err == nil || err.Error() != c.want {
 			t.Errorf("%v: %v\nwant %s", c.r, err, c.want)
 		}
@@ -107,7 +108,8 @@ func TestAttachEgressRefuses(t *testing.T) {
 // TestShownEgress: what the API gives is what was told, in order, without other egresses' clients.
 func TestShownEgress(t *testing.T) {
 	p := natPicture()
-	p.silent[idGW1], p.silent[""] = "it was not heard of lately", "of 300 members only gateways and this node were asked"
+	p.silent[apitest.GW1] = "it was not heard of lately"
+	p.silent[""] = "of 300 members only gateways and this node were asked"
 	r := p.shown()
 	var silent []string
 	for _, s := range r.GetSilent() {
@@ -117,7 +119,7 @@ func TestShownEgress(t *testing.T) {
 		"this node were asked" {
 		t.Errorf("silent:\n%s", have)
 	}
-	if len(r.GetGateways()) != 1 || r.GetGateways()[0].GetNodeId() != idGW2 {
+	if len(r.GetGateways()) != 1 || r.GetGateways()[0].GetNodeId() != apitest.GW2 {
 		t.Errorf("gateways: %v", r.GetGateways())
 	}
 	if len(r.GetClients()) != 1 || r.GetClients()[0].GetNode() != "host" || len(r.GetClients()[0].GetClients()) != 2 {
@@ -140,7 +142,7 @@ func TestMissingEgress(t *testing.T) {
 				Egresses: []*skeinv1.EgressOfClient{{Namespace: "internet", Name: "nat"}, {Namespace: "internet", Name: "nut",
 					State: "unknown"}}})
 		}
-		return map[string]*skeinv1.EgressReportResponse{idHost: r}
+		return map[string]*skeinv1.EgressReportResponse{apitest.Host: r}
 	}
 	for _, c := range []struct {
 		namespace, name string
@@ -159,8 +161,8 @@ func TestMissingEgress(t *testing.T) {
 			t.Errorf("%v\nwant %s", err, c.want)
 		}
 	}
-	if ask, silent := whomToAsk(nil, nil, []egressNode{labelled(idGW1, "gw1", "egress=yes"), labelled(idHost, "host")},
-		idHost); len(ask) != 2 || len(silent) != 0 {
+	nodes := []member{labelled(apitest.GW1, "gw1", "egress=yes"), labelled(apitest.Host, "host")}
+	if ask, silent := whomToAsk(nil, nil, nodes, apitest.Host); len(ask) != 2 || len(silent) != 0 {
 		t.Errorf("asks %v, silent %v", ask, silent)
 	}
 }

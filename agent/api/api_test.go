@@ -1,0 +1,27 @@
+package api
+
+import (
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"net/netip"
+	"testing"
+)
+
+// TestOverlapped: no pool may cover an address that a member says is its own.
+func TestOverlapped(t *testing.T) {
+	r := &skeinv1.Record{
+		Candidates: []*skeinv1.Candidate{{Address: "192.168.7.14:51820"}, {Address: "[2001:db8::7]:51820"},
+			{Address: "nonsense"}},
+		InternalIp:    "10.9.8.7",
+		NodeAddresses: []string{"172.20.0.0/24"},
+	}
+	for p, want := range map[string]string{
+		"192.168.0.0/16": "the address 192.168.7.14", "2001:db8::/64": "the address 2001:db8::7",
+		"10.9.0.0/16":   "the internal address 10.9.8.7",
+		"172.16.0.0/12": "the network 172.20.0.0/24", "172.20.0.128/25": "the network 172.20.0.0/24", "10.64.0.0/16": "",
+		"fd01::/64": "",
+	} {
+		if got := Overlapped(netip.MustParsePrefix(p), r); got != want {
+			t.Errorf("%s covers %q, want %q", p, got, want)
+		}
+	}
+}

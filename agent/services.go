@@ -1,0 +1,83 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/api/addresses"
+	"github.com/skeinmesh/skein/agent/api/egresses"
+	"github.com/skeinmesh/skein/agent/api/pools"
+	"github.com/skeinmesh/skein/agent/ipam"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// services are the local API; each method reads what the agent has, or proposes a command.
+type services struct {
+	a *Agent
+	addresses.AddressService
+	egresses.EgressService
+	pools.PoolService
+}
+
+var _ skeinv1connect.AgentServiceHandler = services{}
+
+func (a *Agent) services() services {
+	s := services{a: a, AddressService: a.addressService(), PoolService: pools.PoolService{Agent: answering{a}},
+		EgressService: egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
+	if a.egresses != nil {
+		s.EgressService.Host = a.egresses
+	}
+	if a.pods != nil {
+		s.PoolService.Addresses = a.pods.ipam
+	}
+	return s
+}
+
+func (a *Agent) addressService() addresses.AddressService {
+	s := addresses.AddressService{Agent: answering{a}, Journal: a.journal,
+		Ask: func(ctx context.Context, node identity.ID, r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
+			return a.conns.Cluster(node).Holder(ctx, r)
+		}}
+	if a.pods != nil {
+		s.Host = hostAddresses{a.pods.ipam, a.pods}
+	}
+	return s
+}
+
+// hostAddresses are those of this host's pods.
+type hostAddresses struct {
+	*ipam.Manager
+	pods *pods
+}
+
+func (h hostAddresses) Look() { h.pods.look() }
+
+// answering is the agent as services see it.
+type answering struct{ a *Agent }
+
+var _ api.Agent = answering{}
+
+func (s answering) Self() identity.ID                                        { return s.a.id }
+func (s answering) Name(id identity.ID) string                               { return s.a.roster.Name(id) }
+func (s answering) State() *events.State                                     { return s.a.replica.State() }
+func (s answering) Records() api.Records                                     { return s.a.recordsNow() }
+func (s answering) Alive(id identity.ID) bool                                { return s.a.gossip.Alive(id) }
+func (s answering) Leader() (identity.ID, bool)                              { return s.a.leader() }
+func (s answering) SiteOf(n *skeinv1.Node, r *skeinv1.Record) (string, bool) { return s.a.siteOf(n, r) }
+
+func (s answering) RecordsAsked(ctx context.Context) api.Records { return s.a.recordsAsked(ctx) }
+
+func (s answering) StateThen(ctx context.Context, index uint64, at int64) (*events.State, error) {
+	return s.a.stateThen(ctx, index, at)
+}
+
+func (s answering) EachEvent(ctx context.Context, last uint64, f func(*skeinv1.Event)) error {
+	return s.a.eachEvent(ctx, last, f)
+}
+
+func (s answering) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	return s.a.propose(ctx, c)
+}
