@@ -17,14 +17,17 @@ import (
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/birthday"
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/egress"
+	"github.com/skeinmesh/skein/agent/hostlinks"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/rekey"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -94,12 +97,12 @@ type Agent struct {
 	cfg     config.Config // as it was at the start; conf has what may have changed since
 	live    liveConfig
 	numbers dataplane.Numbers // of cfg
-	claims  *claims           // nil: this node only relays
+	claims  *claims.Claims    // nil: this node only relays
 	// formerNumbers have left something in the kernel that is to be removed once the data plane stands.
 	formerNumbers []dataplane.Numbers
 	log           *slog.Logger
 	key           *identity.Key
-	wg            atomic.Pointer[ownKeys]
+	wg            atomic.Pointer[rekey.Keys]
 	id            identity.ID
 	cluster       identity.ClusterID
 	making        identity.ClusterID // of the cluster that this node makes
@@ -140,7 +143,7 @@ type Agent struct {
 	plans       plans
 	plane       *plane.Plane
 	reserved    *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
-	links       hostLinks
+	links       hostlinks.Links
 	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
@@ -187,8 +190,8 @@ type Agent struct {
 	portmap      *portmap.Step     // nil when forced is
 	imds         *candidate.Switch // nil when forced is
 	pairKeys     projection.Keys
-	rekeys       rekeys        // of peers
-	rekeying     rekeying      // this host's own
+	rekeys       rekey.Peers   // of peers
+	rekeying     rekey.Own     // this host's own
 	lazy         atomic.Bool   // a large mesh: pairs without traffic are idle
 	stale        atomic.Bool   // the newest Spec is to be applied, also if it is the same again
 	applied      atomic.Bool   // a Spec has been applied without error
@@ -236,7 +239,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	defer unlock()
-	a.claims, a.links.ofAgents = held, held.ofAgents
+	a.claims, a.links.OfAgents = held, held.OfAgents
 	if a.metricsPort, err = listenMetrics(a.conf().Ports.Metrics); err != nil {
 		return err
 	}
@@ -324,7 +327,7 @@ func (a *Agent) overlayAddrs() []netip.Addr {
 
 // newNode is how this host presents itself for admission.
 func (a *Agent) newNode() (*skeinv1.NewNode, error) {
-	wg := a.wg.Load().devicePublic
+	wg := a.wg.Load().DevicePublic
 	site, said := a.saysSite()
 	return &skeinv1.NewNode{
 		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.conf().Labels,

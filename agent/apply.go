@@ -20,12 +20,12 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
 		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
-		Rekeys: a.rekeys.view(a.agreedKey, a.keyFree, time.Now()),
+		Rekeys: a.rekeys.View(a.agreedKey, a.keyFree, time.Now()),
 		Host: projection.Host{
 			Numbers:    a.numbers,
-			PrivateKey: a.wg.Load().device, Link: a.cfg.Dataplane.Link, MTU: a.tunnelMTU(),
+			PrivateKey: a.wg.Load().Device, Link: a.cfg.Dataplane.Link, MTU: a.tunnelMTU(),
 			Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control),
-			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),
+			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.Connected(a.cfg.Dataplane.Link),
 		},
 		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
 	}

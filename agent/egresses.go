@@ -105,9 +105,9 @@ func (e *ownEgresses) followPorts(st *events.State, now time.Time) dataplane.FoU
 // announceLinks are this host's own links, on which addresses of egresses can be announced.
 func (a *Agent) announceLinks() []announce.Link {
 	var out []announce.Link
-	for _, l := range a.links.get() {
-		if l.name != a.cfg.Dataplane.Link {
-			out = append(out, announce.Link{Name: l.name, Networks: l.addrs})
+	for _, l := range a.links.Get() {
+		if l.Name != a.cfg.Dataplane.Link {
+			out = append(out, announce.Link{Name: l.Name, Networks: l.Addrs})
 		}
 	}
 	return out

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/rekey"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
@@ -139,7 +140,7 @@ func newTestAgent(h host, st *events.State) *Agent {
 		wake: make(chan struct{}, 1), problems: newProblems(), roster: newRoster(st),
 	}
 	a.cfg.Name = h.name
-	own, err := newOwnKeys(h.wg, h.wg)
+	own, err := rekey.NewKeys(h.wg, h.wg)
 	if err != nil {
 		panic(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/identity"
@@ -20,7 +21,7 @@ import (
 
 // lockHost holds the state directory, the run directory and, with the tunnel, the numbers in the kernel for this
 // process alone, before anything is read or changed. What it holds ends with the process, however that ends.
-func lockHost(cfg config.Config, tunnel bool) (held *claims, unlock func(), err error) {
+func lockHost(cfg config.Config, tunnel bool) (held *claims.Claims, unlock func(), err error) {
 	state, err := lockState(cfg.StateDir)
 	if err != nil {
 		return nil, nil, err
@@ -48,16 +49,16 @@ func lockHost(cfg config.Config, tunnel bool) (held *claims, unlock func(), err 
 }
 
 // lockNumbers holds what the agent has in the kernel.
-func lockNumbers(cfg config.Config) (held *claims, release func(), err error) {
-	if held, err = claimNumbers(cfg.RunDir, cfg.Dataplane.Numbers()); err != nil {
+func lockNumbers(cfg config.Config) (held *claims.Claims, release func(), err error) {
+	if held, err = claims.Hold(cfg.RunDir, cfg.Dataplane.Numbers()); err != nil {
 		return nil, nil, err
 	}
 	unlock, err := lockLink(cfg.Dataplane.Link)
 	if err != nil {
-		held.close()
+		held.Close()
 		return nil, nil, err
 	}
-	return held, func() { unlock(); held.close() }, nil
+	return held, func() { unlock(); held.Close() }, nil
 }
 
 // lockState makes the state directory (0700) and holds it for this process alone.

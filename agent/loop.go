@@ -462,7 +462,7 @@ func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 func (a *Agent) answerProbes() {
 	for id, m := range a.loop.unprobed {
 		delete(a.loop.unprobed, id)
-		key, err := identity.PairKey(a.wg.Load().agreed, m.wg, a.cluster, "probe")
+		key, err := identity.PairKey(a.wg.Load().Agreed, m.wg, a.cluster, "probe")
 		if err != nil {
 			a.report("peer "+m.name, warning, err.Error(),
 				"its WireGuard key is unusable; revoke the node and let it join again")
@@ -633,7 +633,7 @@ func (a *Agent) watchState(ctx context.Context) {
 
 // followLinks wakes the loop for every change of this host's links.
 func (a *Agent) followLinks(ctx context.Context) {
-	if err := a.links.follow(ctx, a.wakeUp); err != nil {
+	if err := a.links.Follow(ctx, a.wakeUp); err != nil {
 		a.log.Warn("links are read twice a second instead", "error", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
@@ -95,7 +96,7 @@ func (a *Agent) takeNumbers(member bool) error {
 	if len(note.Left) == 0 {
 		return nil
 	}
-	others, err := a.claims.others()
+	others, err := a.claims.Others()
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func (a *Agent) takeNumbers(member bool) error {
 }
 
 // takenBy is the agent that has some of the numbers; nil: nobody has.
-func takenBy(n dataplane.Numbers, others []claim) *claim {
+func takenBy(n dataplane.Numbers, others []claims.Claim) *claims.Claim {
 	for _, o := range others {
 		if n.Overlap(o.Numbers) != nil {
 			return &o

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/dataplane"
 )
 
@@ -66,7 +67,7 @@ func TestNumbersFile(t *testing.T) {
 }
 
 func TestFormerNumbersOfAnotherAgentAreNotRemoved(t *testing.T) {
-	others := []claim{{Process: 7, RunDir: "/run/other", Numbers: dataplane.NumbersOf(0)}}
+	others := []claims.Claim{{Process: 7, RunDir: "/run/other", Numbers: dataplane.NumbersOf(0)}}
 	if o := takenBy(dataplane.NumbersOf(0), others); o == nil || o.Process != 7 {
 		t.Errorf("numbers of another agent are %v's", o)
 	}

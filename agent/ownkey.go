@@ -5,37 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/rekey"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/linkhold"
 	"github.com/skeinmesh/skein/identity"
 )
-
-// ownKeys are this host's WireGuard keys. They differ between the change of the device and the event about it.
-type ownKeys struct {
-	// agreed is the key that the log has: keys of control packets and of probes follow from it at both ends.
-	agreed, agreedPublic identity.WireGuardKey
-	// device is the key of the tunnels.
-	device, devicePublic identity.WireGuardKey
-}
-
-func newOwnKeys(agreed, device identity.WireGuardKey) (*ownKeys, error) {
-	k := &ownKeys{agreed: agreed, device: device}
-	var err1, err2 error
-	k.agreedPublic, err1 = agreed.Public()
-	k.devicePublic, err2 = device.Public()
-	return k, errors.Join(err1, err2)
-}
 
 // loadKeys reads this host's keys. A former key on the disk means that the agent ended in the middle of a change.
 func (a *Agent) loadKeys() (err error) {
@@ -56,7 +38,7 @@ func (a *Agent) loadKeys() (err error) {
 	case has:
 		agreed = former
 	}
-	keys, err := newOwnKeys(agreed, device)
+	keys, err := rekey.NewKeys(agreed, device)
 	if err != nil {
 		return err
 	}
@@ -64,115 +46,15 @@ func (a *Agent) loadKeys() (err error) {
 	return nil
 }
 
-// settled reports whether the log has the device's key.
-func (k *ownKeys) settled() bool { return k.agreed == k.device }
-
-// rekeying is this host's own change of its key: one at a time.
-type rekeying struct {
-	one sync.Mutex // held by the request
-
-	mu      sync.Mutex
-	keys    *ownKeys // nil: no change is under way
-	peers   []identity.ID
-	phase   skeinv1.Signal_Rekey_Phase // that peers are to come to
-	waits   map[identity.ID]bool       // for these
-	changed chan struct{}              // closed when one is
-	turned  chan struct{}              // closed when the device has the key; nil: it has
-	agreed  chan struct{}              // closed when the log that this host knows has the key; nil: it has
-
-	telling atomic.Bool // the log is being asked to take the device's key, or was a moment ago
-}
-
-func (r *rekeying) begin(keys *ownKeys, peers []identity.ID) (turned, agreed <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keys, r.peers, r.waits = keys, peers, make(map[identity.ID]bool, len(peers))
-	r.changed, r.turned, r.phase = make(chan struct{}), make(chan struct{}), skeinv1.Signal_Rekey_READY
-	r.agreed = make(chan struct{})
-	for _, id := range peers {
-		r.waits[id] = true
-	}
-	return r.turned, r.agreed
-}
-
-// settled notes that the log has the device's key.
-func (r *rekeying) settled() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.agreed != nil {
-		close(r.agreed)
-		r.agreed = nil
-	}
-}
-
-// expect waits for peers once more.
-func (r *rekeying) expect(peers []identity.ID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.phase = skeinv1.Signal_Rekey_FOLLOWED
-	clear(r.waits)
-	for _, id := range peers {
-		r.waits[id] = true
-	}
-}
-
-// active reports whether a request is at it.
-func (r *rekeying) active() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.keys != nil
-}
-
-func (r *rekeying) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keys, r.peers, r.waits, r.agreed = nil, nil, nil, nil
-}
-
-// came notes how far a peer is with a key of this host's.
-func (r *rekeying) came(id identity.ID, phase skeinv1.Signal_Rekey_Phase, key identity.WireGuardKey) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.waits[id] && phase == r.phase && r.keys.devicePublic == key {
-		delete(r.waits, id)
-		close(r.changed)
-		r.changed = make(chan struct{})
-	}
-}
-
-// left are the peers that are waited for, and a channel that is closed when there is one less.
-func (r *rekeying) left() ([]identity.ID, <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Collect(maps.Keys(r.waits)), r.changed
-}
-
-// turning is the change that a device goes through which gets a private key; nil: none. has is called when it has it.
-func (r *rekeying) turning(private dataplane.Key) (keys *ownKeys, peers []identity.ID, has func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.keys == nil || r.turned == nil || dataplane.Key(r.keys.device) != private {
-		return nil, nil, nil
-	}
-	return r.keys, r.peers, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.turned != nil {
-			close(r.turned)
-			r.turned = nil
-		}
-	}
-}
-
 // signalNextKey tells a peer of this host's next key.
-func (a *Agent) signalNextKey(id identity.ID, keys *ownKeys) {
+func (a *Agent) signalNextKey(id identity.ID, keys *rekey.Keys) {
 	m, _ := a.roster.get(id)
-	proof, err := identity.PairKey(keys.device, m.wg, a.cluster, nextKeyPurpose(a.id))
+	proof, err := identity.PairKey(keys.Device, m.wg, a.cluster, nextKeyPurpose(a.id))
 	if err != nil {
 		a.log.Warn("a peer cannot be told of this host's next WireGuard key", "peer", m.name, "error", err)
 		return
 	}
-	a.signalOfRekey(a.sendSignal, id, &skeinv1.Signal_Rekey{Phase: skeinv1.Signal_Rekey_PREPARE, Key: keys.devicePublic[:],
+	a.signalOfRekey(a.sendSignal, id, &skeinv1.Signal_Rekey{Phase: skeinv1.Signal_Rekey_PREPARE, Key: keys.DevicePublic[:],
 		Proof: proof[:]})
 }
 
@@ -180,10 +62,10 @@ func (a *Agent) signalNextKey(id identity.ID, keys *ownKeys) {
 func (s services) RotateNodeKey(ctx context.Context,
 	r *skeinv1.RotateNodeKeyRequest) (*skeinv1.RotateNodeKeyResponse, error) {
 	a := s.a
-	if !a.rekeying.one.TryLock() {
+	if !a.rekeying.One.TryLock() {
 		return nil, connect.NewError(connect.CodeAborted, errors.New("this host's key is being changed already"))
 	}
-	defer a.rekeying.one.Unlock()
+	defer a.rekeying.One.Unlock()
 	if err := a.mayRekey(r.GetForce()); err != nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
@@ -192,7 +74,7 @@ func (s services) RotateNodeKey(ctx context.Context,
 		return nil, err
 	}
 	own := a.wg.Load()
-	keys, err := newOwnKeys(own.agreed, next)
+	keys, err := rekey.NewKeys(own.Agreed, next)
 	if err != nil {
 		return nil, err
 	}
@@ -200,8 +82,8 @@ func (s services) RotateNodeKey(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	turned, agreed := a.rekeying.begin(keys, peers)
-	defer a.rekeying.end()
+	turned, agreed := a.rekeying.Begin(keys, peers)
+	defer a.rekeying.End()
 	late, err := a.prepareRekey(ctx, keys)
 	if err != nil {
 		return nil, err
@@ -214,7 +96,7 @@ func (s services) RotateNodeKey(ctx context.Context,
 		func(id identity.ID) bool { return slices.Contains(late, id) })); err != nil {
 		return nil, err
 	}
-	index, err := a.agreeOnKey(ctx, keys.devicePublic)
+	index, err := a.agreeOnKey(ctx, keys.DevicePublic)
 	if err != nil { // the loop asks again until the log has it
 		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this host has its next key, of which the cluster "+
 			"is still to be told (%w): that goes on by itself, and peers that were not ready hear of it then", err))
@@ -224,7 +106,7 @@ func (s services) RotateNodeKey(ctx context.Context,
 	case <-agreed:
 	case <-ctx.Done():
 	}
-	out := &skeinv1.RotateNodeKeyResponse{WireguardKey: keys.devicePublic[:], Index: index,
+	out := &skeinv1.RotateNodeKeyResponse{WireguardKey: keys.DevicePublic[:], Index: index,
 		TookNanos: int64(time.Since(began)), Ready: uint32(len(peers) - len(late))}
 	for _, id := range late {
 		out.Late = append(out.Late, a.roster.Name(id))
@@ -241,7 +123,7 @@ func (a *Agent) mayRekey(force bool) error {
 		return errors.New("this host is no member yet")
 	case a.plane == nil:
 		return errors.New("this node only relays: it has no tunnels, and no key of theirs in use")
-	case !a.wg.Load().settled():
+	case !a.wg.Load().Settled():
 		return errors.New("the cluster is still to be told of this host's last key: see `skein status`")
 	case force:
 		return nil
@@ -282,28 +164,28 @@ func (a *Agent) talkers(ctx context.Context) (out []identity.ID, err error) {
 const sessionLife = 180 * time.Second
 
 // prepareRekey tells the peers of the next key until all are ready, or their time is over.
-func (a *Agent) prepareRekey(ctx context.Context, keys *ownKeys) (late []identity.ID, err error) {
+func (a *Agent) prepareRekey(ctx context.Context, keys *rekey.Keys) (late []identity.ID, err error) {
 	over := time.NewTimer(rekeyWait)
 	defer over.Stop()
 	for {
-		left, changed := a.rekeying.left()
+		left, changed := a.rekeying.Left()
 		if len(left) == 0 {
 			return nil, nil
 		}
 		for _, id := range left {
 			a.signalNextKey(id, keys)
 		}
-		again := time.NewTimer(rekeyAgain)
+		again := time.NewTimer(rekey.Again)
 		for waiting := true; waiting; {
 			select {
 			case <-changed:
-				if left, changed = a.rekeying.left(); len(left) == 0 {
+				if left, changed = a.rekeying.Left(); len(left) == 0 {
 					waiting = false
 				}
 			case <-again.C:
 				waiting = false
 			case <-over.C:
-				left, _ := a.rekeying.left()
+				left, _ := a.rekeying.Left()
 				return left, nil
 			case <-ctx.Done():
 				again.Stop()
@@ -316,7 +198,7 @@ func (a *Agent) prepareRekey(ctx context.Context, keys *ownKeys) (late []identit
 
 // turnOver has the device get its next key, and keeps back what leaves through it until the peers that are ready take
 // it in the new sessions.
-func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struct{}, ready []identity.ID) error {
+func (a *Agent) turnOver(ctx context.Context, keys *rekey.Keys, turned <-chan struct{}, ready []identity.ID) error {
 	held, err := linkhold.Start(linkhold.Options{Table: a.numbers.RekeyNftTable, Link: a.cfg.Dataplane.Link,
 		Queue: rekeyQueue, Port: a.cfg.Ports.Control, Log: a.log})
 	if err != nil {
@@ -327,7 +209,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 			a.log.Info("the WireGuard key was changed", "packets_kept_back", n, "error", err)
 		}()
 	}
-	a.rekeying.expect(ready)
+	a.rekeying.Expect(ready)
 	a.wg.Store(keys)
 	a.wakeUp()
 	over := time.NewTimer(rekeyTurn)
@@ -341,10 +223,10 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 		return api.Error(ctx.Err())
 	}
 	over.Reset(rekeyHeld)
-	again := time.NewTicker(rekeyTell)
+	again := time.NewTicker(rekey.Tell)
 	defer again.Stop()
 	for {
-		left, changed := a.rekeying.left()
+		left, changed := a.rekeying.Left()
 		if len(left) == 0 {
 			return nil
 		}
@@ -352,7 +234,7 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 		case <-changed:
 		case <-again.C:
 			for _, id := range left {
-				a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
+				a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.DevicePublic)
 			}
 		case <-over.C:
 			return nil
@@ -366,17 +248,17 @@ func (a *Agent) turnOver(ctx context.Context, keys *ownKeys, turned <-chan struc
 // after it, beside the tunnel: that carries nothing more to those that have not heard. What is sent into it all the
 // same begins the handshake, with those behind a relay, too.
 func (a *Agent) turnKey(private dataplane.Key, apply func() (dataplane.Report, error)) (dataplane.Report, error) {
-	keys, peers, has := a.rekeying.turning(private)
+	keys, peers, has := a.rekeying.Turning(private)
 	if keys == nil {
 		return apply()
 	}
 	for _, id := range peers {
-		a.signalRekey(a.sendSignal, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
+		a.signalRekey(a.sendSignal, id, skeinv1.Signal_Rekey_SWITCHED, keys.DevicePublic)
 	}
 	report, err := apply()
 	for _, id := range peers {
-		a.signalRekey(a.sendSignalTunnelled, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
-		a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.devicePublic)
+		a.signalRekey(a.sendSignalTunnelled, id, skeinv1.Signal_Rekey_SWITCHED, keys.DevicePublic)
+		a.signalRekey(a.sendSignalRelayed, id, skeinv1.Signal_Rekey_SWITCHED, keys.DevicePublic)
 	}
 	if tried := err == nil || len(report.Errors) > 0; tried && report.Errors["wireguard"] == nil {
 		has()
@@ -404,16 +286,16 @@ func (a *Agent) followKey(ctx context.Context) {
 		return
 	}
 	switch {
-	case bytes.Equal(n.GetWireguardKey(), own.devicePublic[:]):
-		if own.settled() {
+	case bytes.Equal(n.GetWireguardKey(), own.DevicePublic[:]):
+		if own.Settled() {
 			return
 		}
-		keys, err := newOwnKeys(own.device, own.device)
+		keys, err := rekey.NewKeys(own.Device, own.Device)
 		if err != nil { // it was one already
 			return
 		}
 		a.wg.Store(keys)
-		a.rekeying.settled()
+		a.rekeying.Agree()
 		a.packetKeys.Clear()
 		for id := range a.loop.members { // probes have other keys, too
 			if m, ok := a.roster.get(id); ok && id != a.id {
@@ -424,20 +306,20 @@ func (a *Agent) followKey(ctx context.Context) {
 		if err := identity.ForgetFormer(a.cfg.StateDir); err != nil {
 			a.log.Warn("the former WireGuard key stays on the disk", "error", err)
 		}
-	case a.rekeying.active():
-	case a.keyTaken(own.devicePublic):
+	case a.rekeying.Active():
+	case a.keyTaken(own.DevicePublic):
 		if err := a.anotherKey(own); err != nil {
 			a.report(subjectKey, warning, err.Error(), "this host cannot be reached until it has a key that the log takes")
 		}
 		a.wakeUp()
-	case a.client != nil && a.rekeying.telling.CompareAndSwap(false, true):
+	case a.client != nil && a.rekeying.Telling.CompareAndSwap(false, true):
 		go func() {
-			if _, err := a.agreeOnKey(ctx, own.devicePublic); err != nil {
+			if _, err := a.agreeOnKey(ctx, own.DevicePublic); err != nil {
 				a.report(subjectKey, warning, "the cluster does not know this host's key yet: "+err.Error(),
 					"it is told again every few seconds; peers that have not heard of it cannot be reached")
 			}
 			time.AfterFunc(rekeyRetry, func() {
-				a.rekeying.telling.Store(false)
+				a.rekeying.Telling.Store(false)
 				a.wakeUp()
 			})
 		}()
@@ -451,12 +333,12 @@ func (a *Agent) keyTaken(key identity.WireGuardKey) bool {
 }
 
 // anotherKey replaces the next key of a change whose event is missing.
-func (a *Agent) anotherKey(own *ownKeys) error {
+func (a *Agent) anotherKey(own *rekey.Keys) error {
 	next, err := identity.NewWireGuardKey()
 	if err != nil {
 		return err
 	}
-	keys, err := newOwnKeys(own.agreed, next)
+	keys, err := rekey.NewKeys(own.Agreed, next)
 	if err != nil {
 		return err
 	}
@@ -464,7 +346,7 @@ func (a *Agent) anotherKey(own *ownKeys) error {
 		return err
 	}
 	a.log.Warn("somebody else has this host's next WireGuard key in the log: it gets another one",
-		"who", a.loop.state.KeyOwner(own.devicePublic[:]))
+		"who", a.loop.state.KeyOwner(own.DevicePublic[:]))
 	a.wg.Store(keys)
 	return nil
 }

@@ -257,7 +257,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 	if p.carrier == nil {
 		carrier, err := plainwg.Open(plainwg.Config{Link: p.a.numbers.PlainLink, Port: p.a.cfg.Ports.Plain,
 			Mark: p.a.numbers.MarkWG,
-			MTU:  p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wg.Load().device),
+			MTU:  p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wg.Load().Device),
 			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.wakeUp})
 		if err != nil {
 			p.retry = now
@@ -267,7 +267,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 		}
 		p.carrier = carrier
 	}
-	connected := p.a.links.connected(p.a.cfg.Dataplane.Link)
+	connected := p.a.links.Connected(p.a.cfg.Dataplane.Link)
 	var peers []plainwg.Peer
 	for _, c := range p.peers {
 		secrets, err := p.unseal(c)
@@ -320,7 +320,7 @@ func (p *plainPeers) unseal(c carried) (plainSecrets, error) {
 	if i < 0 {
 		return plainSecrets{}, errNotSealed
 	}
-	raw, err := p.a.wg.Load().device.Unseal(c.GetCarriers()[i].GetSealed())
+	raw, err := p.a.wg.Load().Device.Unseal(c.GetCarriers()[i].GetSealed())
 	if err != nil {
 		return plainSecrets{}, fmt.Errorf("its secrets for this node cannot be read (%w)", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/api/apitest"
+	"github.com/skeinmesh/skein/agent/rekey"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
@@ -133,7 +134,7 @@ func TestWhatPlainPeersReach(t *testing.T) {
 }
 
 func withKey(a *Agent, k identity.WireGuardKey) *Agent {
-	own, err := newOwnKeys(k, k)
+	own, err := rekey.NewKeys(k, k)
 	if err != nil {
 		panic(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
@@ -41,7 +42,7 @@ func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 }
 
 // purgeFormer removes what the agent has left under numbers that it had before, unless another agent has them now.
-func purgeFormer(ctx context.Context, cfg config.Config, held *claims, log *slog.Logger) error {
+func purgeFormer(ctx context.Context, cfg config.Config, held *claims.Claims, log *slog.Logger) error {
 	now := cfg.Dataplane.Numbers()
 	note, err := readNumbers(cfg.StateDir, false, now)
 	if err != nil {
@@ -51,7 +52,7 @@ func purgeFormer(ctx context.Context, cfg config.Config, held *claims, log *slog
 	if len(left) == 0 {
 		return nil
 	}
-	others, err := held.others()
+	others, err := held.Others()
 	if err != nil {
 		return err
 	}

@@ -153,7 +153,7 @@ func (a *Agent) observed() *skeinv1.Record {
 func (a *Agent) claimed() *skeinv1.Record {
 	own, c := a.host(), a.conf()
 	r := &skeinv1.Record{
-		WireguardKey: a.wg.Load().devicePublic[:], Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
+		WireguardKey: a.wg.Load().DevicePublic[:], Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
 		PersistentKeepalive: own.PersistentKeepalive, Labels: c.Labels,
 		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 	}
@@ -163,7 +163,7 @@ func (a *Agent) claimed() *skeinv1.Record {
 	}
 	r.NodeAddresses = c.NodeAddresses
 	if slices.Contains(c.Advertise, config.NodeAddresses) {
-		addrs := hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), own.InternalIP)
+		addrs := hostaddr.Offered(a.links.Addresses(a.cfg.Dataplane.Link), own.InternalIP)
 		r.NodeAddresses = withOwn(c.NodeAddresses, addrs)
 	}
 	if a.relayOnly() {
@@ -194,7 +194,7 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 	}
 	r := a.claimed()
 	r.NodeId, r.Epoch, r.Seq, r.Time = a.id.String(), epoch, 1, time.Now().UnixNano()
-	addrs := hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), a.host().InternalIP)
+	addrs := hostaddr.Offered(a.links.Addresses(a.cfg.Dataplane.Link), a.host().InternalIP)
 	if !a.relayOnly() {
 		for _, ip := range addrs {
 			r.Candidates = append(r.Candidates, &skeinv1.Candidate{
@@ -373,7 +373,7 @@ func (a *Agent) offers() []string {
 			}
 		}
 	} else {
-		for _, ip := range hostaddr.Offered(a.links.hostAddresses(a.cfg.Dataplane.Link), a.host().InternalIP) {
+		for _, ip := range hostaddr.Offered(a.links.Addresses(a.cfg.Dataplane.Link), a.host().InternalIP) {
 			add(ip)
 		}
 	}
@@ -479,7 +479,7 @@ func withPort(hosts []string, port uint16) []string {
 }
 
 func (a *Agent) hasPublicAddress() bool {
-	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.host().ForceEndpoint != "" ||
+	return slices.ContainsFunc(a.links.Addresses(a.cfg.Dataplane.Link), addr.Public) || a.host().ForceEndpoint != "" ||
 		len(elastic(a.netcheck.Load())) > 0
 }
 
@@ -526,7 +526,7 @@ func (a *Agent) followMTU() {
 
 // tunnelMTU fits the tunnel into the smallest of this host's links that packets may leave by.
 func (a *Agent) tunnelMTU() int {
-	least := a.links.smallestMTU(a.cfg.Dataplane.Link)
+	least := a.links.SmallestMTU(a.cfg.Dataplane.Link, 1280+tunnelOverhead)
 	if least == 0 {
 		return 0
 	}

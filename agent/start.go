@@ -43,7 +43,7 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 		a.leaveNumbers(ctx)
-		if !a.wg.Load().settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
+		if !a.wg.Load().Settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
 			if err := linkhold.Remove(a.numbers.RekeyNftTable); err != nil {
 				return err
 			}
@@ -190,7 +190,7 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 	if err != nil {
 		return [32]byte{}, false
 	}
-	k, err := identity.PairKey(a.wg.Load().agreed, m.wg, cluster, "control packet")
+	k, err := identity.PairKey(a.wg.Load().Agreed, m.wg, cluster, "control packet")
 	if err != nil {
 		return [32]byte{}, false
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeinmesh/skein/agent/hostlinks"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/usage"
 )
@@ -41,7 +42,7 @@ func TestUsage(t *testing.T) {
 	if _, err := net.Interfaces(); err != nil { // not counted: the runtime's own
 		t.Fatal(err)
 	}
-	if _, err := readHostLinks(nil); err != nil { // counted
+	if _, err := hostlinks.Read(nil); err != nil { // counted
 		t.Fatal(err)
 	}
 	after, err := c.Usage(t.Context(), &skeinv1.UsageRequest{})

@@ -1,4 +1,4 @@
-package agent
+package hostlinks
 
 import (
 	"context"
@@ -48,16 +48,16 @@ func TestHostLinks(t *testing.T) {
 		}
 		return nil
 	})
-	var h hostLinks
-	n.Do(func() { h.get() })
-	if got := h.smallestMTU("skein0"); got != 1500 {
+	var h Links
+	n.Do(func() { h.Get() })
+	if got := h.SmallestMTU("skein0", 1360); got != 1500 {
 		t.Errorf("the smallest link has %d, want 1500", got)
 	}
 	want := []netip.Prefix{netip.MustParsePrefix("192.168.7.0/24"), netip.MustParsePrefix("2001:db8::/64")}
-	if got := h.connected("skein0"); !slices.Equal(got, want) {
+	if got := h.Connected("skein0"); !slices.Equal(got, want) {
 		t.Errorf("connected to %s, want %s", got, want)
 	}
-	if got := h.hostAddresses("skein0"); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.168.7.14"),
+	if got := h.Addresses("skein0"); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.168.7.14"),
 		netip.MustParseAddr("2001:db8::7")}) {
 		t.Errorf("addresses %s", got)
 	}
@@ -68,7 +68,7 @@ func TestHostLinks(t *testing.T) {
 func TestHostLinksAreFollowed(t *testing.T) {
 	n := testns.New(t, "linksfollow")
 	ctx, stop := context.WithCancel(t.Context())
-	var h hostLinks
+	var h Links
 	changed := make(chan struct{}, 100)
 	ended := make(chan error, 1)
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0p"}
@@ -79,7 +79,7 @@ func TestHostLinksAreFollowed(t *testing.T) {
 	n.Must("a link", func() error {
 		return errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link), netlink.AddrAdd(link, at))
 	})
-	go n.Do(func() { ended <- h.follow(ctx, func() { changed <- struct{}{} }) })
+	go n.Do(func() { ended <- h.Follow(ctx, func() { changed <- struct{}{} }) })
 	await := func(what string, want int) {
 		t.Helper()
 		select {
@@ -87,7 +87,7 @@ func TestHostLinksAreFollowed(t *testing.T) {
 		case <-time.After(5 * time.Second):
 			t.Fatalf("%s, and nobody is told", what)
 		}
-		if got := h.hostAddresses("skein0"); len(got) != want {
+		if got := h.Addresses("skein0"); len(got) != want {
 			t.Fatalf("%s: %s", what, got)
 		}
 	}
@@ -159,20 +159,20 @@ func TestLinksOfAnotherCNI(t *testing.T) {
 				"10.244.1.0/32"),
 		)
 	})
-	var h hostLinks
-	n.Do(func() { h.get() })
-	if got := h.smallestMTU("skein0"); got != 1480 {
+	var h Links
+	n.Do(func() { h.Get() })
+	if got := h.SmallestMTU("skein0", 1360); got != 1480 {
 		t.Errorf("the smallest link has %d, want 1480: %+v", got, h.links)
 	}
 	want := []netip.Addr{netip.MustParseAddr("192.168.7.14"), netip.MustParseAddr("192.168.9.2")}
-	if got := h.hostAddresses("skein0"); !slices.Equal(got, want) {
+	if got := h.Addresses("skein0"); !slices.Equal(got, want) {
 		t.Errorf("the host's addresses are %s, want %s", got, want)
 	}
-	if got := h.connected("skein0"); len(got) != 5 {
+	if got := h.Connected("skein0"); len(got) != 5 {
 		t.Errorf("connected to %s; the pods' networks are", got)
 	}
 	for _, l := range h.links {
-		if l.name == "flannel.1" && (l.kind != "vxlan" || l.outer.link != "eth0") {
+		if l.Name == "flannel.1" && (l.Kind != "vxlan" || l.outer.link != "eth0") {
 			t.Errorf("flannel.1 is %+v", l)
 		}
 	}
@@ -189,38 +189,38 @@ func TestMisfits(t *testing.T) {
 	overlays, ranges := ps("10.4.0.0/16", "fd65::/64"), ps("10.244.0.0/16")
 	overlay4, overlay6 := netip.MustParseAddr("10.4.0.7"), netip.MustParseAddr("fd65::7")
 	for name, c := range map[string]struct {
-		link hostLink
+		link Link
 		want int // 0: it fits, or is none of the tunnel's
 	}{
-		"pods' bridge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true,
-			addrs: ps("10.244.1.1/24")}, 1420},
-		"one that fits": {hostLink{name: "cni0", kind: "bridge", mtu: 1420, pods: true,
-			addrs: ps("10.244.1.1/24")}, 0},
-		"pods that are not led": {hostLink{name: "docker0", kind: "bridge", mtu: 1500, pods: true,
-			addrs: ps("172.17.0.1/16")}, 0},
-		"the host's own network": {hostLink{name: "eth0", kind: "device", mtu: 9000,
-			addrs: ps("10.244.9.1/24")}, 0},
-		"vxlan over the tunnel": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true,
+		"pods' bridge": {Link{Name: "cni0", Kind: "bridge", MTU: 1500, Pods: true,
+			Addrs: ps("10.244.1.1/24")}, 1420},
+		"one that fits": {Link{Name: "cni0", Kind: "bridge", MTU: 1420, Pods: true,
+			Addrs: ps("10.244.1.1/24")}, 0},
+		"pods that are not led": {Link{Name: "docker0", Kind: "bridge", MTU: 1500, Pods: true,
+			Addrs: ps("172.17.0.1/16")}, 0},
+		"the host's own network": {Link{Name: "eth0", Kind: "device", MTU: 9000,
+			Addrs: ps("10.244.9.1/24")}, 0},
+		"vxlan over the tunnel": {Link{Name: "flannel.1", Kind: "vxlan", MTU: 1450, Pods: true,
 			outer: outer{link: "skein0"}}, 1370},
-		"vxlan over the tunnel that fits": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1370, pods: true,
+		"vxlan over the tunnel that fits": {Link{Name: "flannel.1", Kind: "vxlan", MTU: 1370, Pods: true,
 			outer: outer{link: "skein0"}}, 0},
-		"vxlan between overlay addresses": {hostLink{name: "vxlan.calico", kind: "vxlan", mtu: 1450, pods: true,
+		"vxlan between overlay addresses": {Link{Name: "vxlan.calico", Kind: "vxlan", MTU: 1450, Pods: true,
 			outer: outer{link: "eth0", from: overlay4}}, 1370},
-		"the same over IPv6": {hostLink{name: "vxlan-v6.calico", kind: "vxlan", mtu: 1370, pods: true,
+		"the same over IPv6": {Link{Name: "vxlan-v6.calico", Kind: "vxlan", MTU: 1370, Pods: true,
 			outer: outer{from: overlay6, six: true}}, 1350},
-		"ipip between overlay addresses": {hostLink{name: "tunl1", kind: "ipip", mtu: 1480, pods: true,
+		"ipip between overlay addresses": {Link{Name: "tunl1", Kind: "ipip", MTU: 1480, Pods: true,
 			outer: outer{from: overlay4}}, 1400},
-		"vxlan over the host's own link": {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true,
-			addrs: ps("10.244.1.0/32"), outer: outer{link: "eth0"}}, 0},
-		"one that does not say where": {hostLink{name: "cilium_vxlan", kind: "vxlan", mtu: 1500, pods: true}, 0},
-		"the tunnel itself": {hostLink{name: "skein0", kind: "wireguard", mtu: 1420,
-			addrs: ps("10.4.0.7/16")}, 0},
-		"a bridge beside the ranges' edge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true,
-			addrs: ps("10.245.1.1/24")}, 0},
+		"vxlan over the host's own link": {Link{Name: "flannel.1", Kind: "vxlan", MTU: 1450, Pods: true,
+			Addrs: ps("10.244.1.0/32"), outer: outer{link: "eth0"}}, 0},
+		"one that does not say where": {Link{Name: "cilium_vxlan", Kind: "vxlan", MTU: 1500, Pods: true}, 0},
+		"the tunnel itself": {Link{Name: "skein0", Kind: "wireguard", MTU: 1420,
+			Addrs: ps("10.4.0.7/16")}, 0},
+		"a bridge beside the ranges' edge": {Link{Name: "cni0", Kind: "bridge", MTU: 1500, Pods: true,
+			Addrs: ps("10.245.1.1/24")}, 0},
 	} {
-		got := misfits([]hostLink{c.link}, "skein0", 1420, overlays, ranges)
-		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0].want != c.want ||
-			got[0].have != c.link.mtu) {
+		got := Misfits([]Link{c.link}, "skein0", 1420, overlays, ranges)
+		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0].Want != c.want ||
+			got[0].Have != c.link.MTU) {
 			t.Errorf("%s: %+v, want %d", name, got, c.want)
 		}
 	}

@@ -1,4 +1,8 @@
-package agent
+// Package claims keeps agents of one network namespace from sharing a name or number in its kernel. Each agent keeps an
+// abstract unix socket there, which ends with the process, however that ends, and tells whoever connects what it holds.
+// An agent that starts first opens its own and then asks all others: so of two that start together at least one finds
+// the other.
+package claims
 
 import (
 	"bytes"
@@ -19,62 +23,59 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Agents of one network namespace must not share a name or number in its kernel. Each keeps an abstract unix socket
-// there, which ends with the process, however that ends, and tells whoever connects what it holds. An agent that starts
-// first opens its own and then asks all others: so of two that start together at least one finds the other.
 const (
-	claimPrefix  = "@skein-agent-"
-	claimMost    = 64 << 10        // bytes of an answer
-	claimTimeout = 2 * time.Second // for an answer; the kernel takes connections for an agent that is frozen
+	prefix  = "@skein-agent-"
+	most    = 64 << 10        // bytes of an answer
+	timeout = 2 * time.Second // for an answer; the kernel takes connections for an agent that is frozen
 )
 
-// claim is what an agent says of itself.
-type claim struct {
+// Claim is what an agent says of itself.
+type Claim struct {
 	Process int               `json:"process"`
 	RunDir  string            `json:"runDir"`
 	Numbers dataplane.Numbers `json:"numbers"`
 }
 
-// claims is the own socket.
-type claims struct {
+// Claims is the own socket.
+type Claims struct {
 	l    *net.UnixListener
 	name string
 	own  dataplane.Numbers
 }
 
-// claimNumbers holds numbers in this network namespace, or says who has some of them.
-func claimNumbers(runDir string, n dataplane.Numbers) (*claims, error) {
-	answer, err := json.Marshal(claim{Process: os.Getpid(), RunDir: runDir, Numbers: n})
+// Hold holds numbers in this network namespace, or says who has some of them.
+func Hold(runDir string, n dataplane.Numbers) (*Claims, error) {
+	answer, err := json.Marshal(Claim{Process: os.Getpid(), RunDir: runDir, Numbers: n})
 	if err != nil {
 		return nil, fmt.Errorf("tell other agents this one's numbers: %w", err)
 	}
-	name := claimPrefix + strings.ToLower(rand.Text())
+	name := prefix + strings.ToLower(rand.Text())
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("tell other agents this one's numbers: %w", err)
 	}
-	c := &claims{l: l, name: name, own: n}
+	c := &Claims{l: l, name: name, own: n}
 	go c.serve(answer)
-	others, err := c.others()
+	others, err := c.Others()
 	if err == nil {
 		err = refusal(n, others)
 	}
 	if err != nil {
-		c.close()
+		c.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-// close gives the numbers up.
-func (c *claims) close() {
+// Close gives the numbers up.
+func (c *Claims) Close() {
 	if c != nil {
 		_ = c.l.Close()
 	}
 }
 
 // serve answers whoever asks, one after the other, until the socket is closed.
-func (c *claims) serve(answer []byte) {
+func (c *Claims) serve(answer []byte) {
 	for {
 		conn, err := c.l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -83,14 +84,14 @@ func (c *claims) serve(answer []byte) {
 		if err != nil { // no more open files, perhaps: who asks takes silence for a refusal
 			continue
 		}
-		_ = conn.SetDeadline(time.Now().Add(claimTimeout))
+		_ = conn.SetDeadline(time.Now().Add(timeout))
 		_, _ = conn.Write(answer)
 		_ = conn.Close()
 	}
 }
 
 // refusal words what collides; nil: nothing does.
-func refusal(n dataplane.Numbers, others []claim) error {
+func refusal(n dataplane.Numbers, others []Claim) error {
 	for _, o := range others {
 		overlap := n.Overlap(o.Numbers)
 		if overlap == nil {
@@ -106,17 +107,17 @@ func refusal(n dataplane.Numbers, others []claim) error {
 
 // some lists the first of many things.
 func some(all []string) string {
-	const most = 4
-	if len(all) > most+1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(all[:most], ", "), len(all)-most)
+	const named = 4
+	if len(all) > named+1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:named], ", "), len(all)-named)
 	}
 	return strings.Join(all, ", ")
 }
 
 // advice names a key by which this agent has none of the others' numbers.
-func advice(others []claim) string {
+func advice(others []Claim) string {
 	for i := range dataplane.MaxInstance + 1 {
-		free := !slices.ContainsFunc(others, func(o claim) bool { return dataplane.NumbersOf(i).Overlap(o.Numbers) != nil })
+		free := !slices.ContainsFunc(others, func(o Claim) bool { return dataplane.NumbersOf(i).Overlap(o.Numbers) != nil })
 		if free {
 			return fmt.Sprintf("dataplane.instance: %d", i)
 		}
@@ -124,19 +125,19 @@ func advice(others []claim) string {
 	return "keys under dataplane, since no instance is free"
 }
 
-// others asks all other agents of this network namespace. Only what root or this process's own user has is one: anybody
+// Others asks all other agents of this network namespace. Only what root or this process's own user has is one: anybody
 // may make such a socket.
-func (c *claims) others() ([]claim, error) {
+func (c *Claims) Others() ([]Claim, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/unix")
 	if err != nil {
 		return nil, fmt.Errorf("look for other agents in this network namespace: %w", err)
 	}
-	var out []claim
+	var out []Claim
 	for _, name := range claimants(b) {
 		if name == c.name {
 			continue
 		}
-		o, err := askClaim(name)
+		o, err := ask(name)
 		switch {
 		case errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, errStranger):
 			continue // it has ended meanwhile, or is nobody's who could hold anything
@@ -146,7 +147,7 @@ func (c *claims) others() ([]claim, error) {
 		}
 		out = append(out, o)
 	}
-	slices.SortFunc(out, func(a, b claim) int { return cmp.Compare(a.Process, b.Process) })
+	slices.SortFunc(out, func(a, b Claim) int { return cmp.Compare(a.Process, b.Process) })
 	return out, nil
 }
 
@@ -155,7 +156,7 @@ func claimants(list []byte) []string {
 	var out []string
 	for line := range bytes.Lines(list) {
 		words := bytes.Fields(line)
-		if len(words) != 8 || !bytes.HasPrefix(words[7], []byte(claimPrefix)) {
+		if len(words) != 8 || !bytes.HasPrefix(words[7], []byte(prefix)) {
 			continue
 		}
 		if name := string(words[7]); !slices.Contains(out, name) { // connections that are open have the name too
@@ -168,8 +169,8 @@ func claimants(list []byte) []string {
 // errStranger is for a socket of a user who is neither root nor this process's.
 var errStranger = errors.New("not an agent's socket")
 
-func askClaim(name string) (o claim, err error) {
-	d := net.Dialer{Timeout: claimTimeout}
+func ask(name string) (o Claim, err error) {
+	d := net.Dialer{Timeout: timeout}
 	conn, err := d.Dial("unix", name)
 	if err != nil {
 		return o, err
@@ -183,8 +184,8 @@ func askClaim(name string) (o claim, err error) {
 		return o, errStranger
 	}
 	o.Process = int(peer.Pid)
-	_ = conn.SetDeadline(time.Now().Add(claimTimeout))
-	b, err := io.ReadAll(io.LimitReader(conn, claimMost))
+	_ = conn.SetDeadline(time.Now().Add(timeout))
+	b, err := io.ReadAll(io.LimitReader(conn, most))
 	if err != nil {
 		return o, err
 	}
@@ -211,9 +212,9 @@ func peerOf(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	return cred, err
 }
 
-// ofAgents reports whether a link is a tunnel of this agent or of another one of this network namespace, which may have
+// OfAgents reports whether a link is a tunnel of this agent or of another one of this network namespace, which may have
 // stopped: no network of this host.
-func (c *claims) ofAgents(name, kind string) bool {
+func (c *Claims) OfAgents(name, kind string) bool {
 	if kind != "tuntap" && kind != "wireguard" && kind != "sit" {
 		return false
 	}
@@ -228,6 +229,6 @@ func (c *claims) ofAgents(name, kind string) bool {
 	if slices.Contains(c.own.Links(), name) {
 		return true
 	}
-	others, _ := c.others() // of those that do not answer nothing is known
-	return slices.ContainsFunc(others, func(o claim) bool { return slices.Contains(o.Numbers.Links(), name) })
+	others, _ := c.Others() // of those that do not answer nothing is known
+	return slices.ContainsFunc(others, func(o Claim) bool { return slices.Contains(o.Numbers.Links(), name) })
 }

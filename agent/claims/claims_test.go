@@ -1,4 +1,4 @@
-package agent
+package claims
 
 import (
 	"net"
@@ -13,20 +13,20 @@ import (
 
 func TestAgentsOfOneNamespaceShareNoNumbers(t *testing.T) {
 	ns := testns.New(t, "claims")
-	hold := func(runDir string, n dataplane.Numbers) (c *claims, err error) {
-		ns.Must("hold numbers", func() error { c, err = claimNumbers(runDir, n); return nil })
+	hold := func(runDir string, n dataplane.Numbers) (c *Claims, err error) {
+		ns.Must("hold numbers", func() error { c, err = Hold(runDir, n); return nil })
 		return c, err
 	}
 	first, err := hold("/run/first", dataplane.DefaultNumbers())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.close()
+	defer first.Close()
 	second, err := hold("/run/second", dataplane.NumbersOf(1))
 	if err != nil {
 		t.Fatalf("the second instance: %v", err)
 	}
-	defer second.close()
+	defer second.Close()
 	mixed := dataplane.NumbersOf(2)
 	mixed.RouteTable = 181
 	_, err = hold("/run/third", mixed)
@@ -39,16 +39,16 @@ func TestAgentsOfOneNamespaceShareNoNumbers(t *testing.T) {
 	if err != nil && strings.Contains(err.Error(), "/run/first") {
 		t.Errorf("the first one has nothing to do with it: %v", err)
 	}
-	second.close()
+	second.Close()
 	third, err := hold("/run/third", mixed)
 	if err != nil {
 		t.Fatalf("after the second has ended: %v", err)
 	}
-	third.close()
+	third.Close()
 	other := testns.New(t, "elsewhere")
 	other.Must("hold the same numbers in another namespace", func() error {
-		c, err := claimNumbers("/run/elsewhere", dataplane.DefaultNumbers())
-		c.close()
+		c, err := Hold("/run/elsewhere", dataplane.DefaultNumbers())
+		c.Close()
 		return err
 	})
 }
@@ -57,13 +57,13 @@ func TestAgentsOfOneNamespaceShareNoNumbers(t *testing.T) {
 func TestASilentAgentKeepsItsNumbers(t *testing.T) {
 	ns := testns.New(t, "silent")
 	ns.Must("silent agent", func() error {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: claimPrefix + "silent", Net: "unix"})
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: prefix + "silent", Net: "unix"})
 		if err != nil {
 			return err
 		}
 		defer l.Close()
-		c, err := claimNumbers("/run/second", dataplane.NumbersOf(1))
-		c.close()
+		c, err := Hold("/run/second", dataplane.NumbersOf(1))
+		c.Close()
 		if err == nil || !strings.Contains(err.Error(), "does not say which numbers it has") {
 			t.Errorf("beside an agent that is silent: %v", err)
 		}
@@ -84,7 +84,7 @@ func TestSocketsOfStrangersAreNoClaims(t *testing.T) {
 		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), nobody, ^uintptr(0)); e != 0 {
 			return e
 		}
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: claimPrefix + "stranger", Net: "unix"})
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: prefix + "stranger", Net: "unix"})
 		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), 0, ^uintptr(0)); e != 0 {
 			return e
 		}
@@ -92,8 +92,8 @@ func TestSocketsOfStrangersAreNoClaims(t *testing.T) {
 			return err
 		}
 		defer l.Close()
-		c, err := claimNumbers("/run/first", dataplane.DefaultNumbers())
-		c.close()
+		c, err := Hold("/run/first", dataplane.DefaultNumbers())
+		c.Close()
 		return err
 	})
 }
@@ -116,16 +116,16 @@ func TestClaimantsAreReadFromTheKernelsList(t *testing.T) {
 func TestLinksOfAgents(t *testing.T) {
 	own := dataplane.DefaultNumbers()
 	own.PlainLink = "plain"
-	c := &claims{own: own}
+	c := &Claims{own: own}
 	for name, kinds := range map[string][]string{"skein1": {"tuntap", "wireguard"}, "skeinhop2": {"sit"},
 		"plain": {"tuntap"}} {
 		for _, kind := range kinds {
-			if !c.ofAgents(name, kind) {
+			if !c.OfAgents(name, kind) {
 				t.Errorf("%s, %s, is taken for a network of the host", name, kind)
 			}
 		}
 	}
-	if c.ofAgents("skein1", "device") || c.ofAgents("wg0", "wireguard") {
+	if c.OfAgents("skein1", "device") || c.OfAgents("wg0", "wireguard") {
 		t.Error("a network of the host is taken for an agent's")
 	}
 }

@@ -1,4 +1,6 @@
-package agent
+// Package hostlinks sees which links of this host lead to networks, with their addresses and MTU, and which links of
+// another CNI are too large for the tunnel.
+package hostlinks
 
 import (
 	"context"
@@ -18,18 +20,18 @@ import (
 )
 
 const (
-	hostLinksAge    = 500 * time.Millisecond // how old the view may be where the kernel tells of no changes
-	hostLinksGather = 20 * time.Millisecond  // notifications that come together are one
+	maxAge = 500 * time.Millisecond // how old the view may be where the kernel tells of no changes
+	gather = 20 * time.Millisecond  // notifications that come together are one
 )
 
-// hostLink is a link of this host that leads to a network: it is up and has an address others could know. The ends of
+// Link is a link of this host that leads to a network: it is up and has an address others could know. The ends of
 // pods' links have none.
-type hostLink struct {
-	name  string
-	kind  string
-	mtu   int
-	addrs []netip.Prefix // with the network's length
-	pods  bool           // it leads to containers of this host, or to other hosts' inside another network's packets
+type Link struct {
+	Name  string
+	Kind  string
+	MTU   int
+	Addrs []netip.Prefix // with the network's length
+	Pods  bool           // it leads to containers of this host, or to other hosts' inside another network's packets
 	outer outer          // of one that puts what it carries into packets of another network
 }
 
@@ -40,44 +42,44 @@ type outer struct {
 	six  bool       // they are IPv6
 }
 
-func (l hostLink) equal(o hostLink) bool {
-	return l.name == o.name && l.kind == o.kind && l.mtu == o.mtu && l.pods == o.pods && l.outer == o.outer &&
-		slices.Equal(l.addrs, o.addrs)
+func (l Link) equal(o Link) bool {
+	return l.Name == o.Name && l.Kind == o.Kind && l.MTU == o.MTU && l.Pods == o.Pods && l.outer == o.outer &&
+		slices.Equal(l.Addrs, o.Addrs)
 }
 
-// hostLinks is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's
+// Links is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's
 // notifications keep it; else it is read when it is asked for, and at most so often.
-type hostLinks struct {
+type Links struct {
 	mu       sync.Mutex
 	followed bool
 	at       time.Time
-	links    []hostLink
-	ofAgents func(name, kind string) bool // whether a link is a tunnel of an agent's; nil: none is
+	links    []Link
+	OfAgents func(name, kind string) bool // whether a link is a tunnel of an agent's; nil: none is
 }
 
-func (h *hostLinks) get() []hostLink {
+func (h *Links) Get() []Link {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.followed && (h.at.IsZero() || time.Since(h.at) > hostLinksAge) {
+	if !h.followed && (h.at.IsZero() || time.Since(h.at) > maxAge) {
 		h.read()
 	}
 	return h.links
 }
 
 // read renews the view and reports whether it is another one.
-func (h *hostLinks) read() bool {
-	links, err := readHostLinks(h.ofAgents)
+func (h *Links) read() bool {
+	links, err := Read(h.OfAgents)
 	h.at = time.Now()
-	if err != nil || slices.EqualFunc(links, h.links, hostLink.equal) {
+	if err != nil || slices.EqualFunc(links, h.links, Link.equal) {
 		return false
 	}
 	h.links = links
 	return true
 }
 
-// follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no
+// Follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no
 // notifications it returns at once with the reason.
-func (h *hostLinks) follow(ctx context.Context, changed func()) error {
+func (h *Links) Follow(ctx context.Context, changed func()) error {
 	news, ended := make(chan struct{}, 1), make(chan error, 1)
 	var listener rtnl.Listener
 	if err := listener.Routing(0, rtnl.Links|rtnl.Addresses, func(_ []netlinkmsg.Message, err error) {
@@ -113,14 +115,16 @@ func (h *hostLinks) follow(ctx context.Context, changed func()) error {
 			return err
 		case <-news:
 		}
-		if !wait(ctx, hostLinksGather) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(gather):
 		}
 	}
 }
 
-// readHostLinks asks for all addresses once and for the links that have one: a host has more pods than networks.
-func readHostLinks(ofAgents func(name, kind string) bool) ([]hostLink, error) {
+// Read asks for all addresses once and for the links that have one: a host has more pods than networks.
+func Read(ofAgents func(name, kind string) bool) ([]Link, error) {
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("read this host's addresses: %w", err)
@@ -137,7 +141,7 @@ func readHostLinks(ofAgents func(name, kind string) bool) ([]hostLink, error) {
 		}
 		byLink[a.LinkIndex] = append(byLink[a.LinkIndex], p)
 	}
-	var out []hostLink
+	var out []Link
 	var bridges map[int]bool
 	for _, index := range order {
 		l, err := netlink.LinkByIndex(index)
@@ -148,20 +152,20 @@ func readHostLinks(ofAgents func(name, kind string) bool) ([]hostLink, error) {
 		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 || ofAgents != nil && ofAgents(at.Name, l.Type()) {
 			continue
 		}
-		h := hostLink{name: at.Name, kind: l.Type(), mtu: at.MTU, addrs: byLink[index]}
-		h.pods = hostaddr.ForContainers(h.name) || hostaddr.Encapsulates(h.kind)
-		if h.kind == "bridge" && !h.pods {
+		h := Link{Name: at.Name, Kind: l.Type(), MTU: at.MTU, Addrs: byLink[index]}
+		h.Pods = hostaddr.ForContainers(h.Name) || hostaddr.Encapsulates(h.Kind)
+		if h.Kind == "bridge" && !h.Pods {
 			if bridges == nil { // all links are read only where there is such a bridge
 				bridges = podBridges()
 			}
-			h.pods = bridges[index]
+			h.Pods = bridges[index]
 		}
 		h.outer = outerOf(l)
 		out = append(out, h)
 	}
-	if !slices.ContainsFunc(out, func(l hostLink) bool { return !l.pods }) {
+	if !slices.ContainsFunc(out, func(l Link) bool { return !l.Pods }) {
 		for i := range out { // there is no other way out
-			out[i].pods = false
+			out[i].Pods = false
 		}
 	}
 	return out, nil
@@ -197,21 +201,21 @@ func outerOf(l netlink.Link) (o outer) {
 	return o
 }
 
-// hostAddresses are the addresses of this host's links, without the tunnel's own and those of its containers.
-func (h *hostLinks) hostAddresses(tunnel string) []netip.Addr {
-	out := slices.DeleteFunc(slices.Clone(h.get()), func(l hostLink) bool { return l.pods })
+// Addresses are the addresses of this host's links, without the tunnel's own and those of its containers.
+func (h *Links) Addresses(tunnel string) []netip.Addr {
+	out := slices.DeleteFunc(slices.Clone(h.Get()), func(l Link) bool { return l.Pods })
 	return each(out, tunnel, netip.Prefix.Addr)
 }
 
-// connected are the networks on this host's links, without the tunnel's own.
-func (h *hostLinks) connected(tunnel string) []netip.Prefix {
-	return each(h.get(), tunnel, netip.Prefix.Masked)
+// Connected are the networks on this host's links, without the tunnel's own.
+func (h *Links) Connected(tunnel string) []netip.Prefix {
+	return each(h.Get(), tunnel, netip.Prefix.Masked)
 }
 
-func each[T any](links []hostLink, tunnel string, of func(netip.Prefix) T) (out []T) {
+func each[T any](links []Link, tunnel string, of func(netip.Prefix) T) (out []T) {
 	for _, l := range links {
-		for _, p := range l.addrs {
-			if l.name != tunnel {
+		for _, p := range l.Addrs {
+			if l.Name != tunnel {
 				out = append(out, of(p))
 			}
 		}
@@ -219,13 +223,13 @@ func each[T any](links []hostLink, tunnel string, of func(netip.Prefix) T) (out 
 	return out
 }
 
-// smallestMTU is that of the smallest link which packets may leave by and WireGuard can use; 0: there is none. Links of
-// containers are smaller than the tunnel where they fit into it, and are no way out.
-func (h *hostLinks) smallestMTU(tunnel string) int {
+// SmallestMTU is that of the smallest link which packets may leave by and which is not below floor; 0: there is none.
+// Links of containers are smaller than the tunnel where they fit into it, and are no way out.
+func (h *Links) SmallestMTU(tunnel string, floor int) int {
 	least := 0
-	for _, l := range h.get() {
-		if l.name != tunnel && !l.pods && l.mtu >= 1280+tunnelOverhead && (least == 0 || l.mtu < least) {
-			least = l.mtu
+	for _, l := range h.Get() {
+		if l.Name != tunnel && !l.Pods && l.MTU >= floor && (least == 0 || l.MTU < least) {
+			least = l.MTU
 		}
 	}
 	return least
