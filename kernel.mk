@@ -1,5 +1,5 @@
 # The kernel tier: data-plane tests and KERNEL_LABS against kernel WireGuard, in a QEMU guest where this
-# kernel has none: the tests in one guest, the labs in a fresh one. KERNEL_FLAGS go to internal/kerneltest/tier, for instance -guest or -run NAME.
+# kernel has none: the tests in one guest, the labs in a fresh one. KERNEL_FLAGS go to chaos/kerneltier, for instance -guest or -run NAME.
 KERNEL_LABS ?= $(wildcard examples/kernel-*.yaml)
 
 .PHONY: test-kernel

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/skeinmesh/skein/dataplane/announce"
-	"github.com/skeinmesh/skein/internal/testgw"
+	"github.com/skeinmesh/skein/dataplane/testgw"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/flows"
-	"github.com/skeinmesh/skein/internal/testgw"
+	"github.com/skeinmesh/skein/dataplane/testgw"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 

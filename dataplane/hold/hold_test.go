@@ -16,7 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane/flows"
 	"github.com/skeinmesh/skein/dataplane/hold"
-	"github.com/skeinmesh/skein/internal/testgw"
+	"github.com/skeinmesh/skein/dataplane/testgw"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/testgw"
 	"github.com/skeinmesh/skein/dataplane/tunprobe"
-	"github.com/skeinmesh/skein/internal/testgw"
 )
 
 const limit = 10 * time.Second

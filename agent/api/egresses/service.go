@@ -1,3 +1,6 @@
+// Package egresses answers the commands about egresses: it defines and changes them, warns of what a change does, and
+// explains in sentences why one is as it is. What a node does for an egress is asked of that node. Sentences are made
+// by pure functions of a picture.
 package egresses
 
 import (

@@ -1,9 +1,9 @@
 // Tier runs test packages, and lab files, against kernel WireGuard, FoU and netem: natively where this machine's
 // kernel has them, else in a QEMU guest.
 //
-//	go run ./internal/kerneltest/tier [-lab examples/kernel-small.yaml] [packages]
-//	go run ./internal/kerneltest/tier -bench memory
-//	go run ./internal/kerneltest/tier -owners 20
+//	go run ./chaos/kerneltier [-lab examples/kernel-small.yaml] [packages]
+//	go run ./chaos/kerneltier -bench memory
+//	go run ./chaos/kerneltier -owners 20
 package main
 
 import (
