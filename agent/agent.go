@@ -386,7 +386,7 @@ func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, e
 // joinBy has a token's cluster admit this node.
 func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse, error) {
 	a.phase.Store(PhaseJoining)
-	token, err := DecodeToken(text)
+	token, err := admission.DecodeToken(text)
 	if err != nil {
 		return nil, err
 	}
@@ -418,7 +418,7 @@ func (a *Agent) resume(s *events.State) error {
 		a.log.Info("the cluster exists already; resuming", "cluster", have)
 	}
 	if a.opts.Token != "" {
-		token, err := DecodeToken(a.opts.Token)
+		token, err := admission.DecodeToken(a.opts.Token)
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -132,7 +133,7 @@ func (a *Agent) createToken(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds,
+	text, err := admission.EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds,
 		TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role), Signed: true})
 	if err != nil {
 		return nil, err

@@ -478,7 +478,7 @@ func TestJoinAnswerOfAnotherCluster(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.cfg.StateDir = t.TempDir()
 		var err error
-		if a.opts.Token, err = EncodeToken(token); err != nil {
+		if a.opts.Token, err = admission.EncodeToken(token); err != nil {
 			t.Fatal(err)
 		}
 		if a.replica, err = consensus.OpenReplica(a.cfg.StateDir, quiet()); err != nil {

@@ -59,6 +59,15 @@ type world struct {
 	log   []*skeinv1.Event
 }
 
+const testCluster = "000102030405060708090a0b0c0d0e0f"
+
+func testToken() *skeinv1.JoinToken {
+	return &skeinv1.JoinToken{
+		ClusterId: testCluster, TokenId: "0f1e2d3c4b5a6978", Secret: bytes.Repeat([]byte{7}, 32),
+		Seeds: []*skeinv1.JoinToken_Seed{{Address: "203.0.113.7:7443", IdentityKey: bytes.Repeat([]byte{9}, 32)}},
+	}
+}
+
 var (
 	testSecret  = bytes.Repeat([]byte{7}, 32)
 	testTokenID = "0f1e2d3c4b5a6978"

@@ -18,6 +18,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/rpclimit"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
@@ -648,7 +649,7 @@ func (a *Agent) rpcMux() *http.ServeMux {
 
 // serveRPC answers the other nodes.
 func (a *Agent) serveRPC(ctx context.Context) {
-	srv := consensus.NewHTTPServer(newRPCLimit(a.rpcMux(), a.votes, a.metrics.rpcRefused), a.log)
+	srv := consensus.NewHTTPServer(rpclimit.New(a.rpcMux(), a.votes, a.metrics.rpcRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil &&
 		!errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -407,7 +408,7 @@ func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: key})
 		}
 	}
-	return out[:min(len(out), maxSeeds)]
+	return out[:min(len(out), admission.MaxSeeds)]
 }
 
 // joinAddressesOf are the addresses of a member's port for relay sessions and joiners.

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/agent/admission"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -14,12 +14,12 @@ const refused = "the cluster refused this node: "
 // altered is a fresh token with something changed.
 func altered(t *testing.T, change func(*skeinv1.JoinToken)) string {
 	t.Helper()
-	k, err := agent.DecodeToken(token(t))
+	k, err := admission.DecodeToken(token(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	change(k)
-	text, err := agent.EncodeToken(k)
+	text, err := admission.EncodeToken(k)
 	if err != nil {
 		t.Fatal(err)
 	}

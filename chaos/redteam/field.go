@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/agent/admission"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/chaos/lab"
@@ -272,4 +272,4 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // decodeToken reads what an admin prints.
-func decodeToken(text string) (*skeinv1.JoinToken, error) { return agent.DecodeToken(text) }
+func decodeToken(text string) (*skeinv1.JoinToken, error) { return admission.DecodeToken(text) }

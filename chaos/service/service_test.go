@@ -17,7 +17,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
@@ -411,7 +411,7 @@ func journal(t *testing.T, s *scene) {
 		t.Fatal(err)
 	}
 	defer replica.Close()
-	token, err := agent.DecodeToken(s.token)
+	token, err := admission.DecodeToken(s.token)
 	if err != nil {
 		t.Fatal(err)
 	}

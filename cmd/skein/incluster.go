@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/agent"
+	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/kube"
 )
@@ -17,7 +18,7 @@ const nodeVariable = "SKEIN_NODE"
 
 // tokenOf is what a join token says of itself.
 func tokenOf(text string) (cluster, id string, err error) {
-	t, err := agent.DecodeToken(text)
+	t, err := admission.DecodeToken(text)
 	return t.GetClusterId(), t.GetTokenId(), err
 }
 

@@ -1,4 +1,6 @@
-package agent
+// Package rpclimit bounds what members ask of this node by RPC, so that one that was broken into takes its own share
+// and no more.
+package rpclimit
 
 import (
 	"fmt"
@@ -17,17 +19,17 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// rpcBound is what one member may ask of one procedure. Honest nodes stay far below: the numbers come from what a whole
+// bound is what one member may ask of one procedure. Honest nodes stay far below: the numbers come from what a whole
 // fleet that starts at once, or a burst of pods, asks of one node.
-type rpcBound struct {
+type bound struct {
 	perSecond rate.Limit
 	burst     int
 	atOnce    int // of one member
 	inAll     int // of all members; 0: no bound beside those
 }
 
-// rpcBounds are the bounds of each procedure that other nodes can call.
-var rpcBounds = map[string]rpcBound{
+// bounds are the bounds of each procedure that other nodes can call.
+var bounds = map[string]bound{
 	skeinv1connect.ClusterServiceProposeProcedure:          {perSecond: 50, burst: 500, atOnce: 64},
 	skeinv1connect.ClusterServiceSubscribeProcedure:        {perSecond: 2, burst: 60, atOnce: 8},
 	skeinv1connect.ClusterServiceReadStateProcedure:        {perSecond: 1, burst: 20, atOnce: 2, inAll: 4},
@@ -44,16 +46,16 @@ var rpcBounds = map[string]rpcBound{
 	skeinv1connect.EgressServiceEgressReportProcedure:      {perSecond: 5, burst: 100, atOnce: 8, inAll: 64},
 }
 
-// rpcOther bounds what is not in the table, such as procedures that do not exist.
-var rpcOther = rpcBound{perSecond: 5, burst: 50, atOnce: 4}
+// other bounds what is not in the table, such as procedures that do not exist.
+var other = bound{perSecond: 5, burst: 50, atOnce: 4}
 
 // Large requests are those that may take megabytes: their length is not told, or it is large, or they are compressed.
 const (
-	rpcLarge       = 256 << 10
-	rpcLargeAtOnce = 4  // of one member: times the 8 MiB that a service reads at most
-	rpcLargeInAll  = 16 // of all members
-	rpcBusyRetry   = 100 * time.Millisecond
-	rpcCallers     = 1024 // remembered before those that are quiet are forgotten
+	largeFrom   = 256 << 10
+	largeAtOnce = 4  // of one member: times the 8 MiB that a service reads at most
+	largeInAll  = 16 // of all members
+	busyRetry   = 100 * time.Millisecond
+	mostCallers = 1024 // remembered before those that are quiet are forgotten
 )
 
 // errBusy is why a call is refused for now.
@@ -65,40 +67,42 @@ type errBusy struct {
 
 func (e *errBusy) Error() string { return fmt.Sprintf("%s; try again in %s", e.text, e.retry) }
 
-// rpcLimit bounds what members ask of this node by RPC, so that one that was broken into takes its own share and no
-// more. It is safe for concurrent use.
-type rpcLimit struct {
+// Limit is a handler that lets another one answer as many calls as each member may have. It is safe for concurrent
+// use.
+type Limit struct {
 	next    http.Handler
 	server  func(identity.ID) bool // the servers forward the commands of everybody, and are not bounded in that
 	clock   func() time.Time
 	refused *prometheus.CounterVec
 
 	mu      sync.Mutex
-	callers map[identity.ID]*rpcCaller
+	callers map[identity.ID]*caller
 	running map[string]int // of all members, by procedure
 	large   int
 }
 
-// rpcCaller is what one member has under way and has asked lately.
-type rpcCaller struct {
+// caller is what one member has under way and has asked lately.
+type caller struct {
 	pace  map[string]*rate.Limiter
 	open  map[string]int
 	large int
 }
 
-func newRPCLimit(next http.Handler, server func(identity.ID) bool, refused *prometheus.CounterVec) *rpcLimit {
-	return &rpcLimit{next: next, server: server, clock: time.Now, refused: refused, callers: map[identity.ID]*rpcCaller{},
+// New bounds the calls that reach next. server says whether a member is a server; refused counts by procedure and
+// reason.
+func New(next http.Handler, server func(identity.ID) bool, refused *prometheus.CounterVec) *Limit {
+	return &Limit{next: next, server: server, clock: time.Now, refused: refused, callers: map[identity.ID]*caller{},
 		running: map[string]int{}}
 }
 
 // ServeHTTP answers a call, or says when to come again.
-func (l *rpcLimit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (l *Limit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id, ok := consensus.PeerFromContext(r.Context())
 	if !ok {
 		l.next.ServeHTTP(w, r) // which refuses those whom nobody knows
 		return
 	}
-	large := r.ContentLength < 0 && !streaming(r) || r.ContentLength > rpcLarge || r.Header.Get("Content-Encoding") != ""
+	large := r.ContentLength < 0 && !streaming(r) || r.ContentLength > largeFrom || r.Header.Get("Content-Encoding") != ""
 	leave, busy := l.enter(l.clock(), id, r.URL.Path, large)
 	if busy != nil {
 		l.refused.WithLabelValues(procedureName(r.URL.Path), busy.why).Inc()
@@ -120,17 +124,17 @@ func streaming(r *http.Request) bool {
 // procedureName is the last part of a procedure that exists; others share one name, since a caller may invent any
 // number.
 func procedureName(path string) string {
-	if _, ok := rpcBounds[path]; !ok {
+	if _, ok := bounds[path]; !ok {
 		return "other"
 	}
 	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
 // enter lets a call begin, or says why not. Whoever was let in must leave.
-func (l *rpcLimit) enter(now time.Time, id identity.ID, path string, large bool) (leave func(), busy *errBusy) {
-	b, known := rpcBounds[path]
+func (l *Limit) enter(now time.Time, id identity.ID, path string, large bool) (leave func(), busy *errBusy) {
+	b, known := bounds[path]
 	if !known {
-		path, b = "", rpcOther
+		path, b = "", other
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,11 +145,11 @@ func (l *rpcLimit) enter(now time.Time, id identity.ID, path string, large bool)
 	switch {
 	case c.open[path] >= b.atOnce:
 		return nil, &errBusy{"at once", fmt.Sprintf("node %s has %d such requests under way here", id,
-			b.atOnce), rpcBusyRetry}
+			b.atOnce), busyRetry}
 	case b.inAll > 0 && l.running[path] >= b.inAll:
-		return nil, &errBusy{"at once", fmt.Sprintf("%d such requests are under way here", b.inAll), rpcBusyRetry}
-	case large && (c.large >= rpcLargeAtOnce || l.large >= rpcLargeInAll):
-		return nil, &errBusy{"large", "too many large requests are under way here", rpcBusyRetry}
+		return nil, &errBusy{"at once", fmt.Sprintf("%d such requests are under way here", b.inAll), busyRetry}
+	case large && (c.large >= largeAtOnce || l.large >= largeInAll):
+		return nil, &errBusy{"large", "too many large requests are under way here", busyRetry}
 	}
 	if d := c.take(now, path, b); d > 0 {
 		return nil, &errBusy{"rate", fmt.Sprintf("node %s asks too often: %g such requests a second, after a burst of %d", id,
@@ -172,7 +176,7 @@ func (l *rpcLimit) enter(now time.Time, id identity.ID, path string, large bool)
 }
 
 // take counts one request, or tells how long to wait before it.
-func (c *rpcCaller) take(now time.Time, path string, b rpcBound) time.Duration {
+func (c *caller) take(now time.Time, path string, b bound) time.Duration {
 	pace := c.pace[path]
 	if pace == nil {
 		pace = rate.NewLimiter(b.perSecond, b.burst)
@@ -187,24 +191,24 @@ func (c *rpcCaller) take(now time.Time, path string, b rpcBound) time.Duration {
 }
 
 // caller finds a member's account, and forgets those of members who are quiet when there are many. The caller holds mu.
-func (l *rpcLimit) caller(now time.Time, id identity.ID) *rpcCaller {
+func (l *Limit) caller(now time.Time, id identity.ID) *caller {
 	if c := l.callers[id]; c != nil {
 		return c
 	}
-	if len(l.callers) >= rpcCallers {
+	if len(l.callers) >= mostCallers {
 		for other, c := range l.callers {
 			if c.quiet(now) {
 				delete(l.callers, other)
 			}
 		}
 	}
-	c := &rpcCaller{pace: map[string]*rate.Limiter{}, open: map[string]int{}}
+	c := &caller{pace: map[string]*rate.Limiter{}, open: map[string]int{}}
 	l.callers[id] = c
 	return c
 }
 
 // quiet tells a member of whom nothing needs to be remembered.
-func (c *rpcCaller) quiet(now time.Time) bool {
+func (c *caller) quiet(now time.Time) bool {
 	if len(c.open) > 0 {
 		return false
 	}

@@ -1,4 +1,4 @@
-package agent
+package admission
 
 import (
 	"crypto/ed25519"
@@ -16,7 +16,8 @@ import (
 const (
 	tokenPrefix   = "skein1_"
 	maxTokenBytes = 16 << 10
-	maxSeeds      = 16
+	// MaxSeeds is how many members to join at a token may name.
+	MaxSeeds = 16
 )
 
 // EncodeToken is the text form of a join token.
@@ -50,8 +51,8 @@ func DecodeToken(text string) (*skeinv1.JoinToken, error) {
 	if len(t.GetSecret()) != 32 || t.GetTokenId() == "" {
 		return nil, errors.New("the token is damaged: it holds no secret; copy it again, whole")
 	}
-	if n := len(t.GetSeeds()); n == 0 || n > maxSeeds {
-		return nil, fmt.Errorf("the token names %d seeds; want 1 to %d", n, maxSeeds)
+	if n := len(t.GetSeeds()); n == 0 || n > MaxSeeds {
+		return nil, fmt.Errorf("the token names %d seeds; want 1 to %d", n, MaxSeeds)
 	}
 	for _, s := range t.GetSeeds() {
 		if len(s.GetIdentityKey()) != ed25519.PublicKeySize || s.GetAddress() == "" {

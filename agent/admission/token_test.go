@@ -1,4 +1,4 @@
-package agent
+package admission
 
 import (
 	"bytes"
@@ -55,7 +55,7 @@ func TestTokenRefused(t *testing.T) {
 		{"no ID", changed(func(k *skeinv1.JoinToken) { k.TokenId = "" }), "it holds no secret"},
 		{"no seed", changed(func(k *skeinv1.JoinToken) { k.Seeds = nil }), "names 0 seeds"},
 		{"many seeds", changed(func(k *skeinv1.JoinToken) {
-			for range maxSeeds {
+			for range MaxSeeds {
 				k.Seeds = append(k.Seeds, k.Seeds[0])
 			}
 		}), "names 17 seeds; want 1 to 16"},
@@ -86,7 +86,7 @@ func FuzzDecodeToken(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(k.GetSecret()) != 32 || len(k.GetSeeds()) == 0 || len(k.GetSeeds()) > maxSeeds {
+		if len(k.GetSecret()) != 32 || len(k.GetSeeds()) == 0 || len(k.GetSeeds()) > MaxSeeds {
 			t.Fatalf("took %v", k)
 		}
 		again, err := EncodeToken(k)

@@ -1,4 +1,4 @@
-package agent
+package rpclimit
 
 import (
 	"context"
@@ -21,9 +21,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-func newTestRPCLimit(next http.Handler, servers ...identity.ID) *rpcLimit {
+func newTestRPCLimit(next http.Handler, servers ...identity.ID) *Limit {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"procedure", "why"})
-	return newRPCLimit(next, func(id identity.ID) bool {
+	return New(next, func(id identity.ID) bool {
 		for _, s := range servers {
 			if s == id {
 				return true
@@ -49,7 +49,7 @@ func TestAMemberAsksAtItsOwnRateAndNobodyElses(t *testing.T) {
 		}
 		return in, last
 	}
-	for path, b := range rpcBounds {
+	for path, b := range bounds {
 		in, busy := flood(hostile, path, 2*b.burst)
 		if in != b.burst || busy == nil || busy.why != "rate" || busy.retry <= 0 || busy.retry > time.Second {
 			t.Errorf("%s: %d of %d let in, want %d; then %v", path, in, 2*b.burst, b.burst, busy)
@@ -63,14 +63,14 @@ func TestAMemberAsksAtItsOwnRateAndNobodyElses(t *testing.T) {
 			}
 		}
 	}
-	if in, busy := flood(hostile, "/skein.v1.ClusterService/Invented", 100); in != rpcOther.burst || busy == nil {
+	if in, busy := flood(hostile, "/skein.v1.ClusterService/Invented", 100); in != other.burst || busy == nil {
 		t.Errorf("%d calls of a procedure that does not exist", in)
 	}
 	if _, busy := l.enter(now, hostile, "/another/invention", false); busy == nil {
 		t.Error("each invented name has an account of its own")
 	}
 	now = now.Add(time.Second) // whoever comes when it was told to is let in
-	for path, b := range rpcBounds {
+	for path, b := range bounds {
 		if in, _ := flood(hostile, path, 1); in != 1 {
 			t.Errorf("%s: refused a second later, at %g a second", path, float64(b.perSecond))
 		}
@@ -80,13 +80,13 @@ func TestAMemberAsksAtItsOwnRateAndNobodyElses(t *testing.T) {
 func TestCallsAtOnceAreBounded(t *testing.T) {
 	l := newTestRPCLimit(nil)
 	now := time.Unix(1000, 0)
-	for path, b := range rpcBounds {
+	for path, b := range bounds {
 		var leaves []func()
 		enter := func(id identity.ID) bool {
 			leave, busy := l.enter(now, id, path, false)
 			if busy == nil {
 				leaves = append(leaves, leave)
-			} else if busy.why != "at once" || busy.retry != rpcBusyRetry {
+			} else if busy.why != "at once" || busy.retry != busyRetry {
 				t.Errorf("%s: %v", path, busy)
 			}
 			return busy == nil
@@ -138,7 +138,7 @@ func TestLargeRequestsAreFew(t *testing.T) {
 			all++
 		}
 	}
-	if one != rpcLargeAtOnce || one+all != rpcLargeInAll {
+	if one != largeAtOnce || one+all != largeInAll {
 		t.Errorf("%d of one member, %d in all", one, one+all)
 	}
 	if _, busy := l.enter(now, identity.ID{1}, path, false); busy != nil {
@@ -150,7 +150,7 @@ func TestQuietCallersAreForgotten(t *testing.T) {
 	l := newTestRPCLimit(nil)
 	now := time.Unix(1000, 0)
 	id := func(i int) identity.ID { return identity.ID{byte(i >> 8), byte(i), 1} }
-	for i := range rpcCallers {
+	for i := range mostCallers {
 		leave, _ := l.enter(now, id(i), skeinv1connect.ClusterServiceHolderProcedure, false)
 		if i != 7 {
 			leave()
@@ -203,7 +203,7 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 		"try again in 100ms") {
 		t.Fatalf("a third whole state at once: %v", err)
 	}
-	if d := consensus.RetryAfter(err); d != rpcBusyRetry || e.Meta().Get("Retry-After") != "1" {
+	if d := consensus.RetryAfter(err); d != busyRetry || e.Meta().Get("Retry-After") != "1" {
 		t.Errorf("it is told to wait %s, %q", d, e.Meta().Get("Retry-After"))
 	}
 	close(cluster.end)
@@ -224,7 +224,7 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 
 	// A stream is refused likewise: by its own protocol, not by a bare HTTP status.
 	var leaves []func()
-	for range rpcBounds[skeinv1connect.ClusterServiceSubscribeProcedure].atOnce {
+	for range bounds[skeinv1connect.ClusterServiceSubscribeProcedure].atOnce {
 		leave, busy := l.enter(time.Now(), caller, skeinv1connect.ClusterServiceSubscribeProcedure, false)
 		if busy != nil {
 			t.Fatal(busy)
@@ -236,7 +236,7 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 		stream.Receive()
 		err = stream.Err()
 	}
-	if connect.CodeOf(err) != connect.CodeResourceExhausted || consensus.RetryAfter(err) != rpcBusyRetry {
+	if connect.CodeOf(err) != connect.CodeResourceExhausted || consensus.RetryAfter(err) != busyRetry {
 		t.Errorf("one subscription too many: %v, to come again in %s", err, consensus.RetryAfter(err))
 	}
 	for _, leave := range leaves {
@@ -246,12 +246,12 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 
 // docs/security.md has the numbers that hold.
 func TestTheDocumentHasTheBoundsOfRPC(t *testing.T) {
-	b, err := os.ReadFile("../docs/security.md")
+	b, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := 0
-	for path, bound := range rpcBounds {
+	for path, bound := range bounds {
 		for line := range strings.Lines(string(b)) {
 			head, text, _ := strings.Cut(strings.TrimPrefix(line, "| RPC: "), " |")
 			if name, _, _ := strings.Cut(head, " ("); name != procedureName(path) {
@@ -283,7 +283,7 @@ func TestEachProcedureHasABound(t *testing.T) {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {
 				path := fmt.Sprintf("/%s/%s", service.FullName(), service.Methods().Get(j).Name())
-				if _, ok := rpcBounds[path]; !ok {
+				if _, ok := bounds[path]; !ok {
 					t.Errorf("%s has no bound", path)
 				}
 			}
