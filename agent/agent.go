@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/birthday"
+	"github.com/skeinmesh/skein/agent/carrier"
 	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
@@ -149,7 +150,7 @@ type Agent struct {
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
 	egresses    *ownEgresses                      // nil: this node only relays
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
-	plain       *plainPeers                       // nil: this node only relays
+	plain       *carrier.Peers                    // nil: this node only relays
 	witnesses   *siteWitnesses                    // nil: this node only relays
 	plainDone   chan struct{}                     // closed when no plain peer is answered any more
 	keeper      atomic.Pointer[egress.Keeper]     // of egress slots; nil: this server does not lead

@@ -29,7 +29,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		},
 		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
 	}
-	in.Plain = a.plain.view()
+	in.Plain = a.plain.View()
 	if a.egresses != nil {
 		in.Gateway, in.Exported = a.egresses.gateways.Serving(), a.egresses.gateways.Exported()
 	}

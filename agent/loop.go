@@ -335,7 +335,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.noteSites()
 	a.pods.follow()
 	a.egresses.follow()
-	a.plain.follow()
+	a.plain.Follow(a.loop.state)
 	a.followAddresses(ctx)
 	a.publish()
 	a.metrics.observe()
@@ -601,7 +601,7 @@ func (a *Agent) serve(ctx context.Context) {
 		a.plainDone = make(chan struct{})
 		go func() {
 			defer close(a.plainDone)
-			a.plain.run(ctx)
+			a.plain.Run(ctx)
 		}()
 	}
 	if l := a.listener.Load(); l != nil {

@@ -1,14 +1,11 @@
 package agent
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/identity"
 )
 
 var (
@@ -29,7 +26,7 @@ func (a *Agent) collectPlain(out chan<- prometheus.Metric) {
 	if a.plain == nil || a.replica == nil || a.gossip == nil {
 		return
 	}
-	collectPlainPeers(a.id.String(), a.plainViews(), out)
+	collectPlainPeers(a.id.String(), a.plainPeerService().Views(), out)
 }
 
 func collectPlainPeers(self string, all []*skeinv1.PlainPeerView, out chan<- prometheus.Metric) {
@@ -62,30 +59,10 @@ func collectPlainPeers(self string, all []*skeinv1.PlainPeerView, out chan<- pro
 
 // heldPlain are the plain peers that this node holds.
 func (a *Agent) heldPlain() []*skeinv1.PlainPeerView {
-	if !a.plain.view().Carrying {
+	if !a.plain.View().Carrying {
 		return nil
 	}
-	return slices.DeleteFunc(a.plainViews(), func(v *skeinv1.PlainPeerView) bool { return v.GetHolder() != a.id.String() })
-}
-
-// staleSecrets names the plain peers whose secrets somebody knows who is no member any more; empty: there are none.
-func staleSecrets(peers []carried) string {
-	const shown = 3
-	var stale []string
-	for _, c := range peers {
-		for _, former := range c.GetCarriers() {
-			if !slices.ContainsFunc(c.carriers, func(id identity.ID) bool { return id.String() == former.GetNodeId() }) {
-				stale = append(stale, fmt.Sprintf("%s (%s)", c.GetName(), former.GetNodeId()))
-			}
-		}
-	}
-	if len(stale) == 0 {
-		return ""
-	}
-	more := ""
-	if n := len(stale) - shown; n > 0 {
-		more = fmt.Sprintf(" and %d more", n)
-	}
-	stale = stale[:min(len(stale), shown)]
-	return "carriers that are no members any more know the secrets of " + strings.Join(stale, ", ") + more
+	return slices.DeleteFunc(a.plainPeerService().Views(), func(v *skeinv1.PlainPeerView) bool {
+		return v.GetHolder() != a.id.String()
+	})
 }

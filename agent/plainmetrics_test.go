@@ -1,13 +1,11 @@
 package agent
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
@@ -33,27 +31,4 @@ func TestPlainPeerMetrics(t *testing.T) {
 		}, out)
 	}))
 	golden.Lines(t, "plain-metrics", exposed(t, registry))
-}
-
-func TestStaleSecrets(t *testing.T) {
-	member, former := identity.ID{1}, identity.ID{2}
-	of := func(name string, carriers ...identity.ID) carried {
-		c := carried{PlainPeer: &skeinv1.PlainPeer{Name: name}, carriers: []identity.ID{member}}
-		for _, id := range carriers {
-			c.Carriers = append(c.Carriers, &skeinv1.PlainCarrier{NodeId: id.String()})
-		}
-		return c
-	}
-	fresh, stale := of("fresh", member), of("phone", former, member)
-	if text := staleSecrets([]carried{fresh}); text != "" {
-		t.Errorf("all are members: %q", text)
-	}
-	want := "know the secrets of phone (" + former.String() + ")"
-	if text := staleSecrets([]carried{fresh, stale}); !strings.HasSuffix(text, want) {
-		t.Errorf("one is none: %q", text)
-	}
-	if text := staleSecrets([]carried{stale, stale, stale, stale, stale}); !strings.HasSuffix(text, " and 2 more") ||
-		strings.Count(text, "phone") != 3 {
-		t.Errorf("many: %q", text)
-	}
 }

@@ -145,7 +145,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if r.Leads = a.loop.sites.course.Told(); r.Leads > 0 {
 		r.LeaderSlot = a.sitePlan.Load().Slot()
 	}
-	a.plain.record(r)
+	a.plain.Record(r)
 	a.witnesses.record(r)
 	return r
 }

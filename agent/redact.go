@@ -3,6 +3,7 @@ package agent
 import (
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -25,8 +26,8 @@ func redact(e *skeinv1.Event) *skeinv1.Event {
 	if k := c.GetGossipKeyRotated().GetKeys(); k != nil {
 		k.Primary, k.Accepted = nil, nil
 	}
-	redactPlainPeer(c.GetPlainPeerSet().GetPlainPeer())
-	redactPlainPeer(c.GetCommandAnswered().GetAnswer().GetPlainPeer())
+	api.RedactPlainPeer(c.GetPlainPeerSet().GetPlainPeer())
+	api.RedactPlainPeer(c.GetCommandAnswered().GetAnswer().GetPlainPeer())
 	return c
 }
 
@@ -38,17 +39,10 @@ func redactState(s *skeinv1.State) *skeinv1.State {
 	}
 	c.GossipKeys = nil
 	for _, p := range c.GetPlainPeers() {
-		redactPlainPeer(p)
+		api.RedactPlainPeer(p)
 	}
 	for _, a := range c.GetAnswers() {
-		redactPlainPeer(a.GetPlainPeer())
+		api.RedactPlainPeer(a.GetPlainPeer())
 	}
 	return c
-}
-
-// redactPlainPeer leaves the carriers of a plain peer and takes their secrets, which are sealed, out.
-func redactPlainPeer(p *skeinv1.PlainPeer) {
-	for _, c := range p.GetCarriers() {
-		c.Sealed = nil
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/api/addresses"
 	"github.com/skeinmesh/skein/agent/api/egresses"
+	"github.com/skeinmesh/skein/agent/api/plainpeers"
 	"github.com/skeinmesh/skein/agent/api/pools"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -19,6 +20,7 @@ type services struct {
 	a *Agent
 	addresses.AddressService
 	egresses.EgressService
+	plainpeers.PlainPeerService
 	pools.PoolService
 }
 
@@ -26,7 +28,8 @@ var _ skeinv1connect.AgentServiceHandler = services{}
 
 func (a *Agent) services() services {
 	s := services{a: a, AddressService: a.addressService(), PoolService: pools.PoolService{Agent: answering{a}},
-		EgressService: egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
+		PlainPeerService: a.plainPeerService(),
+		EgressService:    egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
 	if a.egresses != nil {
 		s.EgressService.Host = a.egresses
 	}
@@ -34,6 +37,11 @@ func (a *Agent) services() services {
 		s.PoolService.Addresses = a.pods.ipam
 	}
 	return s
+}
+
+func (a *Agent) plainPeerService() plainpeers.PlainPeerService {
+	return plainpeers.PlainPeerService{Agent: answering{a}, Carrier: a.plain, Now: a.leaderTime,
+		Joined: func() bool { return a.replica != nil && a.gossip != nil }}
 }
 
 func (a *Agent) addressService() addresses.AddressService {

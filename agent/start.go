@@ -343,7 +343,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	if err := a.openEgresses(); err != nil {
 		return err
 	}
-	a.plain = newPlainPeers(a)
+	a.plain = a.newPlainPeers()
 	a.openWitnesses()
 	return a.openPods()
 }

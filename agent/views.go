@@ -133,7 +133,7 @@ func (s services) Nodes(ctx context.Context, _ *skeinv1.NodesRequest) (*skeinv1.
 	slices.SortFunc(r.Nodes, func(x, y *skeinv1.NodeView) int {
 		return strings.Compare(x.GetNode().GetName(), y.GetNode().GetName())
 	})
-	r.PlainPeers = a.plainViews()
+	r.PlainPeers = a.plainPeerService().Views()
 	return r, nil
 }
 

@@ -124,3 +124,10 @@ func Overlapped(p netip.Prefix, r *skeinv1.Record) string {
 	}
 	return ""
 }
+
+// RedactPlainPeer leaves the carriers of a plain peer and takes their secrets, which are sealed, out.
+func RedactPlainPeer(p *skeinv1.PlainPeer) {
+	for _, c := range p.GetCarriers() {
+		c.Sealed = nil
+	}
+}

@@ -1,9 +1,10 @@
 package api
 
 import (
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"net/netip"
 	"testing"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
 // TestOverlapped: no pool may cover an address that a member says is its own.

@@ -15,9 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-
 	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )

@@ -1,17 +1,14 @@
-package agent
+package plainpeers
 
 import (
-	"bytes"
-	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/api/apitest"
-	"github.com/skeinmesh/skein/agent/rekey"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -45,62 +42,12 @@ func TestWherePlainPeersAreAnswered(t *testing.T) {
 		if c.record != nil {
 			c.record.PlainPort = 51821
 		}
-		end, public := plainEnd(&skeinv1.Node{Id: "b33ad742981917ca", Name: "gw1", WireguardKey: []byte("key")},
+		end, public := endOf(&skeinv1.Node{Id: "b33ad742981917ca", Name: "gw1", WireguardKey: []byte("key")},
 			c.record)
 		if end.GetAddress() != c.want || public != c.public || end.GetNode() != "gw1" ||
 			string(end.GetWireguardKey()) != "key" {
 			t.Errorf("%s: %v %v, want %s", name, end, public, c.want)
 		}
-	}
-}
-
-// A carrier reads what was sealed for it, and nothing that was sealed for another, or belongs to another key than the
-// log names.
-func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
-	key := func() (identity.WireGuardKey, []byte) {
-		k, err := identity.NewWireGuardKey()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := k.Public()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return k, p[:]
-	}
-	own, public := key()
-	_, strangers := key()
-	secrets, carrierKey, err := newPlainSecrets()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seal := func(to []byte) []byte {
-		b, err := secrets.seal(&skeinv1.Node{WireguardKey: to})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-	id := identity.ID{1}
-	read := func(node string, sealed, carrierKey []byte) (plainSecrets, error) {
-		p := newPlainPeers(withKey(&Agent{id: id}, own))
-		return p.unseal(carried{PlainPeer: &skeinv1.PlainPeer{Name: "phone", CarrierKey: carrierKey, CreatedIndex: 7,
-			Carriers: []*skeinv1.PlainCarrier{{NodeId: node, Sealed: sealed}}}})
-	}
-	if have, err := read(id.String(), seal(public), carrierKey); err != nil || have != secrets {
-		t.Errorf("its own: %v", err)
-	}
-	if _, err := read(id.String(), seal(strangers), carrierKey); !errors.Is(err, identity.ErrSealed) {
-		t.Errorf("another's: %v", err)
-	}
-	if _, err := read(id.String(), seal(public), strangers); !errors.Is(err, errNotSealed) {
-		t.Errorf("with another key in the log: %v", err)
-	}
-	if _, err := read("7ef4fee4c02da850", seal(public), carrierKey); !errors.Is(err, errNotSealed) {
-		t.Errorf("a node that is no carrier: %v", err)
-	}
-	if bytes.Contains(seal(public), secrets.key[:]) {
-		t.Error("the key is in the clear")
 	}
 }
 
@@ -114,14 +61,14 @@ func TestWhatPlainPeersReach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	records := map[identity.ID]gossip.Entry{id: {Record: &skeinv1.Record{NodeAddresses: []string{"192.168.77.0/24"}}}}
-	routes := plainRoutes(s, records, &skeinv1.PlainPeer{Name: "phone"})
+	records := api.Records{id: {NodeAddresses: []string{"192.168.77.0/24"}}}
+	routes := routesOf(s, records, &skeinv1.PlainPeer{Name: "phone"})
 	for _, want := range []string{s.Cluster().GetOverlayIpv4(), s.Cluster().GetOverlayIpv6(), "192.168.8.0/24"} {
 		if !slices.Contains(routes, netip.MustParsePrefix(want)) {
 			t.Errorf("it does not lead to %s: %v", want, routes)
 		}
 	}
-	if own := plainRoutes(s, records, s.PlainPeer("office")); len(own) != len(routes)-1 {
+	if own := routesOf(s, records, s.PlainPeer("office")); len(own) != len(routes)-1 {
 		t.Errorf("to itself it leads by %v", own)
 	}
 	for network, refused := range map[string]bool{"192.168.77.128/25": true, "192.168.0.0/16": true,
@@ -133,15 +80,6 @@ func TestWhatPlainPeersReach(t *testing.T) {
 	}
 }
 
-func withKey(a *Agent, k identity.WireGuardKey) *Agent {
-	own, err := rekey.NewKeys(k, k)
-	if err != nil {
-		panic(err)
-	}
-	a.wg.Store(own)
-	return a
-}
-
 // A plain peer is in no site: it knows a site's network as other sites do.
 func TestPlainPeersKnowOtherAddresses(t *testing.T) {
 	s, ids := apitest.WithTranslations(t)
@@ -149,13 +87,12 @@ func TestPlainPeersKnowOtherAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entries := map[identity.ID]gossip.Entry{
-		id: {Record: &skeinv1.Record{Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}}
+	records := api.Records{id: {Site: "home", NodeAddresses: []string{"192.168.1.0/25"}}}
 	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: 1, Time: 7, Body: &skeinv1.Event_SettingsChanged{
 		SettingsChanged: &skeinv1.SettingsChanged{Settings: &skeinv1.Settings{RouteNodeAddresses: true}}}}); err != nil {
 		t.Fatal(err)
 	}
-	routes := plainRoutes(s, entries, &skeinv1.PlainPeer{Name: "phone"})
+	routes := routesOf(s, records, &skeinv1.PlainPeer{Name: "phone"})
 	if slices.Contains(routes, netip.MustParsePrefix("192.168.1.0/25")) ||
 		!slices.Contains(routes, netip.MustParsePrefix("10.201.1.0/25")) {
 		t.Errorf("it reaches %v", routes)

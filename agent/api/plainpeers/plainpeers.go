@@ -1,4 +1,5 @@
-package agent
+// Package plainpeers answers the commands about plain WireGuard peers (`skein peer`): hosts that run no skein.
+package plainpeers
 
 import (
 	"cmp"
@@ -10,41 +11,51 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/carrier"
 	"github.com/skeinmesh/skein/agent/plainpeer"
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane"
-	"github.com/skeinmesh/skein/dataplane/plainwg"
 	"github.com/skeinmesh/skein/events"
-	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
-// plainCarriers is how many carriers a plain peer gets when its user names none.
-const plainCarriers = 3
+// mostCarriers is how many carriers a plain peer gets when its user names none.
+const mostCarriers = 3
+
+// PlainPeerService is that part of the API.
+type PlainPeerService struct {
+	Agent api.Agent
+	// Joined says whether this node is a member that gossips. Else only Joined may be called.
+	Joined func() bool
+	// Carrier answers plain peers here; nil: this node only relays.
+	Carrier *carrier.Peers
+	// Now is the present by the leader's clock.
+	Now func() time.Time
+}
 
 // AddPlainPeer chooses the carriers, makes their secrets, and has the log admit the peer.
-func (s services) AddPlainPeer(ctx context.Context,
+func (s PlainPeerService) AddPlainPeer(ctx context.Context,
 	r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse, error) {
-	a := s.a
-	if a.replica == nil || a.gossip == nil {
+	if !s.Joined() {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
 	}
-	st := a.replica.State()
-	records, _ := a.allRecords(ctx)
-	ends, warnings, err := a.plainEnds(st, records, r.GetVia())
+	st := s.Agent.State()
+	records := s.Agent.RecordsAsked(ctx)
+	ends, warnings, err := s.ends(st, records, r.GetVia())
 	if err != nil {
 		return nil, err
 	}
 	if err := checkNodeNetworks(r, st, records); err != nil {
 		return nil, err
 	}
-	secrets, public, err := newPlainSecrets()
+	secrets, public, err := carrier.NewSecrets()
 	if err != nil {
 		return nil, err
 	}
@@ -52,54 +63,41 @@ func (s services) AddPlainPeer(ctx context.Context,
 		CarrierKey: public}
 	for _, e := range ends {
 		id, _ := identity.ParseID(e.GetNodeId())
-		sealed, err := secrets.seal(st.Node(id))
+		sealed, err := secrets.Seal(st.Node(id))
 		if err != nil {
 			return nil, fmt.Errorf("plain peer %s: its carrier %s: %w", r.GetName(), e.GetNode(), err)
 		}
 		want.Carriers = append(want.Carriers, &skeinv1.PlainCarrier{NodeId: e.GetNodeId(), Sealed: sealed})
 	}
-	answer, err := a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
 			PlainPeer: want, LifetimeNanos: r.GetLifetimeNanos(), Replace: r.GetReplace()}}})
 	if err != nil {
 		return nil, err
 	}
 	out := &skeinv1.AddPlainPeerResponse{
-		Peer: proto.CloneOf(answer.GetPlainPeer()), Index: answer.GetIndex(), PresharedKey: secrets.psk[:],
+		Peer: proto.CloneOf(answer.GetPlainPeer()), Index: answer.GetIndex(), PresharedKey: secrets.PSK[:],
 		Endpoints: ends, Warnings: warnings,
 	}
-	redactPlainPeer(out.Peer)
-	for _, p := range plainRoutes(a.replica.State(), records, answer.GetPlainPeer()) {
+	api.RedactPlainPeer(out.Peer)
+	for _, p := range routesOf(s.Agent.State(), records, answer.GetPlainPeer()) {
 		out.Routes = append(out.Routes, p.String())
 	}
 	return out, nil
 }
 
-func newPlainSecrets() (out plainSecrets, public []byte, err error) {
-	key, err := identity.NewWireGuardKey()
-	if err != nil {
-		return out, nil, err
-	}
-	psk, err := identity.NewWireGuardKey() // 32 bytes of the same source
-	if err != nil {
-		return out, nil, err
-	}
-	pub, err := key.Public()
-	return plainSecrets{key: dataplane.Key(key), psk: dataplane.Key(psk)}, pub[:], err
-}
-
-// plainEnds are the carriers of a new plain peer, in order, with where they are reached.
-func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry,
+// ends are the carriers of a new plain peer, in order, with where they are reached.
+func (s PlainPeerService) ends(st *events.State, records api.Records,
 	via []string) (out []*skeinv1.PlainEndpoint, warnings []string, err error) {
 	if len(via) > 0 {
 		for _, name := range via {
-			n, id, err := a.find(name)
+			n, id, err := api.Find(st, name)
 			if err != nil {
 				return nil, nil, err
 			}
-			end, public := plainEnd(n, records[id].Record)
+			end, public := endOf(n, records[id])
 			switch {
-			case records[id].Record.GetPlainPort() == 0:
+			case records[id].GetPlainPort() == 0:
 				return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
 					fmt.Errorf("node %s carries no plain peers: it only relays, has an older skein, or has not been heard of",
 						n.GetName()))
@@ -121,10 +119,10 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 			if err != nil {
 				continue
 			}
-			end, public := plainEnd(n, records[id].Record)
+			end, public := endOf(n, records[id])
 			switch {
-			case !public || records[id].Record.GetPlainPort() == 0:
-			case id == a.id || a.gossip.Alive(id):
+			case !public || records[id].GetPlainPort() == 0:
+			case id == s.Agent.Self() || s.Agent.Alive(id):
 				live = append(live, end)
 			default:
 				other = append(other, end)
@@ -134,7 +132,7 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 		slices.SortFunc(live, byName)
 		slices.SortFunc(other, byName)
 		out = append(live, other...)
-		out = out[:min(len(out), plainCarriers)]
+		out = out[:min(len(out), mostCarriers)]
 		if len(out) == 0 {
 			return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
 				errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or "+
@@ -148,9 +146,9 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 	return out, warnings, nil
 }
 
-// plainEnd is where a node answers plain peers, and whether that is reached from everywhere. Without an address it is
+// endOf is where a node answers plain peers, and whether that is reached from everywhere. Without an address it is
 // empty.
-func plainEnd(n *skeinv1.Node, r *skeinv1.Record) (end *skeinv1.PlainEndpoint, public bool) {
+func endOf(n *skeinv1.Node, r *skeinv1.Record) (end *skeinv1.PlainEndpoint, public bool) {
 	end = &skeinv1.PlainEndpoint{NodeId: n.GetId(), Node: n.GetName(), WireguardKey: n.GetWireguardKey()}
 	port := strconv.Itoa(int(r.GetPlainPort()))
 	if host, _, err := net.SplitHostPort(r.GetForcedEndpoint()); err == nil {
@@ -174,13 +172,13 @@ func plainEnd(n *skeinv1.Node, r *skeinv1.Record) (end *skeinv1.PlainEndpoint, p
 }
 
 // checkNodeNetworks refuses networks that a member asks others to lead to it. The log does not know them.
-func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records map[identity.ID]gossip.Entry) error {
+func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records api.Records) error {
 	for _, n := range st.Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
 			continue
 		}
-		for _, theirs := range records[id].Record.GetNodeAddresses() {
+		for _, theirs := range records[id].GetNodeAddresses() {
 			t, err := netip.ParsePrefix(theirs)
 			if err != nil {
 				continue
@@ -198,11 +196,11 @@ func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records
 	return nil
 }
 
-// plainRoutes is what a plain peer reaches by the mesh: the overlay, the pools, other CNIs' pods, networks behind
+// routesOf is what a plain peer reaches by the mesh: the overlay, the pools, other CNIs' pods, networks behind
 // nodes and other plain peers.
-func plainRoutes(st *events.State, records map[identity.ID]gossip.Entry, own *skeinv1.PlainPeer) []netip.Prefix {
+func routesOf(st *events.State, records api.Records, own *skeinv1.PlainPeer) []netip.Prefix {
 	behind := projection.KnownOutside(st, st.Settings().GetRouteNodeAddresses(), func(id identity.ID) *skeinv1.Record {
-		return records[id].Record
+		return records[id]
 	})
 	all := slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), behind)
 	for _, p := range st.PlainPeers() {
@@ -218,47 +216,44 @@ func plainRoutes(st *events.State, records map[identity.ID]gossip.Entry, own *sk
 	return slices.Compact(all)
 }
 
-func (s services) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.PlainPeersResponse, error) {
-	return &skeinv1.PlainPeersResponse{Peers: s.a.plainViews()}, nil
+func (s PlainPeerService) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.PlainPeersResponse, error) {
+	return &skeinv1.PlainPeersResponse{Peers: s.Views()}, nil
 }
 
-func (s services) RemovePlainPeer(ctx context.Context,
+func (s PlainPeerService) RemovePlainPeer(ctx context.Context,
 	r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
-	answer, err := s.a.propose(ctx,
+	answer, err := s.Agent.Propose(ctx,
 		&skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: r.GetName(),
 			Reason: "removed by hand"}}})
 	if err != nil {
 		return nil, err
 	}
 	peer := proto.CloneOf(answer.GetPlainPeer())
-	redactPlainPeer(peer)
+	api.RedactPlainPeer(peer)
 	return &skeinv1.RemovePlainPeerResponse{Peer: peer, Index: answer.GetIndex()}, nil
 }
 
-// plainViews are all plain peers as this node sees them, by name.
-func (a *Agent) plainViews() (out []*skeinv1.PlainPeerView) {
-	if a.replica == nil || a.gossip == nil {
+// Views are all plain peers as this node sees them, by name.
+func (s PlainPeerService) Views() (out []*skeinv1.PlainPeerView) {
+	if !s.Joined() {
 		return nil
 	}
-	st, records := a.replica.State(), a.gossip.Records()
-	own, status := a.plain.view(), map[uint64]plainwg.Status{}
-	if a.plain != nil {
-		status = *a.plain.status.Load()
-	}
+	st, records := s.Agent.State(), s.Agent.Records()
+	own, status := s.Carrier.View(), s.Carrier.Status()
 	for _, p := range st.PlainPeers() {
 		v := &skeinv1.PlainPeerView{Peer: proto.CloneOf(p)}
-		redactPlainPeer(v.Peer)
+		api.RedactPlainPeer(v.Peer)
 		carriers := projection.PlainCarriers(st, p)
 		terms := projection.PlainTerms(p.GetCreatedIndex(), carriers,
-			func(id identity.ID) *skeinv1.Record { return records[id].Record })
-		delete(terms, a.id)
+			func(id identity.ID) *skeinv1.Record { return records[id] })
+		delete(terms, s.Agent.Self())
 		if t := own.Terms[p.GetCreatedIndex()]; t > 0 {
-			terms[a.id] = t
+			terms[s.Agent.Self()] = t
 		}
 		if holder, ok := plainpeer.Holder(carriers, terms); ok {
-			v.Holder, v.HolderName, v.Alive = holder.String(), a.roster.Name(holder), holder == a.id ||
-				a.gossip.Alive(holder)
-			if seen, here := status[p.GetCreatedIndex()]; here && holder == a.id {
+			v.Holder, v.HolderName, v.Alive = holder.String(), s.Agent.Name(holder), holder == s.Agent.Self() ||
+				s.Agent.Alive(holder)
+			if seen, here := status[p.GetCreatedIndex()]; here && holder == s.Agent.Self() {
 				v.RxBytes, v.TxBytes = seen.Session.Received, seen.Session.Sent
 				if seen.Session.Endpoint.IsValid() {
 					v.Endpoint = seen.Session.Endpoint.String()
@@ -279,7 +274,7 @@ func (a *Agent) plainViews() (out []*skeinv1.PlainPeerView) {
 			}
 			v.Carriers = append(v.Carriers, st.Node(id).GetName())
 		}
-		if projection.PlainExpired(p, a.leaderTime()) {
+		if projection.PlainExpired(p, s.Now()) {
 			v.Problem = "it has expired, and is removed once there is a leader"
 		}
 		out = append(out, v)
