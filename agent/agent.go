@@ -22,6 +22,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/egress"
+	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/agent/hostlinks"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/part"
@@ -148,7 +149,7 @@ type Agent struct {
 	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
-	egresses    *ownEgresses                      // nil: this node only relays
+	egresses    *node.Node                        // nil: this node only relays
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
 	plain       *carrier.Peers                    // nil: this node only relays
 	witnesses   *siteWitnesses                    // nil: this node only relays

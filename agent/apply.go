@@ -27,11 +27,11 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 			Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.Connected(a.cfg.Dataplane.Link),
 		},
-		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
+		Pods: a.pods.routes(), Lingering: a.egresses.Lingering(),
 	}
 	in.Plain = a.plain.View()
 	if a.egresses != nil {
-		in.Gateway, in.Exported = a.egresses.gateways.Serving(), a.egresses.gateways.Exported()
+		in.Gateway, in.Exported = a.egresses.Gateways().Serving(), a.egresses.Gateways().Exported()
 	}
 	if route := a.conf().RouteNodeAddresses; route != nil {
 		in.Host.RouteNodeAddresses = *route

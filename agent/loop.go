@@ -334,7 +334,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.syncRecords()
 	a.noteSites()
 	a.pods.follow()
-	a.egresses.follow()
+	a.egresses.Follow(a.loop.state)
 	a.plain.Follow(a.loop.state)
 	a.followAddresses(ctx)
 	a.publish()
@@ -594,7 +594,7 @@ func (a *Agent) serve(ctx context.Context) {
 		a.egressDone = make(chan struct{})
 		go func() {
 			defer close(a.egressDone)
-			a.egresses.run(ctx)
+			a.egresses.Run(ctx)
 		}()
 	}
 	if a.plain != nil {
@@ -643,7 +643,7 @@ func (a *Agent) followLinks(ctx context.Context) {
 func (a *Agent) rpcMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle(a.rpcService().Handler())
-	mux.Handle(a.egressHandler())
+	mux.Handle(a.egressService().Handler())
 	return mux
 }
 
@@ -735,7 +735,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
-	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge(), purgeCNI(*a.conf()))
+	relayed := errors.Join(a.closeRelayTable(true), a.egresses.Purge(), purgeCNI(*a.conf()))
 	if a.plane == nil {
 		return relayed
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/claims"
+	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
@@ -118,7 +119,7 @@ func (a *Agent) takeNumbers(member bool) error {
 		if former.RelayNftTable != a.numbers.RelayNftTable {
 			errs = append(errs, relaynft.Purge(relaynft.Config{Numbers: former}))
 		}
-		errs = append(errs, purgeGateways(a.cfg.RunDir, former), podnet.Move(former.PodTable(), a.numbers.PodTable()))
+		errs = append(errs, node.PurgeGateways(a.cfg.RunDir, former), podnet.Move(former.PodTable(), a.numbers.PodTable()))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("changing from former numbers: %w", err)

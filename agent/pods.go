@@ -89,7 +89,7 @@ func (a *Agent) openPods() error {
 	}
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
-		Allocator: p.ipam, Network: cniserver.Kernel{Table: a.numbers.PodTable()}, Egresses: a.egresses.clients,
+		Allocator: p.ipam, Network: cniserver.Kernel{Table: a.numbers.PodTable()}, Egresses: a.egresses.Clients(),
 		MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
 		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)),
 		Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
@@ -114,7 +114,7 @@ func (p *pods) annotated(namespace, pod string, annotations map[string]string) {
 	}
 	for _, l := range p.ipam.Leases() {
 		if l.Namespace == namespace && l.Pod == pod && l.Until.IsZero() && l.NetNS != "" {
-			p.a.egresses.clients.Annotate(cniserver.ClientOf(l), annotations)
+			p.a.egresses.Clients().Annotate(cniserver.ClientOf(l), annotations)
 		}
 	}
 }

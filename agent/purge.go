@@ -3,16 +3,13 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 
 	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
-	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
-	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
@@ -34,7 +31,7 @@ func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	errs := []error{
 		relaynft.Purge(relaynft.Config{Numbers: n}),
 		clients.Purge(filepath.Join(cfg.StateDir, clients.ClientsFile), configured, cfg.Dataplane.FoU, n, log),
-		purgeGateways(cfg.RunDir, n),
+		node.PurgeGateways(cfg.RunDir, n),
 		purgeCNI(cfg),
 		plane.Purge(ctx, plane.Options{Numbers: n, Driver: cfg.Dataplane.WireGuard, Log: log}),
 	}
@@ -59,19 +56,9 @@ func purgeFormer(ctx context.Context, cfg config.Config, held *claims.Claims, lo
 	var errs []error
 	for _, former := range left {
 		if takenBy(former, others) == nil {
-			errs = append(errs, relaynft.Purge(relaynft.Config{Numbers: former}), purgeGateways(cfg.RunDir, former),
+			errs = append(errs, relaynft.Purge(relaynft.Config{Numbers: former}), node.PurgeGateways(cfg.RunDir, former),
 				plane.Purge(ctx, plane.Options{Numbers: former, Driver: cfg.Dataplane.WireGuard, Log: log}))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// purgeGateways removes the namespaces of gateways, and with them what was kept of their clients: a gateway that is
-// made anew is told of its clients again.
-func purgeGateways(runDir string, n dataplane.Numbers) error {
-	err := egress.Purge(filepath.Join(runDir, gatewayDir), n)
-	if e := os.RemoveAll(filepath.Join(runDir, gatewayClients)); e != nil {
-		err = errors.Join(err, fmt.Errorf("removing what gateways knew of their clients: %w", e))
-	}
-	return err
 }

@@ -382,7 +382,7 @@ func (a *Agent) close() error {
 		a.closeProxies()
 	}
 	if a.egresses != nil {
-		a.egresses.clients.Close()
+		a.egresses.Clients().Close()
 	}
 	a.witnesses.close()
 	if a.paths != nil {

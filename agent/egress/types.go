@@ -2,6 +2,7 @@ package egress
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -76,3 +77,6 @@ func (r Ref) Valid() bool {
 func (r Ref) Compare(o Ref) int {
 	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
+
+// ErrNone is for those who ask a node that runs none.
+var ErrNone = errors.New("this node runs no egresses: it only relays; ask another")

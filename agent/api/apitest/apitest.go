@@ -38,7 +38,7 @@ func State(t testing.TB) (st *events.State, ids []string) {
 		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: node("gw1", "g"), TokenId: token,
 			TokenSecretHash: secret, ClusterId: cluster}}},
 	} {
-		decide(t, st, c)
+		Decide(t, st, c)
 	}
 	ids = make([]string, 2)
 	for _, n := range st.Nodes() {
@@ -47,8 +47,8 @@ func State(t testing.TB) (st *events.State, ids []string) {
 	return st, ids
 }
 
-// decide folds what a command comes to.
-func decide(t testing.TB, st *events.State, c *skeinv1.Command) {
+// Decide folds what a command comes to.
+func Decide(t testing.TB, st *events.State, c *skeinv1.Command) {
 	t.Helper()
 	c.Time = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).UnixNano()
 	c.Entropy = bytes.Repeat([]byte{byte(st.Index() + 1)}, 64)
@@ -128,7 +128,7 @@ func WithTranslations(t testing.TB) (st *events.State, ids []string) {
 func WithPlainPeer(t testing.TB) *events.State {
 	t.Helper()
 	st, ids := State(t)
-	decide(t, st, &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
+	Decide(t, st, &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
 		PlainPeer: &skeinv1.PlainPeer{Name: "office", PublicKey: bytes.Repeat([]byte("p"), 32),
 			CarrierKey: bytes.Repeat([]byte("c"), 32), AllowedIps: []string{"192.168.8.0/24"},
 			Carriers: []*skeinv1.PlainCarrier{{NodeId: ids[0], Sealed: []byte("sealed")}}}}}})

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/egress"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
@@ -55,9 +56,6 @@ type Host interface {
 	// Attach changes which egresses a pod of this host uses.
 	Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error)
 }
-
-// ErrNone is for those who ask a node that runs none.
-var ErrNone = errors.New("this node runs no egresses: it only relays; ask another")
 
 func (s EgressService) CreateEgress(ctx context.Context,
 	r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
@@ -313,7 +311,7 @@ func (s EgressService) ask(ctx context.Context, nodes []string,
 	reports, silent := map[string]*skeinv1.EgressReportResponse{}, map[string]string{}
 	if s.Host == nil {
 		for _, id := range nodes {
-			silent[id] = ErrNone.Error()
+			silent[id] = egress.ErrNone.Error()
 		}
 		return reports, silent
 	}
@@ -424,7 +422,7 @@ func (s EgressService) AttachEgress(ctx context.Context,
 	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
 	switch {
 	case s.Host == nil:
-		return nil, connect.NewError(connect.CodeFailedPrecondition, ErrNone)
+		return nil, connect.NewError(connect.CodeFailedPrecondition, egress.ErrNone)
 	case r.GetPod() == "" && r.GetContainerId() == "":
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no pod is named: give its name and "+
 			"namespace, or its container's ID"))

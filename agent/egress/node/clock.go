@@ -1,4 +1,4 @@
-package agent
+package node
 
 import (
 	"context"
@@ -32,7 +32,7 @@ func readClock() (egress.Reading, error) {
 }
 
 // Clock tells another node what this machine's clock shows.
-func (s egressService) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*skeinv1.ClockResponse, error) {
+func (s Service) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*skeinv1.ClockResponse, error) {
 	if _, err := s.caller(ctx); err != nil {
 		return nil, err
 	}
@@ -45,10 +45,10 @@ func (s egressService) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*ske
 
 // Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this
 // machine's own.
-func (e *ownEgresses) Read(ctx context.Context) egress.Readings {
+func (e *Node) Read(ctx context.Context) egress.Readings {
 	out := egress.Readings{}
 	if own, err := readClock(); err == nil {
-		out[e.a.id] = own
+		out[e.c.Self] = own
 	}
 	type answer struct {
 		from identity.ID
@@ -58,7 +58,7 @@ func (e *ownEgresses) Read(ctx context.Context) egress.Readings {
 	answers := make(chan answer, len(ask))
 	for _, id := range ask {
 		go func() {
-			r, err := e.a.egressBy(e.a.leaseConns, id).Clock(ctx, &skeinv1.ClockRequest{})
+			r, err := e.c.LeaseOf(id).Clock(ctx, &skeinv1.ClockRequest{})
 			if err != nil { // away, or of a version without this: no witness
 				answers <- answer{}
 				return
@@ -81,20 +81,20 @@ func (e *ownEgresses) Read(ctx context.Context) egress.Readings {
 
 // witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as
 // they are.
-func (e *ownEgresses) witnesses() []identity.ID {
-	st := e.a.replica.State()
+func (e *Node) witnesses() []identity.ID {
+	st := e.c.State()
 	var servers, others []identity.ID
 	for _, n := range st.Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		switch {
-		case err != nil || id == e.a.id:
+		case err != nil || id == e.c.Self:
 		case st.Server(id) != nil:
 			servers = append(servers, id)
-		case e.a.gossip.Alive(id):
+		case e.c.Alive(id):
 			others = append(others, id)
 		}
 	}
-	return slices.Concat(servers, nextAfter(e.a.id, others, witnesses))
+	return slices.Concat(servers, nextAfter(e.c.Self, others, witnesses))
 }
 
 // nextAfter are the first n of IDs in a circle that begins after self.

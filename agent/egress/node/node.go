@@ -1,0 +1,382 @@
+// Package node is what one node does for egresses: as a gateway, for its own clients, and as the service that other
+// nodes ask.
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/skeinmesh/skein/agent/egress"
+	"github.com/skeinmesh/skein/agent/egress/clients"
+	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/part"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/announce"
+	"github.com/skeinmesh/skein/dataplane/egressns"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
+	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
+	subjectEgress  = "egress: "
+	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too:
+	// all servers hear of a move at once. A client's host may even be Handover − lingerFor behind the former owner, and
+	// nothing is lost.
+	lingerFor = 80 * time.Millisecond
+	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have
+	// another.
+	hedgeAfter = 60 * time.Millisecond
+	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts
+)
+
+// Config is what the agent gives to Node. The functions may be called from any goroutine.
+type Config struct {
+	Self             identity.ID
+	Epoch            uint64 // of this start
+	RunDir, StateDir string
+	Driver           string // of tunnels
+	Numbers          dataplane.Numbers
+	State            func() *events.State
+	Leader           func() (identity.ID, bool)
+	Alive            func(identity.ID) bool // as far as gossip knows
+	MTU              func() int             // of the tunnel's link
+	Links            func() []announce.Link // this host's own, on which addresses can be announced
+	Configured       func() ([]clients.Configured, error)
+	Leases           func() []ipam.Lease // of this host's pods
+	// Of is a node's service. LeaseOf is the same by connections that nothing else uses.
+	Of, LeaseOf func(identity.ID) skeinv1connect.EgressServiceClient
+	// Expect is told of the index that a server's answer had.
+	Expect func(index uint64)
+	// Wake has the agent's loop call Follow again.
+	Wake func()
+	// Journal is told what becomes of slots here, and Renewed how a request for a lease was answered: granted, denied or
+	// none.
+	Journal func(*skeinv1.SlotHeld)
+	Renewed func(namespace, name, answer string)
+	Report  func(subject string, severity part.Severity, message, advice string)
+	Log     *slog.Logger
+}
+
+// Node is what this node does for egresses: as a gateway, and for its own clients.
+type Node struct {
+	c          Config
+	gateways   *egress.Gateways
+	clients    *clients.Clients
+	told       map[string]bool      // subjects of the problems that status shows; of the goroutine that calls Follow
+	configured []clients.Configured // as they were given last; of it, too
+	swept      bool                 // strays of a former run are being removed; of it, too
+
+	seen  *events.State      // of it, too
+	ports fouPorts           // of it, too
+	woken dataplane.FoUPorts // those after which the loop is to be woken; of it, too
+
+	mu    sync.Mutex
+	moved map[uint64]time.Time // slots that moved by plan, by epoch, and when that was seen
+}
+
+// New begins with what a former run left.
+func New(c Config) (*Node, error) {
+	e := &Node{c: c, told: map[string]bool{}, moved: map[uint64]time.Time{}}
+	e.gateways = egress.NewGateways(egress.GatewaysConfig{
+		Self: c.Self, Dir: filepath.Join(c.RunDir, gatewayDir), Known: filepath.Join(c.RunDir, gatewayClients),
+		Driver: c.Driver, Tunnel: c.Numbers.Link, Numbers: c.Numbers, Leader: e, Clocks: e, Links: c.Links,
+		Changed: c.Wake, Log: c.Log,
+		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
+			return c.Of(node).TakeOver(ctx, r)
+		},
+		Journal: c.Journal,
+	})
+	var err error
+	e.clients, err = clients.Open(clients.Config{
+		File: filepath.Join(c.StateDir, clients.ClientsFile), Sender: e,
+		Open:    clients.OpenNamespace(c.Driver, "", c.Numbers, c.Log),
+		Changed: c.Wake, Epoch: c.Epoch, GatewayDir: filepath.Join(c.RunDir, gatewayDir), Owner: c.Numbers.Owner(),
+		Log: c.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	st := c.State()
+	e.clients.Follow(st, e.followPorts(st, time.Now())) // before the first pod asks
+	return e, nil
+}
+
+// Clients are this host's own.
+func (e *Node) Clients() *clients.Clients { return e.clients }
+
+// Gateways are those that this node may be.
+func (e *Node) Gateways() *egress.Gateways { return e.gateways }
+
+// followPorts are the ports of tunnels that hold now. The loop is woken when others do.
+func (e *Node) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
+	p, next := e.ports.follow(st, e.seen == nil, now)
+	if next > 0 && p != e.woken {
+		time.AfterFunc(next, e.c.Wake)
+	}
+	e.woken = p
+	return p
+}
+
+// Run works until the context ends. What forwards and leads goes on.
+func (e *Node) Run(ctx context.Context) {
+	e.gateways.Run(ctx)
+}
+
+// sweep removes what is left of egresses that ended, or left this node, while the agent was away.
+func (e *Node) sweep() {
+	for _, file := range e.gateways.Strays() {
+		if err := egressns.Remove(file); err != nil {
+			e.c.Log.Warn("remove the network namespace of an egress that has ended", "file", file, "error", err)
+		}
+	}
+	if err := e.gateways.ForgetStrays(); err != nil {
+		e.c.Log.Warn("remove the clients of an egress that has ended", "error", err)
+	}
+}
+
+// Purge takes away everything of ours, in pods too.
+func (e *Node) Purge() error {
+	if e == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	e.clients.Clear(ctx)
+	return PurgeGateways(e.c.RunDir, e.c.Numbers)
+}
+
+// Follow takes in the newest agreed state and tells what is wrong. It is called by one goroutine at a time.
+func (e *Node) Follow(st *events.State) {
+	if e == nil {
+		return
+	}
+	if st.Cluster() == nil {
+		return
+	}
+	ports := e.followPorts(st, time.Now())
+	e.gateways.Follow(st, e.c.MTU(), ports)
+	if !e.swept { // not before the gateways know which egresses are theirs
+		e.swept = true
+		go e.sweep()
+	}
+	e.clients.Follow(st, ports)
+	e.configure()
+	e.noteMoves(st, time.Now())
+	now := map[string]bool{}
+	for subject, text := range e.gateways.Problems() {
+		now[subjectEgress+subject] = true
+		e.c.Report(subjectEgress+subject, part.Warns, text, "this node is a worse gateway until it is repaired; "+
+			"it is tried again")
+	}
+	for subject := range e.told {
+		if !now[subject] {
+			e.c.Report(subject, part.Warns, "", "")
+		}
+	}
+	e.told = now
+}
+
+// noteMoves sees which slots have just moved by plan.
+func (e *Node) noteMoves(st *events.State, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for epoch, at := range e.moved {
+		if now.Sub(at) >= lingerFor {
+			delete(e.moved, epoch)
+		}
+	}
+	if st == e.seen {
+		return
+	}
+	for _, epoch := range plannedSince(e.seen, st) {
+		e.moved[epoch] = now
+		time.AfterFunc(lingerFor, e.c.Wake)
+	}
+	e.seen = st
+}
+
+// plannedSince are the epochs of slots that moved by plan after a state.
+func plannedSince(old, now *events.State) (out []uint64) {
+	if old == nil {
+		return nil
+	}
+	for _, e := range now.Egresses() {
+		for _, s := range now.Slots(e.GetNamespace(), e.GetName()) {
+			if s.GetPlanned() && s.GetEpoch() > old.Index() {
+				out = append(out, s.GetEpoch())
+			}
+		}
+	}
+	return out
+}
+
+// Lingering are the slots that still lead to their former owner.
+func (e *Node) Lingering() map[uint64]bool {
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := map[uint64]bool{}
+	for epoch, at := range e.moved {
+		if time.Since(at) < lingerFor {
+			out[epoch] = true
+		}
+	}
+	return out
+}
+
+// Sync tells a gateway of this host's clients.
+func (e *Node) Sync(ctx context.Context, node identity.ID,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+	return e.c.Of(node).SyncEgressClients(ctx, r)
+}
+
+// Report is what a node does for egresses.
+func (e *Node) Report(ctx context.Context, node identity.ID,
+	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+	return e.c.Of(node).EgressReport(ctx, r)
+}
+
+// Attach changes which egresses a pod of this host uses.
+func (e *Node) Attach(ctx context.Context,
+	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+	var refs []egress.Ref
+	for _, text := range r.GetEgresses() {
+		ref, err := egress.ParseRef(text)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		refs = append(refs, ref)
+	}
+	var found []clients.Pod
+	for _, l := range e.c.Leases() {
+		same := r.GetContainerId() != "" && l.Key.ContainerID == r.GetContainerId() ||
+			r.GetContainerId() == "" && l.Pod == r.GetPod() && (r.GetNamespace() == "" || l.Namespace == r.GetNamespace())
+		if same && l.Key.ContainerID != "" && l.Until.IsZero() {
+			found = append(found, clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS,
+				Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6})
+		}
+	}
+	name := cmp.Or(r.GetContainerId(), r.GetNamespace()+"/"+r.GetPod())
+	switch len(found) {
+	case 0:
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no pod %s has an address on this host; ask on its "+
+			"own host, `skein ip who` tells which that is", name))
+	case 1:
+	default:
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods are %s: "+
+			"name the namespace or the container", len(found), name))
+	}
+	out, err := e.clients.Attach(ctx, found[0], refs, r.GetDetach())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return &skeinv1.AttachEgressResponse{Egresses: out}, nil
+}
+
+// RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is
+// behind.
+func (e *Node) RenewLeases(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	answer, err := e.askServers(ctx, r)
+	e.c.Expect(answer.GetIndex())
+	count := e.c.Renewed
+	for _, s := range answer.GetGranted() {
+		count(s.GetNamespace(), s.GetName(), "granted")
+	}
+	for _, d := range answer.GetDenied() {
+		count(d.GetSlot().GetNamespace(), d.GetSlot().GetName(), "denied")
+	}
+	if err != nil {
+		for _, w := range r.GetWishes() {
+			count(w.GetSlot().GetNamespace(), w.GetSlot().GetName(), "none")
+		}
+	}
+	return answer, err
+}
+
+// askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The
+// first answer that is no error counts.
+func (e *Node) askServers(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		r   *skeinv1.RenewLeasesResponse
+		err error
+	}
+	var servers []identity.ID
+	for _, s := range e.c.State().Servers() {
+		if id, err := identity.ParseID(s.GetNodeId()); err == nil {
+			servers = append(servers, id)
+		}
+	}
+	if leader, ok := e.c.Leader(); ok {
+		if i := slices.Index(servers, leader); i > 0 {
+			servers[0], servers[i] = servers[i], servers[0]
+		}
+	}
+	answers := make(chan answer, len(servers))
+	ask := func(id identity.ID) {
+		go func() {
+			a, err := e.c.LeaseOf(id).RenewLeases(ctx, r)
+			answers <- answer{a, err}
+		}()
+	}
+	hedge := time.NewTimer(hedgeAfter)
+	defer hedge.Stop()
+	asked := 0
+	more := func(n int) {
+		for ; asked < min(n, len(servers)); asked++ {
+			ask(servers[asked])
+		}
+	}
+	more(1)
+	var errs []error
+	for len(errs) < len(servers) {
+		select {
+		case a := <-answers:
+			if a.err == nil {
+				return a.r, nil
+			}
+			errs = append(errs, a.err)
+			more(len(servers))
+		case <-hedge.C:
+			more(len(servers))
+		case <-ctx.Done():
+			return nil, errors.Join(append(errs, ctx.Err())...)
+		}
+	}
+	if len(errs) == 0 {
+		return nil, errors.New("no server is known")
+	}
+	return nil, errors.Join(errs...)
+}
+
+// configure gives the clients of this host's configuration what has changed of them. Follow calls it.
+func (e *Node) configure() {
+	all, err := e.c.Configured()
+	if err != nil {
+		e.c.Report(subjectEgress+"configuration", part.Fails, err.Error(), "correct egress.clients in the configuration")
+		return
+	}
+	if !reflect.DeepEqual(all, e.configured) {
+		e.configured = all
+		e.clients.Configure(all)
+	}
+}

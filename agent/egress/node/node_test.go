@@ -1,0 +1,69 @@
+package node
+
+import (
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/api/apitest"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is
+// gone is not, nor is one that moved before this agent looked.
+func TestSlotsThatMoveByPlanLinger(t *testing.T) {
+	st, ids := apitest.State(t)
+	do := func(c *skeinv1.Command) {
+		t.Helper()
+		st = st.Clone()
+		apitest.Decide(t, st, c)
+	}
+	for _, id := range ids {
+		do(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id,
+			Labels: map[string]string{"gateway": "yes"}, SetLabels: true}}})
+	}
+	do(&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
+		Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{
+		Egress: &skeinv1.Egress{Namespace: "out", Name: "any", Destinations: []string{"192.0.2.0/24"}, Replicas: 1,
+			Gateways: map[string]string{"gateway": "yes"}}}}})
+	give := func(id string, planned bool) uint64 { // it returns the slot's epoch then
+		t.Helper()
+		do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: "out",
+			Name: "any", NodeId: id, Epoch: st.Slot("out", "any", 0).GetEpoch(), Reason: "chosen", Planned: planned}}})
+		return st.Slot("out", "any", 0).GetEpoch()
+	}
+	a, b := ids[0], ids[1]
+	give(a, false)
+	give(b, true)
+	woken := make(chan struct{}, 8)
+	e := &Node{c: Config{Wake: func() { woken <- struct{}{} }}, moved: map[uint64]time.Time{}}
+	e.noteMoves(st, time.Now())
+	if got := e.Lingering(); len(got) > 0 {
+		t.Errorf("a move from before lingers: %v", got)
+	}
+	give(a, false)
+	e.noteMoves(st, time.Now())
+	if got := e.Lingering(); len(got) > 0 {
+		t.Errorf("a move from a dead owner lingers: %v", got)
+	}
+	epoch := give(b, true)
+	e.noteMoves(st, time.Now())
+	if got := e.Lingering(); !got[epoch] || len(got) != 1 {
+		t.Errorf("lingering are %v, want epoch %d", got, epoch)
+	}
+	select {
+	case <-woken: // the ways are led anew then
+	case <-time.After(10 * time.Second):
+		t.Error("the agent's loop does not learn of its end")
+	}
+	if got := e.Lingering(); len(got) > 0 {
+		t.Errorf("after the end: %v", got)
+	}
+	e.noteMoves(st, time.Now())
+	if len(e.moved) > 0 {
+		t.Errorf("remembered: %v", e.moved)
+	}
+	if (*Node)(nil).Lingering() != nil {
+		t.Error("an agent that only relays has slots")
+	}
+}

@@ -1,0 +1,116 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"github.com/skeinmesh/skein/agent/egress"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Service answers other nodes, and this one.
+type Service struct {
+	// Self is this node, State the agreed state.
+	Self  identity.ID
+	State func() *events.State
+	// Keeper decides about slots; nil: this node does not lead. LeaderName is who does, "" if that is not known.
+	Keeper     func() *egress.Keeper
+	LeaderName func() string
+	// Node is nil where this node only relays.
+	Node *Node
+	// Own says that it is this node that asks.
+	Own bool
+}
+
+var (
+	_ skeinv1connect.EgressServiceHandler = Service{}
+	_ skeinv1connect.EgressServiceClient  = Service{}
+)
+
+// Handler is the path and handler to mount.
+func (s Service) Handler() (string, http.Handler) {
+	return skeinv1connect.NewEgressServiceHandler(s, connect.WithReadMaxBytes(maxSync))
+}
+
+// Client is the service of another node.
+func Client(conns *consensus.Conns, id identity.ID) skeinv1connect.EgressServiceClient {
+	return skeinv1connect.NewEgressServiceClient(conns.HTTP(), consensus.URL(id), connect.WithReadMaxBytes(maxSync))
+}
+
+// caller is the member that asks.
+func (s Service) caller(ctx context.Context) (identity.ID, error) {
+	if s.Own {
+		return s.Self, nil
+	}
+	id, ok := consensus.PeerFromContext(ctx)
+	if !ok {
+		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over "+
+			"the control net"))
+	}
+	if s.State().Node(id) == nil {
+		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member as of index %d", id,
+			s.State().Index()))
+	}
+	return id, nil
+}
+
+func (s Service) RenewLeases(ctx context.Context,
+	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if k := s.Keeper(); k != nil {
+		return k.RenewLeases(ctx, from, r)
+	}
+	return nil, egress.NotLeading(s.LeaderName())
+}
+
+// errNoGateway is for nodes that only relay.
+var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, egress.ErrNone)
+
+func (s Service) SyncEgressClients(ctx context.Context,
+	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.Node == nil {
+		return nil, errNoGateway
+	}
+	return s.Node.gateways.SyncClients(ctx, from, r), nil
+}
+
+func (s Service) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.Node == nil {
+		return nil, errNoGateway
+	}
+	return s.Node.gateways.TakeOver(from, r), nil
+}
+
+func (s Service) EgressReport(ctx context.Context,
+	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+	if _, err := s.caller(ctx); err != nil {
+		return nil, err
+	}
+	if s.Node == nil {
+		return nil, errNoGateway
+	}
+	want := func(ref egress.Ref) bool {
+		return r.GetName() == "" || ref == egress.Ref{Namespace: r.GetNamespace(), Name: r.GetName()}
+	}
+	return &skeinv1.EgressReportResponse{Gateways: s.Node.gateways.Report(want),
+		Clients: s.Node.clients.Report()}, nil
+}
