@@ -149,3 +149,28 @@ func circleFrom(start string, imports map[string]map[string]bool) []string {
 	}
 	return walk([]string{start})
 }
+
+// walkStep is a step of a walk: a file, and a function or method in it.
+var walkStep = regexp.MustCompile("(?m)^[0-9]+\\. `([a-z0-9_/]+\\.go)` `(?:([A-Za-z]+)\\.)?([A-Za-z]+)`: ")
+
+// TestWalks: the function that each step of a walk begins with stands in the file that is named with it.
+func TestWalks(t *testing.T) {
+	_, walks, found := strings.Cut(read(t, "architecture.md"), "\n## Three walks\n")
+	if !found {
+		t.Fatal("architecture.md has no walks")
+	}
+	walks, _, _ = strings.Cut(walks, "\n## ")
+	steps := walkStep.FindAllStringSubmatch(walks, -1)
+	if written := len(regexp.MustCompile(`(?m)^[0-9]+\. `).FindAllString(walks, -1)); len(steps) != written || written < 30 {
+		t.Errorf("%d of %d steps begin with a file and a function", len(steps), written)
+	}
+	for _, m := range steps {
+		receiver := ""
+		if m[2] != "" {
+			receiver = `\(\w+ \*?` + m[2] + `\) `
+		}
+		if !regexp.MustCompile(`(?m)^func ` + receiver + m[3] + `\(`).MatchString(read(t, root+"/"+m[1])) {
+			t.Errorf("architecture.md: there is no function %s in %s", strings.Trim(m[2]+"."+m[3], "."), m[1])
+		}
+	}
+}
