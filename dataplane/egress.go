@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"net/netip"
 	"slices"
-	"time"
 )
 
 // Numbers and names of egresses that are fixed by DESIGN.md section 11 and the seed.
@@ -40,9 +39,6 @@ const (
 	GatewaySlotRule  = 1999 // iif eth0, the mark of a slot: the slot's table
 	GatewaySlotTable = 120  // and the slot's number: clients that belong to another slot, and have flows by this one
 )
-
-// EgressLease is how long a gateway goes on without the leader when the egress says nothing else.
-const EgressLease = 1200 * time.Millisecond
 
 // A flow mark has the low bits of the slot's number and one in the low bits of FlowMask, and the rest in its high ones.
 const (

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -33,7 +33,7 @@ func AgreedSlot(s *skeinv1.EgressSlot) Agreed {
 		Lease:  time.Duration(s.GetLeaseMillis()) * time.Millisecond,
 		Former: time.Duration(s.GetFormerLeaseMillis()) * time.Millisecond, Reason: s.GetReason()}
 	if a.Lease == 0 {
-		a.Lease = dataplane.EgressLease
+		a.Lease = events.DefaultEgressLease * time.Millisecond
 	}
 	return a
 }

@@ -103,7 +103,7 @@ func sourcesText(e *skeinv1.Egress) string {
 
 func leaseText(e *skeinv1.Egress) string {
 	if e.GetLeaseMillis() == 0 {
-		return dataplane.EgressLease.String()
+		return (events.DefaultEgressLease * time.Millisecond).String()
 	}
 	return (time.Duration(e.GetLeaseMillis()) * time.Millisecond).String()
 }

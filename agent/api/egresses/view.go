@@ -10,7 +10,6 @@ import (
 
 	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 )
@@ -241,7 +240,7 @@ func addressText(a *skeinv1.EgressAddress) string {
 
 func leaseOf(e *skeinv1.Egress) time.Duration {
 	if e.GetLeaseMillis() == 0 {
-		return dataplane.EgressLease
+		return events.DefaultEgressLease * time.Millisecond
 	}
 	return time.Duration(e.GetLeaseMillis()) * time.Millisecond
 }

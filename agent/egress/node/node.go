@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
@@ -268,8 +269,7 @@ func (e *Node) Attach(ctx context.Context,
 		same := r.GetContainerId() != "" && l.Key.ContainerID == r.GetContainerId() ||
 			r.GetContainerId() == "" && l.Pod == r.GetPod() && (r.GetNamespace() == "" || l.Namespace == r.GetNamespace())
 		if same && l.Key.ContainerID != "" && l.Until.IsZero() {
-			found = append(found, clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS,
-				Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6})
+			found = append(found, cniserver.ClientOf(l))
 		}
 	}
 	name := cmp.Or(r.GetContainerId(), r.GetNamespace()+"/"+r.GetPod())
