@@ -57,6 +57,7 @@ type Links struct {
 	OfAgents func(name, kind string) bool // whether a link is a tunnel of an agent's; nil: none is
 }
 
+// Get returns the links as they are now, or were a moment ago. The slice is not to be changed.
 func (h *Links) Get() []Link {
 	h.mu.Lock()
 	defer h.mu.Unlock()

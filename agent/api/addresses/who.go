@@ -459,6 +459,7 @@ func holderOf(l ipam.Lease) *skeinv1.Holder {
 	return h
 }
 
+// Pods lists the pods of this host that have addresses. It may have the kernel read anew first.
 func (s AddressService) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
 	out := &skeinv1.PodsResponse{}
 	if s.Host == nil {

@@ -57,6 +57,7 @@ type Host interface {
 	Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error)
 }
 
+// CreateEgress defines an egress, and warns where it has no gateways or too few.
 func (s EgressService) CreateEgress(ctx context.Context,
 	r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
 	nodes := s.nodes(ctx, s.Agent.State())
@@ -73,6 +74,7 @@ func (s EgressService) CreateEgress(ctx context.Context,
 		Warnings: warnings(answer.GetEgress(), nodes)}, nil
 }
 
+// ChangeEgress changes an egress, and tells which slots and clients move.
 func (s EgressService) ChangeEgress(ctx context.Context,
 	r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
 	c, before := r.GetChange(), s.Agent.State()
@@ -104,6 +106,7 @@ func (s EgressService) ChangeEgress(ctx context.Context,
 	return out, nil
 }
 
+// RemoveEgress removes an egress.
 func (s EgressService) RemoveEgress(ctx context.Context,
 	r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
 	answer, err := s.Agent.Propose(ctx,
@@ -158,6 +161,7 @@ func find(st *events.State, namespace, name string) (*skeinv1.Egress, error) {
 		len(found), name, strings.Join(names, ", ")))
 }
 
+// Egresses lists the egresses with their slots and who may have them.
 func (s EgressService) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
 	st := s.Agent.State()
 	nodes := s.nodes(ctx, st)
@@ -190,6 +194,7 @@ func slotView(s *skeinv1.EgressSlot, nodes []member) *skeinv1.SlotView {
 	return v
 }
 
+// ShowEgress tells of one egress what its gateways and its clients' hosts say.
 func (s EgressService) ShowEgress(ctx context.Context,
 	r *skeinv1.ShowEgressRequest) (*skeinv1.ShowEgressResponse, error) {
 	p, err := s.picture(ctx, r.GetNamespace(), r.GetName())
@@ -356,6 +361,7 @@ func plainly(err error) string {
 	return err.Error()
 }
 
+// ExplainEgress says in sentences why an egress is as it is, or was at a moment.
 func (s EgressService) ExplainEgress(ctx context.Context,
 	r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
 	if a, err := netip.ParseAddr(r.GetClient()); err == nil {
@@ -418,6 +424,7 @@ func (s EgressService) news(ctx context.Context, p picture, index uint64, until 
 	return out
 }
 
+// AttachEgress has a running pod of this host use egresses, or no longer.
 func (s EgressService) AttachEgress(ctx context.Context,
 	r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
 	switch {
@@ -434,6 +441,7 @@ func (s EgressService) AttachEgress(ctx context.Context,
 	return answer, api.Error(err)
 }
 
+// DrainNode has a node lose its slots and relays, or ends that, and lists the slots that it still has.
 func (s EgressService) DrainNode(ctx context.Context,
 	r *skeinv1.DrainNodeRequest) (*skeinv1.DrainNodeResponse, error) {
 	n, id, err := api.Find(s.Agent.State(), r.GetNode())

@@ -216,10 +216,12 @@ func routesOf(st *events.State, records api.Records, own *skeinv1.PlainPeer) []n
 	return slices.Compact(all)
 }
 
+// PlainPeers lists the plain peers as this node sees them.
 func (s PlainPeerService) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.PlainPeersResponse, error) {
 	return &skeinv1.PlainPeersResponse{Peers: s.Views()}, nil
 }
 
+// RemovePlainPeer removes a plain peer.
 func (s PlainPeerService) RemovePlainPeer(ctx context.Context,
 	r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
 	answer, err := s.Agent.Propose(ctx,

@@ -32,6 +32,7 @@ type Allocator interface {
 // maxHolders is how many nodes a pool's view names.
 const maxHolders = 64
 
+// CreatePool makes a pool whose subnets cover no member's own network.
 func (s PoolService) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*skeinv1.PoolResponse, error) {
 	if err := s.checkHosts(ctx, r.GetPool().GetSubnets()); err != nil {
 		return nil, err
@@ -44,6 +45,7 @@ func (s PoolService) CreatePool(ctx context.Context, r *skeinv1.CreatePoolReques
 	return &skeinv1.PoolResponse{Pool: answer.GetPool(), Index: answer.GetIndex()}, nil
 }
 
+// ChangePool changes a pool.
 func (s PoolService) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*skeinv1.PoolResponse, error) {
 	if err := s.checkHosts(ctx, r.GetChange().GetAddSubnets()); err != nil {
 		return nil, err
@@ -76,6 +78,7 @@ func (s PoolService) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubn
 	return nil
 }
 
+// RemovePool removes a pool that has no blocks.
 func (s PoolService) RemovePool(ctx context.Context,
 	r *skeinv1.RemovePoolRequest) (*skeinv1.RemovePoolResponse, error) {
 	answer, err := s.Agent.Propose(ctx,
@@ -83,6 +86,7 @@ func (s PoolService) RemovePool(ctx context.Context,
 	return &skeinv1.RemovePoolResponse{Index: answer.GetIndex()}, err
 }
 
+// Pools lists pools, or one, with how full they are.
 func (s PoolService) Pools(_ context.Context, r *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
 	st := s.Agent.State()
 	out := &skeinv1.PoolsResponse{}
@@ -129,6 +133,7 @@ func (s PoolService) poolView(st *events.State, p *skeinv1.Pool) *skeinv1.PoolVi
 	return v
 }
 
+// Blocks lists blocks with their owners.
 func (s PoolService) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skeinv1.BlocksResponse, error) {
 	st := s.Agent.State()
 	node := ""
@@ -163,6 +168,7 @@ func (s PoolService) Blocks(_ context.Context, r *skeinv1.BlocksRequest) (*skein
 	return out, nil
 }
 
+// ReserveBlock keeps a block from being given to a node.
 func (s PoolService) ReserveBlock(ctx context.Context,
 	r *skeinv1.ReserveBlockRequest) (*skeinv1.BlockResponse, error) {
 	pool, err := s.poolFor(r.GetPool(), r.GetPrefix())
@@ -178,6 +184,7 @@ func (s PoolService) ReserveBlock(ctx context.Context,
 	return &skeinv1.BlockResponse{Block: first(answer.GetBlocks()), Index: answer.GetIndex()}, nil
 }
 
+// ReleaseBlock takes a block from whom it is given or reserved for.
 func (s PoolService) ReleaseBlock(ctx context.Context,
 	r *skeinv1.ReleaseBlockRequest) (*skeinv1.BlockResponse, error) {
 	pool, err := s.poolFor(r.GetPool(), r.GetPrefix())
@@ -194,6 +201,7 @@ func (s PoolService) ReleaseBlock(ctx context.Context,
 	return &skeinv1.BlockResponse{Block: block, Index: answer.GetIndex()}, nil
 }
 
+// ReserveAddress keeps an address for a pod.
 func (s PoolService) ReserveAddress(ctx context.Context,
 	r *skeinv1.ReserveAddressRequest) (*skeinv1.StaticResponse, error) {
 	pool, err := s.poolFor(r.GetPool(), r.GetAddress())
@@ -209,6 +217,7 @@ func (s PoolService) ReserveAddress(ctx context.Context,
 	return &skeinv1.StaticResponse{Address: answer.GetStatic(), Index: answer.GetIndex()}, nil
 }
 
+// ReleaseAddress ends that.
 func (s PoolService) ReleaseAddress(ctx context.Context,
 	r *skeinv1.ReleaseAddressRequest) (*skeinv1.StaticResponse, error) {
 	pool, err := s.poolFor(r.GetPool(), r.GetAddress())
@@ -225,6 +234,7 @@ func (s PoolService) ReleaseAddress(ctx context.Context,
 	return &skeinv1.StaticResponse{Address: old, Index: answer.GetIndex()}, nil
 }
 
+// Statics lists the reserved addresses.
 func (s PoolService) Statics(context.Context, *skeinv1.StaticsRequest) (*skeinv1.StaticsResponse, error) {
 	return &skeinv1.StaticsResponse{Addresses: s.Agent.State().Statics()}, nil
 }
@@ -261,6 +271,7 @@ func first[T any](list []*T) *T {
 	return list[0]
 }
 
+// Import takes over pools, blocks and addresses of another system, or says what that would change.
 func (s PoolService) Import(ctx context.Context, r *skeinv1.ImportRequest) (*skeinv1.ImportResponse, error) {
 	if r.GetImport() == nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the request holds nothing to import"))

@@ -62,6 +62,7 @@ func (s Service) caller(ctx context.Context) (identity.ID, error) {
 	return id, nil
 }
 
+// RenewLeases grants leases of slots to a gateway, on the server that leads.
 func (s Service) RenewLeases(ctx context.Context,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	from, err := s.caller(ctx)
@@ -77,6 +78,7 @@ func (s Service) RenewLeases(ctx context.Context,
 // errNoGateway is for nodes that only relay.
 var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, egress.ErrNone)
 
+// SyncEgressClients takes the clients of another node.
 func (s Service) SyncEgressClients(ctx context.Context,
 	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	from, err := s.caller(ctx)
@@ -89,6 +91,7 @@ func (s Service) SyncEgressClients(ctx context.Context,
 	return s.Node.gateways.SyncClients(ctx, from, r), nil
 }
 
+// TakeOver takes the connections of a slot that comes here.
 func (s Service) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 	from, err := s.caller(ctx)
 	if err != nil {
@@ -100,6 +103,7 @@ func (s Service) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*ske
 	return s.Node.gateways.TakeOver(from, r), nil
 }
 
+// EgressReport tells what this node does for egresses.
 func (s Service) EgressReport(ctx context.Context,
 	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	if _, err := s.caller(ctx); err != nil {
