@@ -27,6 +27,7 @@ import (
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/pods"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/rekey"
@@ -147,7 +148,7 @@ type Agent struct {
 	reserved    *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
 	links       hostlinks.Links
 	lag         *lag.Meter                        // how late this process wakes
-	pods        *pods                             // nil: this node only relays
+	pods        *pods.Pods                        // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
 	egresses    *node.Node                        // nil: this node only relays
 	egressDone  chan struct{}                     // closed when no lease is renewed any more

@@ -22,7 +22,7 @@ func (a *Agent) openEgresses() (err error) {
 	a.egresses, err = node.New(node.Config{
 		Self: a.id, Epoch: a.epoch, RunDir: a.cfg.RunDir, StateDir: a.cfg.StateDir, Driver: a.cfg.Dataplane.FoU,
 		Numbers: a.numbers, State: a.replica.State, Leader: a.leader, Alive: a.gossip.Alive, MTU: a.linkMTU,
-		Links: a.announceLinks, Configured: a.configured, Leases: func() []ipam.Lease { return a.pods.ipam.Leases() },
+		Links: a.announceLinks, Configured: a.configured, Leases: func() []ipam.Lease { return a.pods.IPAM().Leases() },
 		Of:      a.egressOf,
 		LeaseOf: func(id identity.ID) skeinv1connect.EgressServiceClient { return a.egressBy(a.leaseConns, id) },
 		Expect:  a.client.Expect, Wake: a.wakeUp,

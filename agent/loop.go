@@ -333,7 +333,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.noteOtherCNI()
 	a.syncRecords()
 	a.noteSites()
-	a.pods.follow()
+	a.pods.Follow(a.loop.state)
 	a.egresses.Follow(a.loop.state)
 	a.plain.Follow(a.loop.state)
 	a.followAddresses(ctx)
@@ -581,15 +581,17 @@ func (a *Agent) serve(ctx context.Context) {
 	go a.follow(ctx)
 	go a.serveRPC(ctx)
 	go a.announceSchema(ctx)
+	var able func(context.Context) error
 	if a.pods != nil {
+		able = a.pods.Able
 		a.podsDone = make(chan struct{})
-		l := a.pods.listen()
+		l := a.pods.Listen()
 		go func() {
 			defer close(a.podsDone)
-			a.pods.run(ctx, l)
+			a.pods.Run(ctx, l)
 		}()
 	}
-	go a.serveForPods(ctx, installedEvery)
+	go a.serveForPods(ctx, able, installedEvery)
 	if a.egresses != nil {
 		a.egressDone = make(chan struct{})
 		go func() {

@@ -102,7 +102,7 @@ func (h partHost) Serves() <-chan struct{} { return h.a.serves }
 func (h partHost) FreshBoot() bool { return h.a.freshBoot }
 
 func (h partHost) PodChanged(namespace, pod string, annotations map[string]string) {
-	h.a.pods.annotated(namespace, pod, annotations)
+	h.a.pods.Annotated(namespace, pod, annotations)
 }
 
 func (h partHost) Wish(w part.Wishes) {

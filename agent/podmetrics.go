@@ -53,7 +53,7 @@ func (a *Agent) collectPods(out chan<- prometheus.Metric) {
 	if a.pods == nil {
 		return
 	}
-	for name, l := range a.pods.ipam.Pools() {
+	for name, l := range a.pods.IPAM().Pools() {
 		podGauge(out, descPodAddresses, float64(l.Used), name, "used")
 		podGauge(out, descPodAddresses, float64(l.Free), name, "free")
 		podGauge(out, descPodAddresses, float64(l.Resting), name, "resting")

@@ -221,7 +221,7 @@ func (a *Agent) followConfig() (followed func()) {
 		a.relay.SetLimits(relayLimits(c.RelayLimits))
 	}
 	if a.pods != nil {
-		a.pods.ipam.SetIdleFor(seconds(c.EmptyBlockSeconds))
+		a.pods.IPAM().SetIdleFor(seconds(c.EmptyBlockSeconds))
 	}
 	if a.forced != nil {
 		a.portmap.SetProtocols(c.NatTraversal.Protocols())

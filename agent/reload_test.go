@@ -379,13 +379,13 @@ func TestMetricsMove(t *testing.T) {
 func TestCNIConfigurationFollows(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	a, _ := servesAgent(t, dir)
+	a, s := servesAgent(t, dir)
 	a.live.open(a.cfg)
 	a.applied.Store(true)
 	close(a.planeStands)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, time.Hour) }()
+	go func() { defer close(ended); a.serveForPods(ctx, s.server.Able, time.Hour) }()
 	defer func() { stop(); <-ended }()
 	there := func(file, text string) func() bool {
 		return func() bool {

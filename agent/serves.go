@@ -28,7 +28,10 @@ const (
 // servedFile holds, in the run directory, the ID of the kernel's start in which this host has last been ready for pods.
 const servedFile = "served"
 
-const subjectCNI = "CNI configuration"
+const (
+	bootIDFile = "/proc/sys/kernel/random/boot_id"
+	subjectCNI = "CNI configuration"
+)
 
 // installation is what the agent puts where the container runtime looks; nil: nothing.
 func installation(c config.Config) *cni.Install {
@@ -67,8 +70,8 @@ func (a *Agent) openServes() error {
 }
 
 // serveForPods says that pods can start once they can, after the runtime was given its configuration, and keeps that in
-// place.
-func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
+// place. able says why none can; it is nil where this node only relays.
+func (a *Agent) serveForPods(ctx context.Context, able func(context.Context) error, lookEvery time.Duration) {
 	select {
 	case <-a.planeStands:
 	case <-ctx.Done():
@@ -88,7 +91,7 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 			in, written, unable = next, "", servesEvery
 		}
 		pause := unable
-		if in == nil || a.pods == nil {
+		if in == nil || able == nil {
 			a.serveWithoutInstalling(in)
 			a.uninstall(former)
 			former = nil
@@ -101,7 +104,7 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 		}
 		if written != "" && in.Stands(written) && (in.Chain != nil || slices.Equal(cni.Present(in.BinDir), present)) {
 			pause = lookEvery
-		} else if a.pods.cni.Able(ctx) == nil {
+		} else if able(ctx) == nil {
 			present = cni.Present(in.BinDir)
 			conf, err := a.install(ctx, in)
 			if written = conf; err == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/pods"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -21,6 +22,7 @@ import (
 type served struct {
 	*ipam.Manager
 	without atomic.Bool
+	server  *cniserver.Server
 }
 
 func (s *served) Ready() error {
@@ -46,8 +48,7 @@ func servesAgent(t *testing.T, dir string) (*Agent, *served) {
 		t.Fatal(err)
 	}
 	s := &served{}
-	a.pods = &pods{a: a}
-	a.pods.cni = cniserver.New(cniserver.Config{Allocator: s, Condition: a.pods.condition})
+	s.server = cniserver.New(cniserver.Config{Allocator: s, Condition: pods.Condition(a.planeStands, a.applied.Load)})
 	return a, s
 }
 
@@ -87,13 +88,15 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	addresses.without.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, 20*time.Millisecond) }()
+	go func() { defer close(ended); a.serveForPods(ctx, addresses.server.Able, 20*time.Millisecond) }()
 	close(a.planeStands)
 	eventually(t, "the plane stands", func() bool {
-		return strings.Contains(a.pods.cni.Able(t.Context()).Error(), "data plane is not as it should be")
+		return strings.Contains(addresses.server.Able(t.Context()).Error(), "data plane is not as it should be")
 	})
 	a.applied.Store(true)
-	eventually(t, "no pool", func() bool { return strings.Contains(a.pods.cni.Able(t.Context()).Error(), "no pool") })
+	eventually(t, "no pool", func() bool {
+		return strings.Contains(addresses.server.Able(t.Context()).Error(), "no pool")
+	})
 	if there() || a.doesServe() {
 		t.Error("pods are told to come while they cannot start")
 	}
@@ -137,7 +140,7 @@ func TestTheConfigurationComesLast(t *testing.T) {
 func TestWhoseConfigurationIsThere(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	a, _ := servesAgent(t, dir)
+	a, s := servesAgent(t, dir)
 	conf := filepath.Join(dir, "net.d", "10-skein.conflist")
 	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
 		t.Fatal(err)
@@ -148,7 +151,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	close(a.planeStands)
 	a.applied.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
-	go a.serveForPods(ctx, 20*time.Millisecond)
+	go a.serveForPods(ctx, s.server.Able, 20*time.Millisecond)
 	eventually(t, "it is told", func() bool { return len(a.problems.list()) == 1 })
 	stop()
 	if p := a.problems.list()[0]; !strings.Contains(p.GetMessage(), "says something else") || a.doesServe() {
@@ -161,12 +164,12 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 		t.Errorf("another's: %s, %v", b, err)
 	}
 	dir = t.TempDir()
-	a, _ = servesAgent(t, dir)
+	a, s = servesAgent(t, dir)
 	a.cfg.CNI.ConfDir = ""
 	close(a.planeStands)
 	ctx, stop = context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, time.Hour) }()
+	go func() { defer close(ended); a.serveForPods(ctx, s.server.Able, time.Hour) }()
 	eventually(t, "it serves", a.doesServe)
 	stop()
 	<-ended

@@ -9,6 +9,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api/plainpeers"
 	"github.com/skeinmesh/skein/agent/api/pools"
 	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/pods"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/events"
@@ -34,7 +35,7 @@ func (a *Agent) services() services {
 		s.EgressService.Host = a.egresses
 	}
 	if a.pods != nil {
-		s.PoolService.Addresses = a.pods.ipam
+		s.PoolService.Addresses = a.pods.IPAM()
 	}
 	return s
 }
@@ -50,7 +51,7 @@ func (a *Agent) addressService() addresses.AddressService {
 			return a.conns.Cluster(node).Holder(ctx, r)
 		}}
 	if a.pods != nil {
-		s.Host = hostAddresses{a.pods.ipam, a.pods}
+		s.Host = hostAddresses{a.pods.IPAM(), a.pods}
 	}
 	return s
 }
@@ -58,10 +59,10 @@ func (a *Agent) addressService() addresses.AddressService {
 // hostAddresses are those of this host's pods.
 type hostAddresses struct {
 	*ipam.Manager
-	pods *pods
+	pods *pods.Pods
 }
 
-func (h hostAddresses) Look() { h.pods.look() }
+func (h hostAddresses) Look() { h.pods.Look() }
 
 // answering is the agent as services see it.
 type answering struct{ a *Agent }

@@ -418,7 +418,7 @@ func (a *Agent) close() error {
 		errs = append(errs, a.plane.Close())
 	}
 	if a.pods != nil {
-		errs = append(errs, a.pods.ipam.Close())
+		errs = append(errs, a.pods.IPAM().Close())
 	}
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close(), a.plans.close())
