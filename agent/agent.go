@@ -94,141 +94,181 @@ type Entry struct {
 	Create identity.ClusterID // the cluster to make; zero: join
 }
 
-// Agent is one running daemon.
+// Agent is one running daemon. Its fields stand in groups by what they are for.
 type Agent struct {
 	opts    Options
+	log     *slog.Logger
+	started time.Time
+	epoch   uint64
+	phase   atomic.Value // string
+	ended   bool         // somebody asked for the end, or the cluster did by revoking this node
+
+	settingUp
+	identities
+	mesh
+	relaying
+	traversal
+	siting
+	kernelSide
+	workloads
+	telling
+
+	wake     chan struct{}
+	decided  chan struct{} // the log has something new
+	gossipIn chan gossip.Packet
+	down     chan downOrder
+	loop     loopState // the loop's alone
+}
+
+// settingUp is the configuration, and what it holds on this host.
+type settingUp struct {
 	cfg     config.Config // as it was at the start; conf has what may have changed since
 	live    liveConfig
-	numbers dataplane.Numbers // of cfg
-	claims  *claims.Claims    // nil: this node only relays
+	wishes  atomic.Pointer[part.Wishes] // of the parts, for this host
+	numbers dataplane.Numbers           // of cfg
+	claims  *claims.Claims              // nil: this node only relays
 	// formerNumbers have left something in the kernel that is to be removed once the data plane stands.
 	formerNumbers []dataplane.Numbers
-	log           *slog.Logger
-	key           *identity.Key
-	wg            atomic.Pointer[rekey.Keys]
-	id            identity.ID
-	cluster       identity.ClusterID
-	making        identity.ClusterID // of the cluster that this node makes
-	epoch         uint64
-	started       time.Time
+}
 
-	replica     *consensus.Replica
-	client      *consensus.Client
-	server      atomic.Pointer[consensus.Server]
-	roster      *roster
-	gossip      *gossip.Gossip
-	control     *control.Net
+// identities are who this node is, and keys that follow from its own and others'.
+type identities struct {
+	key        *identity.Key
+	wg         atomic.Pointer[rekey.Keys]
+	id         identity.ID
+	cluster    identity.ClusterID
+	making     identity.ClusterID // of the cluster that this node makes
+	packetKeys sync.Map           // WireGuard key of a member -> key of control packets with it
+	pairKeys   projection.Keys
+	rekeys     rekey.Peers // of peers
+	rekeying   rekey.Own   // this host's own
+}
+
+// mesh is the log, gossip, and how this node speaks with the other members.
+type mesh struct {
+	replica        *consensus.Replica
+	client         *consensus.Client
+	server         atomic.Pointer[consensus.Server]
+	rpc            atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
+	conns          *consensus.Conns
+	leaseConns     *consensus.Conns // to the servers, for leases alone
+	roster         *roster
+	gossip         *gossip.Gossip
+	control        *control.Net
+	controlLimiter admission.Limiter            // of the control net's port on overlay addresses
+	before         []identity.ID                // members known from the disk at the start, sorted
+	heard          instant.Instant              // when the log was last heard of
+	clock          atomic.Int64                 // this host's clock minus the leader's, ns
+	clockSeen      atomic.Bool                  // clock is known
+	asking         atomic.Bool                  // the servers, at the port for joiners
+	revokedBy      atomic.Pointer[revokedError] // a server said that this node was revoked
+}
+
+// relaying is what this node has of relays, and does as one.
+type relaying struct {
 	pool        *relay.Pool
 	proxies     *relay.Proxies
-	relay       *relay.Server
 	relayIDs    atomic.Pointer[map[identity.ID]bool] // the members that relay
-	udp         atomic.Pointer[relay.UDP]            // of relay; nil: it forwards no UDP
+	relay       *relay.Server
+	udp         atomic.Pointer[relay.UDP] // of relay; nil: it forwards no UDP
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
-	stun        atomic.Pointer[stunserver.Server]
 	listener    atomic.Pointer[admission.Listener]
-	prober      *probe.Prober
-	discoverer  *candidate.Discoverer
-	reflexive   *reflexive.Step
+}
+
+// traversal is how this node finds its way through NATs, and the paths that it has found.
+type traversal struct {
+	stun       atomic.Pointer[stunserver.Server]
+	discoverer *candidate.Discoverer
 	// discovering is closed when the discoverer has ended.
 	discovering chan struct{}
-	socket      *probe.Socket
-	conns       *consensus.Conns
-	leaseConns  *consensus.Conns // to the servers, for leases alone
-	paths       *path.Manager
-	guess       *birthday.Engine
-	reflection  reflection
-	asked       askedPeers
-	rewrites    rewrites
-	settings    atomic.Pointer[path.Settings] // that paths follow
-	journal     *journal.Journal
-	plans       plans
-	plane       *plane.Plane
-	reserved    *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
-	links       hostlinks.Links
-	lag         *lag.Meter                        // how late this process wakes
-	pods        *pods.Pods                        // nil: this node only relays
-	podsDone    chan struct{}                     // closed when nothing is given to pods any more
-	egresses    *node.Node                        // nil: this node only relays
-	egressDone  chan struct{}                     // closed when no lease is renewed any more
-	plain       *carrier.Peers                    // nil: this node only relays
-	witnesses   *siteWitnesses                    // nil: this node only relays
-	plainDone   chan struct{}                     // closed when no plain peer is answered any more
-	keeper      atomic.Pointer[egress.Keeper]     // of egress slots; nil: this server does not lead
-	sites       atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
-
-	problems    *problems
-	metrics     *metrics
-	metricsPort net.Listener // nil: none
-	wake        chan struct{}
-	decided     chan struct{} // the log has something new
-	gossipIn    chan gossip.Packet
-	down        chan downOrder
-
-	knocks     knocks
-	before     []identity.ID // members known from the disk at the start, sorted
-	socketOpen bool          // the API's socket is this agent's
-	ended      bool          // somebody asked for the end, or the cluster did by revoking this node
-
-	phase          atomic.Value // string
-	clock          atomic.Int64 // this host's clock minus the leader's, ns
-	clockSeen      atomic.Bool
-	heard          instant.Instant              // when the log was last heard of
-	asking         atomic.Bool                  // the servers, at the port for joiners
-	revokedBy      atomic.Pointer[revokedError] // a server said that this node was revoked
-	writes         atomic.Uint64
-	netcheck       atomic.Pointer[candidate.Result]
-	controlLimiter admission.Limiter                 // of the control net's port on overlay addresses
-	packetKeys     sync.Map                          // WireGuard key of a member -> key of control packets with it
-	stats          atomic.Pointer[tunnelStats]       // as the device has it
-	wishes         atomic.Pointer[part.Wishes]       // of the parts, for this host
-	sitePlan       atomic.Pointer[sites.Plan]        // nil: not made yet
-	placed         atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
-	siteEvents     atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
-	rpc            atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
-	forced         *forced.Step                      // nil: this node only relays, or has not opened discovery yet
+	netcheck    atomic.Pointer[candidate.Result] // the discoverer's
+	reflexive   *reflexive.Step
+	forced      *forced.Step      // nil: this node only relays, or has not opened discovery yet
+	portmap     *portmap.Step     // nil when forced is
+	imds        *candidate.Switch // nil when forced is
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step
-	portmap      *portmap.Step     // nil when forced is
-	imds         *candidate.Switch // nil when forced is
-	pairKeys     projection.Keys
-	rekeys       rekey.Peers   // of peers
-	rekeying     rekey.Own     // this host's own
-	lazy         atomic.Bool   // a large mesh: pairs without traffic are idle
-	stale        atomic.Bool   // the newest Spec is to be applied, also if it is the same again
-	applied      atomic.Bool   // a Spec has been applied without error
-	planeStands  chan struct{} // closed by planeUp once it has
-	planeUp      sync.Once
-	serves       chan struct{} // closed by servesOnce once pods can start
-	servesOnce   sync.Once
-	bootID       string // of the kernel
-	freshBoot    bool   // pods have not been able to start in it yet
+	reserved     *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
+	socket       *probe.Socket
+	prober       *probe.Prober
+	paths        *path.Manager
+	settings     atomic.Pointer[path.Settings] // that paths follow
+	guess        *birthday.Engine
+	rewrites     rewrites
+	reflection   reflection
+	asked        askedPeers
+	knocks       knocks
+	lazy         atomic.Bool // a large mesh: pairs without traffic are idle
+}
 
-	profiling sync.Mutex // held while a profile is taken
+// siting is this node's part in its site, and how it reaches others by it.
+type siting struct {
+	sitePlan      atomic.Pointer[sites.Plan] // nil: not made yet
+	reach         atomic.Pointer[reach]
+	placed        atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
+	siteEvents    atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
+	sites         atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
+	witnesses     *siteWitnesses                    // nil: this node only relays
+	leaderChanges leaderChanges
+	hops          hopWatch
+}
+
+// kernelSide is what the kernel has, and shall have.
+type kernelSide struct {
+	plane       *plane.Plane
+	links       hostlinks.Links
+	stats       atomic.Pointer[tunnelStats] // as the device has it
+	stale       atomic.Bool                 // the newest Spec is to be applied, also if it is the same again
+	applied     atomic.Bool                 // a Spec has been applied without error
+	planeStands chan struct{}               // closed by planeUp once it has
+	planeUp     sync.Once
+	writes      atomic.Uint64 // to the kernel
 
 	mu        sync.Mutex // guards what the loop leaves for the API to read
 	spec      dataplane.Spec
 	published *skeinv1.Record
+}
 
-	loop  loopState // the loop's alone
-	reach atomic.Pointer[reach]
+// workloads are what this node does for pods, egresses and plain peers.
+type workloads struct {
+	pods       *pods.Pods                    // nil: this node only relays
+	podsDone   chan struct{}                 // closed when nothing is given to pods any more
+	egresses   *node.Node                    // nil: this node only relays
+	egressDone chan struct{}                 // closed when no lease is renewed any more
+	keeper     atomic.Pointer[egress.Keeper] // of egress slots; nil: this server does not lead
+	plain      *carrier.Peers                // nil: this node only relays
+	plainDone  chan struct{}                 // closed when no plain peer is answered any more
+	serves     chan struct{}                 // closed by servesOnce once pods can start
+	servesOnce sync.Once
+	bootID     string // of the kernel
+	freshBoot  bool   // pods have not been able to start in it yet
+}
 
-	leaderChanges leaderChanges
-	hops          hopWatch
+// telling is what this node tells its users: problems, metrics, what it has decided, and its API.
+type telling struct {
+	problems    *problems
+	metrics     *metrics
+	metricsPort net.Listener // nil: none
+	journal     *journal.Journal
+	plans       plans
+	lag         *lag.Meter // how late this process wakes
+	socketOpen  bool       // the API's socket is this agent's
+	profiling   sync.Mutex // held while a profile is taken
 }
 
 // Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is
 // ErrFinal says that it is not to be started again unless somebody asks for it.
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
-		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
+		opts: opts, log: opts.Log, started: time.Now(),
 		wake: make(chan struct{}, 1), decided: make(chan struct{}, 1),
 		gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
-		planeStands: make(chan struct{}),
-		serves:      make(chan struct{}),
-		problems:    newProblems(),
-		numbers:     opts.Config.Dataplane.Numbers(),
+		settingUp:  settingUp{cfg: opts.Config, numbers: opts.Config.Dataplane.Numbers()},
+		kernelSide: kernelSide{planeStands: make(chan struct{})},
+		workloads:  workloads{serves: make(chan struct{})},
+		telling:    telling{problems: newProblems(), lag: cmp.Or(opts.Lag, new(lag.Meter))},
 	}
 	a.heard.Set(a.started)
 	a.live.open(a.cfg)

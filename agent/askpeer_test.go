@@ -80,7 +80,7 @@ func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 // listenAsAgent opens what an agent has at WireGuard's port.
 func listenAsAgent(t *testing.T, host *nattest.Host, self, peer identity.ID) *Agent {
 	t.Helper()
-	a := &Agent{id: self}
+	a := &Agent{identities: identities{id: self}}
 	host.Do(func() {
 		owner, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 51820}) // instead of WireGuard
 		if err != nil {

@@ -145,8 +145,11 @@ func (a *Agent) withGossip(t *testing.T, key *identity.Key, state *events.State)
 // newTestAgent is an agent that nothing has been started of.
 func newTestAgent(h host, st *events.State) *Agent {
 	a := &Agent{
-		cfg: config.Default(), log: quiet(), started: time.Now(), key: h.key, id: h.key.ID(),
-		wake: make(chan struct{}, 1), problems: newProblems(), roster: newRoster(st),
+		log: quiet(), started: time.Now(), wake: make(chan struct{}, 1),
+		settingUp:  settingUp{cfg: config.Default()},
+		identities: identities{key: h.key, id: h.key.ID()},
+		mesh:       mesh{roster: newRoster(st)},
+		telling:    telling{problems: newProblems()},
 	}
 	a.cfg.Name = h.name
 	own, err := rekey.NewKeys(h.wg, h.wg)

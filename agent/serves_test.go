@@ -41,8 +41,11 @@ func servesAgent(t *testing.T, dir string) (*Agent, *served) {
 		t.Fatal(err)
 	}
 	a := &Agent{
-		cfg: c, log: slog.New(slog.DiscardHandler), problems: newProblems(),
-		planeStands: make(chan struct{}), serves: make(chan struct{}),
+		log:        slog.New(slog.DiscardHandler),
+		settingUp:  settingUp{cfg: c},
+		kernelSide: kernelSide{planeStands: make(chan struct{})},
+		workloads:  workloads{serves: make(chan struct{})},
+		telling:    telling{problems: newProblems()},
 	}
 	if err := a.openServes(); err != nil {
 		t.Fatal(err)
