@@ -160,12 +160,6 @@ func (a *Agent) doubtNAT() {
 	}
 }
 
-// onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers
-// hear nothing from this port, and members ping it.
-func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
-	a.reflexive.HandleSTUN(from, local, payload, at)
-}
-
 func (a *Agent) onDiscovered(r candidate.Result) {
 	old := a.netcheck.Swap(&r)
 	entry := &skeinv1.NatObserved{NatType: r.NAT, Detail: fmt.Sprintf("mapping %s, filtering %s", r.Mapping, r.Filtering)}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/path"
-	"github.com/skeinmesh/skein/agent/probe"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
@@ -241,29 +240,6 @@ func (a *Agent) followRewrites(now time.Time) {
 			}
 		}
 	}
-}
-
-// onPing and onPong pass on what came to WireGuard's port.
-func (a *Agent) onPing(p probe.Ping) {
-	a.guess.PingReceived(p.Peer, p.From)
-	if r, ok := a.rewrites.heard(p.Peer, p.From, p.At); ok {
-		if now := a.paths.Paths()[p.Peer]; now.Kind != path.Direct || !now.Alive {
-			a.paths.Guessed(p.Peer, p.From, guessEvent(r.event)) // it gets through, so this host's few pings were lost
-		}
-	}
-	a.paths.PingReceived(p.Peer, p.From, p.At)
-}
-
-func (a *Agent) onPong(p probe.Pong) {
-	a.asked.heard(p)
-	if p.From == p.To {
-		a.guess.PongReceived(p.Peer, p.From)
-		a.reflection.saw(p.Observed, p.From.Addr(), p.At)
-		if strange(p.Observed, p.From, a.netcheck.Load()) {
-			a.reflexive.Doubt()
-		}
-	}
-	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)
 }
 
 // guessPorts does what a path wishes.

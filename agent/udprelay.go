@@ -2,15 +2,11 @@ package agent
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
-	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/relay"
 )
 
@@ -125,36 +121,6 @@ func (a *Agent) checkUDPRelay() {
 		return
 	}
 	a.report("UDP relay", warning, why.Error(), "UDP is relayed by this process meanwhile: slower, and otherwise the same")
-}
-
-// pinger sends pings from WireGuard's port, and ahead of those to a relay's reserved port what shows the relay where
-// they come from.
-type pinger struct{ a *Agent }
-
-// SendPing pings a peer at an endpoint.
-func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
-	if b, ok := p.a.pool.Bind(to); ok {
-		if err := p.a.socket.Send(to, b); err != nil {
-			return [12]byte{}, fmt.Errorf("show relay port %s this host's mapping: %w", to, err)
-		}
-	}
-	tx, err := p.a.prober.SendPing(peer, to)
-	return tx, err
-}
-
-// SendPingSize is SendPing with padding. It follows a small one, which has shown the relay what is to be shown.
-func (p pinger) SendPingSize(peer identity.ID, to netip.AddrPort, size int) ([12]byte, error) {
-	tx, err := p.a.prober.SendPingSize(peer, to, size)
-	return tx, err
-}
-
-// onRelay takes what a relay has sent to WireGuard's port.
-func (a *Agent) onRelay(from netip.AddrPort, local netip.Addr, payload []byte, _ time.Time) {
-	if answer, ok := a.pool.TakeChallenge(from, payload); ok {
-		if err := a.socket.SendFrom(local, from, answer); err != nil {
-			a.log.Debug("a relay's challenge could not be answered", "from", from, "error", err)
-		}
-	}
 }
 
 // onReserved takes what a relay says of its ports.

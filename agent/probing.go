@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// What is sent from WireGuard's port besides WireGuard's packets, and what comes to it.
+
+// pinger sends pings from WireGuard's port, and ahead of those to a relay's reserved port what shows the relay where
+// they come from.
+type pinger struct{ a *Agent }
+
+// SendPing pings a peer at an endpoint.
+func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
+	if b, ok := p.a.pool.Bind(to); ok {
+		if err := p.a.socket.Send(to, b); err != nil {
+			return [12]byte{}, fmt.Errorf("show relay port %s this host's mapping: %w", to, err)
+		}
+	}
+	tx, err := p.a.prober.SendPing(peer, to)
+	return tx, err
+}
+
+// SendPingSize is SendPing with padding. It follows a small one, which has shown the relay what is to be shown.
+func (p pinger) SendPingSize(peer identity.ID, to netip.AddrPort, size int) ([12]byte, error) {
+	tx, err := p.a.prober.SendPingSize(peer, to, size)
+	return tx, err
+}
+
+// onPing and onPong take what members have sent to WireGuard's port.
+func (a *Agent) onPing(p probe.Ping) {
+	a.guess.PingReceived(p.Peer, p.From)
+	if r, ok := a.rewrites.heard(p.Peer, p.From, p.At); ok {
+		if now := a.paths.Paths()[p.Peer]; now.Kind != path.Direct || !now.Alive {
+			a.paths.Guessed(p.Peer, p.From, guessEvent(r.event)) // it gets through, so this host's few pings were lost
+		}
+	}
+	a.paths.PingReceived(p.Peer, p.From, p.At)
+}
+
+func (a *Agent) onPong(p probe.Pong) {
+	a.asked.heard(p)
+	if p.From == p.To {
+		a.guess.PongReceived(p.Peer, p.From)
+		a.reflection.saw(p.Observed, p.From.Addr(), p.At)
+		if strange(p.Observed, p.From, a.netcheck.Load()) {
+			a.reflexive.Doubt()
+		}
+	}
+	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)
+}
+
+// onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers
+// hear nothing from this port, and members ping it.
+func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
+	a.reflexive.HandleSTUN(from, local, payload, at)
+}
+
+// onRelay takes what a relay has sent to WireGuard's port.
+func (a *Agent) onRelay(from netip.AddrPort, local netip.Addr, payload []byte, _ time.Time) {
+	if answer, ok := a.pool.TakeChallenge(from, payload); ok {
+		if err := a.socket.SendFrom(local, from, answer); err != nil {
+			a.log.Debug("a relay's challenge could not be answered", "from", from, "error", err)
+		}
+	}
+}
