@@ -237,7 +237,7 @@ type workloads struct {
 	podsDone   chan struct{}                 // closed when nothing is given to pods any more
 	egresses   *node.Node                    // nil: this node only relays
 	egressDone chan struct{}                 // closed when no lease is renewed any more
-	keeper     atomic.Pointer[egress.Keeper] // of egress slots; nil: this server does not lead
+	slotController     atomic.Pointer[egress.SlotController] // of egress slots; nil: this server does not lead
 	plain      *carrier.Peers                // nil: this node only relays
 	plainDone  chan struct{}                 // closed when no plain peer is answered any more
 	serves     chan struct{}                 // closed by servesOnce once pods can start

@@ -63,7 +63,7 @@ func (a *Agent) egressBy(conns *consensus.Conns, id identity.ID) skeinv1connect.
 
 // egressService is what this node answers about egresses.
 func (a *Agent) egressService() node.Service {
-	return node.Service{Self: a.id, State: a.replica.State, Keeper: a.keeper.Load, Node: a.egresses,
+	return node.Service{Self: a.id, State: a.replica.State, SlotController: a.slotController.Load, Node: a.egresses,
 		LeaderName: func() string {
 			if leader, ok := a.leader(); ok {
 				return a.roster.Name(leader)
@@ -72,9 +72,9 @@ func (a *Agent) egressService() node.Service {
 		}}
 }
 
-// lead runs the keeper of egress slots in each term that this server leads.
+// lead runs the slot controller of egress slots in each term that this server leads.
 func (a *Agent) lead(ctx context.Context, lead consensus.Lead) {
-	k := egress.NewKeeper(egress.KeeperConfig{
+	k := egress.NewSlotController(egress.SlotControllerConfig{
 		Self: a.id, Lead: lead, Since: lead.Since, Log: a.log,
 		View: func() egress.View { return viewOf(lead.State()) },
 		Wait: a.replica.Wait,
@@ -85,8 +85,8 @@ func (a *Agent) lead(ctx context.Context, lead consensus.Lead) {
 			return ""
 		},
 	})
-	a.keeper.Store(k)
-	defer a.keeper.Store(nil)
+	a.slotController.Store(k)
+	defer a.slotController.Store(nil)
 	expiring := make(chan struct{})
 	go func() {
 		defer close(expiring)
@@ -96,7 +96,7 @@ func (a *Agent) lead(ctx context.Context, lead consensus.Lead) {
 	<-expiring
 }
 
-// viewOf is what the keeper of slots works on.
+// viewOf is what the slot controller works on.
 func viewOf(st *events.State) egress.View {
 	v := egress.View{Index: st.Index(), Egresses: st.Egresses(), Nodes: st.Nodes()}
 	for _, e := range v.Egresses {

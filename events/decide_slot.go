@@ -111,7 +111,7 @@ func (d *decision) emitSlotReleased(old *skeinv1.EgressSlot, reason string) *ske
 }
 
 // drainNode makes a node no gateway of any egress, or lets it be one again. Its slots are moved away by the leader's
-// keeper.
+// slot controller.
 func (d *decision) drainNode(c *skeinv1.DrainNode) error {
 	n, err := d.node(c.GetNodeId())
 	if err != nil {

@@ -496,7 +496,7 @@ func TestDrainNode(t *testing.T) {
 		t.Fatalf("have %v", n)
 	}
 	if owners(w.s, "web/out") != "a -" {
-		t.Fatal("draining took the slot away; that is the keeper's")
+		t.Fatal("draining took the slot away; that is the slot controller's")
 	}
 	w.refused(assign("web/out", 1, "a", 0), FailedPrecondition, "node a cannot have slot 1 of egress web/out: it is "+
 		"being drained")

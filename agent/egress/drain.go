@@ -49,7 +49,7 @@ func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []
 }
 
 // drained are the slots to end, each proposed once at a time. Called with mu held.
-func (k *Keeper) drained(p Placement) (out []Drained) {
+func (k *SlotController) drained(p Placement) (out []Drained) {
 	now := k.cfg.Wall()
 	for _, e := range k.agreed().view.Egresses {
 		i := slices.IndexFunc(p.Egresses, func(one PlaceEgress) bool { return one.Ref == Ref{e.GetNamespace(), e.GetName()} })
@@ -66,7 +66,7 @@ func (k *Keeper) drained(p Placement) (out []Drained) {
 }
 
 // untilDrained is when slots may next end though nobody says anything. Called with mu held.
-func (k *Keeper) untilDrained() (left time.Duration, any bool) {
+func (k *SlotController) untilDrained() (left time.Duration, any bool) {
 	now := k.cfg.Wall()
 	for _, e := range k.agreed().view.Egresses {
 		until, draining := events.DrainedAt(e)
@@ -83,7 +83,7 @@ func (k *Keeper) untilDrained() (left time.Duration, any bool) {
 }
 
 // end proposes until it is known what came of it.
-func (k *Keeper) end(ctx context.Context, d Drained) {
+func (k *SlotController) end(ctx context.Context, d Drained) {
 	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String(),
 		Body: &skeinv1.Command_ChangeEgress{
 			ChangeEgress: &skeinv1.ChangeEgress{Namespace: d.Namespace, Name: d.Name, EndDraining: d.End,
@@ -126,7 +126,7 @@ func (k *Keeper) end(ctx context.Context, d Drained) {
 	}
 }
 
-func (k *Keeper) index() uint64 {
+func (k *SlotController) index() uint64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.agreed().view.Index

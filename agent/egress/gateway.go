@@ -320,7 +320,7 @@ func (gw *gateway) open() (*egressns.NS, error) {
 	gw.mu.Lock()
 	gw.ns, gw.queue = ns, queue
 	gw.mu.Unlock()
-	gw.g.renewer.Retry(gw.ref)
+	gw.g.leaseClient.Retry(gw.ref)
 	gw.g.hostWanted()
 	return ns, nil
 }
@@ -374,7 +374,7 @@ func (gw *gateway) remove() {
 	gw.g.mu.Lock()
 	gw.g.problem(gw.ref.String(), "")
 	gw.g.mu.Unlock()
-	gw.g.renewer.Retry(gw.ref)
+	gw.g.leaseClient.Retry(gw.ref)
 	gw.g.hostWanted()
 }
 
@@ -490,7 +490,7 @@ func (gw *gateway) proberOptions(slots int) tunprobe.Options {
 // ask probes all targets at once: on the way of a slot that forwards here, else on the gateway's own.
 func (gw *gateway) ask(ctx context.Context, p *tunprobe.Prober, targets []string) []*skeinv1.EgressProbe {
 	slot := tunprobe.NoSlot
-	for _, h := range gw.g.renewer.Report() {
+	for _, h := range gw.g.leaseClient.Report() {
 		if h.Slot.Ref == gw.ref && h.State == Holding {
 			slot = h.Slot.Number
 			break
@@ -584,7 +584,7 @@ func (gw *gateway) report() *skeinv1.EgressGateway {
 	out.DroppedStrangers, out.DroppedInvalid, out.DroppedLease = c.Dropped.Strangers+c.Dropped.Nested,
 		c.Dropped.Invalid, c.Dropped.Lease
 	out.DroppedDestination = c.Dropped.Destination
-	for _, h := range gw.g.renewer.Report() {
+	for _, h := range gw.g.leaseClient.Report() {
 		if h.Slot.Ref != gw.ref || h.State == Idle {
 			continue
 		}

@@ -125,7 +125,7 @@ func (g *Gateways) uplinks() (names []string) {
 	return names
 }
 
-// announce follows a slot that comes and goes. It is the Renewer's.
+// announce follows a slot that comes and goes. It is the LeaseClient's.
 func (g *Gateways) announce(slot Slot, on bool) {
 	if on { // whoever hears of the address sends at once: the way to the namespace is there before
 		g.hostNow(context.Background())
@@ -183,5 +183,5 @@ func (g *Gateways) answers(addr netip.Addr) bool {
 		}
 	}
 	g.mu.Unlock()
-	return found && (time.Since(since) < HoldMost || g.renewer.Live(slot))
+	return found && (time.Since(since) < HoldMost || g.leaseClient.Live(slot))
 }

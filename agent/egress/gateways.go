@@ -55,9 +55,9 @@ type GatewaysConfig struct {
 // Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the
 // agreed state. The methods may be called at any time by anybody.
 type Gateways struct {
-	cfg     GatewaysConfig
-	renewer *Renewer
-	host    host
+	cfg         GatewaysConfig
+	leaseClient *LeaseClient
+	host        host
 
 	mu        sync.Mutex
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
@@ -89,7 +89,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 	g := &Gateways{cfg: cfg, served: map[Ref]*gateway{}, announced: map[Slot]announcement{}, taken: map[Slot]taken{},
 		problems: map[string]string{}}
 	g.newHost()
-	g.renewer = NewRenewer(RenewerConfig{
+	g.leaseClient = NewLeaseClient(LeaseClientConfig{
 		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states,
 		Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
@@ -99,7 +99,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 // Run works until the context ends. What forwards goes on as long as its leases.
 func (g *Gateways) Run(ctx context.Context) {
 	var all sync.WaitGroup
-	all.Go(func() { g.renewer.Run(ctx) })
+	all.Go(func() { g.leaseClient.Run(ctx) })
 	all.Go(func() { g.runHost(ctx) })
 	<-ctx.Done()
 	all.Wait()
@@ -154,7 +154,7 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 		}
 		r.set(e, slots)
 	}
-	g.renewer.Agree(agreed)
+	g.leaseClient.Agree(agreed)
 	for ref, r := range g.served {
 		if !wanted[ref] {
 			delete(g.served, ref)
@@ -166,7 +166,7 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 
 // busy says that a slot of the egress is still being left. The caller has mu.
 func (g *Gateways) busy(ref Ref) bool {
-	return slices.ContainsFunc(g.renewer.Report(), func(h HolderReport) bool {
+	return slices.ContainsFunc(g.leaseClient.Report(), func(h LeaseReport) bool {
 		return h.Slot.Ref == ref && h.State != Idle
 	})
 }
@@ -270,7 +270,7 @@ func (g *Gateways) states() []*skeinv1.GatewayState {
 // serves are the slots whose packets this host takes: it owns them, or has just done so.
 func (g *Gateways) serves() []Slot {
 	var out []Slot
-	for _, h := range g.renewer.Report() {
+	for _, h := range g.leaseClient.Report() {
 		if h.State != Idle && h.State != Handing {
 			out = append(out, h.Slot)
 		}
@@ -304,13 +304,13 @@ func (g *Gateways) Exported() []netip.Addr {
 // tell puts a text about a slot into the journal.
 func (g *Gateways) tell(slot Slot, text string) {
 	g.cfg.Log.Info("egress slot", "slot", slot.String(), "what", text)
-	var h HolderReport
-	for _, x := range g.renewer.Report() {
+	var h LeaseReport
+	for _, x := range g.leaseClient.Report() {
 		if x.Slot == slot {
 			h = x
 		}
 	}
-	what := map[HolderState]string{Holding: "held", Lost: "lost"}[h.State]
+	what := map[LeaseHolderState]string{Holding: "held", Lost: "lost"}[h.State]
 	if what == "" {
 		what = "released"
 	}
@@ -372,7 +372,7 @@ func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 	return fmt.Errorf("address %s is not of node %s as of index %d", addr, n.GetName(), st.Index())
 }
 
-// kernel is what the Renewer works with.
+// kernel is what the LeaseClient works with.
 type kernel struct{ g *Gateways }
 
 func (k kernel) gateway(slot Slot) (*gateway, error) {

@@ -47,7 +47,7 @@ func TestADaysLeaseOnASlowClock(t *testing.T) {
 	// of the leader's time while d passes at the gateway
 	slow := func(d time.Duration) time.Duration { return d + d*7/10_000 }
 	slot := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: day}
-	h, l := NewHolder(self, slotA), NewLeases(t0)
+	h, l := NewLeaseHolder(self, slotA), NewLeases(t0)
 	h.Agree(slot, t0)
 	epoch, ticket, _, _ := h.Wish(t0)
 	h.Begun(1, epoch, 50, t0, ticket)

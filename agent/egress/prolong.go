@@ -14,7 +14,7 @@ const (
 
 // readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a
 // ticket.
-func (r *Renewer) readAt(now time.Time) time.Time {
+func (r *LeaseClient) readAt(now time.Time) time.Time {
 	if r.cfg.Clocks == nil || r.reading >= maxReads {
 		return time.Time{}
 	}
@@ -36,7 +36,7 @@ func (r *Renewer) readAt(now time.Time) time.Time {
 }
 
 // read begins a round of readings: tickets first, where a lease needs another one, then the questions.
-func (r *Renewer) read(ctx context.Context) {
+func (r *LeaseClient) read(ctx context.Context) {
 	r.lastRead = r.cfg.Now()
 	r.round++
 	r.reading++
@@ -72,7 +72,7 @@ func (r *Renewer) read(ctx context.Context) {
 // leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to
 // begin than a ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just
 // have been continued.
-func (r *Renewer) leave() {
+func (r *LeaseClient) leave() {
 	long := func(s Slot) bool { return r.holders[s].Long() }
 	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), long) {
 		return

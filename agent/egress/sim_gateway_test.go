@@ -38,21 +38,21 @@ func (g *simGateway) forwards(s Slot, now time.Time) bool {
 // agent is one life of a gateway's agent.
 type agent struct {
 	*process
-	g       *simGateway
-	renewer *Renewer
-	stop    context.CancelFunc
-	index   uint64
+	g           *simGateway
+	leaseClient *LeaseClient
+	stop        context.CancelFunc
+	index       uint64
 }
 
 func (w *world) startAgent(g *simGateway) {
 	a := &agent{process: &process{w: w, name: g.name, drift: g.drift}, g: g}
 	ctx, cancel := context.WithCancel(w.ctx)
 	a.stop = cancel
-	a.renewer = NewRenewer(RenewerConfig{Self: g.id, Kernel: a, Leader: a, Peers: a, Now: a.now, Log: w.log,
+	a.leaseClient = NewLeaseClient(LeaseClientConfig{Self: g.id, Kernel: a, Leader: a, Peers: a, Now: a.now, Log: w.log,
 		Gateways: a.states,
 		Tell:     func(s Slot, text string) { w.mu.Lock(); w.say("%s: %s", g.name, text); w.mu.Unlock() }})
 	g.agent = a
-	go a.renewer.Run(ctx)
+	go a.leaseClient.Run(ctx)
 	go a.follow(ctx)
 }
 
@@ -85,7 +85,7 @@ func (a *agent) see(v View) {
 		for _, s := range v.Slots {
 			slots = append(slots, AgreedSlot(s))
 		}
-		a.renewer.Agree(slots)
+		a.leaseClient.Agree(slots)
 	}
 }
 
@@ -190,7 +190,7 @@ func (a *agent) RenewLeases(ctx context.Context, q *skeinv1.RenewLeasesRequest) 
 	for _, s := range a.w.servers {
 		a.w.send(a.process, s.process, func() {
 			a.w.mu.Lock()
-			k := s.keeper
+			k := s.slotController
 			a.w.mu.Unlock()
 			if k == nil {
 				return
@@ -229,7 +229,7 @@ func (a *agent) HandOver(ctx context.Context, s Slot, epoch uint64, to identity.
 		if g.id == to {
 			b := g.agent
 			a.w.send(a.process, b.process, func() {
-				b.renewer.TakeOver(s, epoch, true)
+				b.leaseClient.TakeOver(s, epoch, true)
 				a.w.mu.Lock()
 				defer a.w.mu.Unlock()
 				a.w.send(b.process, a.process, func() {

@@ -43,12 +43,12 @@ type server struct {
 	ackedAt map[int]time.Time
 	match   map[int]int
 
-	applied int
-	view    View
-	answers map[string]uint64 // request: index; 0: refused
-	changed chan struct{}     // closed at any change
-	keeper  *Keeper
-	end     context.CancelFunc // of the term
+	applied        int
+	view           View
+	answers        map[string]uint64 // request: index; 0: refused
+	changed        chan struct{}     // closed at any change
+	slotController *SlotController
+	end            context.CancelFunc // of the term
 }
 
 func (s *server) note() {
@@ -62,7 +62,7 @@ func (s *server) follow(term uint64) {
 		s.term, s.voted = term, -1
 	}
 	if s.leads {
-		s.leads, s.keeper = false, nil
+		s.leads, s.slotController = false, nil
 		s.end()
 	}
 	s.note()
@@ -216,12 +216,13 @@ func (s *server) lead() {
 		}
 		s.gate()
 		since := s.now()
-		k := NewKeeper(KeeperConfig{Lead: lead, Since: since, View: s.viewNow, Wait: s.waitView, Now: s.now, Log: s.w.log,
+		k := NewSlotController(SlotControllerConfig{Lead: lead, Since: since, View: s.viewNow, Wait: s.waitView, Now: s.now,
+			Log:  s.w.log,
 			Site: func(n *skeinv1.Node) string { return n.GetLabels()["site"] }})
 		s.w.plantKeeper(k)
 		s.w.mu.Lock()
 		if s.leads && s.term == lead.term {
-			s.keeper = k
+			s.slotController = k
 		}
 		s.w.mu.Unlock()
 		k.Run(ctx)
@@ -308,7 +309,7 @@ func (s *server) fold(c *skeinv1.Command) uint64 {
 	return v.Index
 }
 
-// simLead is a term, for the keeper.
+// simLead is a term, for the slot controller.
 type simLead struct {
 	s    *server
 	term uint64

@@ -17,9 +17,9 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// world is a cluster on virtual time: three servers with a small Raft and the real Keeper, gateways with the real
-// Renewer and a model of the kernel's tickets, and a network that loses, doubles, delays and overtakes. An observer
-// looks at every grant.
+// world is a cluster on virtual time: three servers with a small Raft and the real SlotController, gateways with the
+// real LeaseClient and a model of the kernel's tickets, and a network that loses, doubles, delays and overtakes. An
+// observer looks at every grant.
 type world struct {
 	mu       sync.Mutex
 	rand     *rand.Rand
@@ -107,8 +107,8 @@ func (w *world) send(from, to *process, f func()) {
 	}
 }
 
-// plantKeeper plants what sits in a keeper.
-func (w *world) plantKeeper(k *Keeper) {
+// plantKeeper plants what sits in a slot controller.
+func (w *world) plantKeeper(k *SlotController) {
 	switch w.plant {
 	case "no silence after a leader change":
 		k.leases.since = k.leases.since.Add(-time.Hour)
@@ -389,7 +389,7 @@ func schedule(t *testing.T, seed uint64, plant string) (out outcome) {
 				w.say("%s: term %d, leads %t, commit %d, %v", s.name, s.term, s.leads, s.commit, s.view.Slots)
 			}
 			for _, g := range w.gateways {
-				w.say("%s: %+v", g.name, g.agent.renewer.Report())
+				w.say("%s: %+v", g.name, g.agent.leaseClient.Report())
 			}
 			w.mu.Unlock()
 		}

@@ -50,7 +50,7 @@ func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skein
 	case len(r.GetConnections()) > partConnections || r.GetPart() >= maxParts:
 		return fail("the part has too many connections, or there are too many parts")
 	}
-	g.renewer.TakeOver(slot, epoch, false)
+	g.leaseClient.TakeOver(slot, epoch, false)
 	loaded, failed, err := flows.Load(path, m, r.GetConnections())
 	g.mu.Lock()
 	t := g.taken[slot]
@@ -61,7 +61,7 @@ func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skein
 	g.taken[slot] = t
 	g.mu.Unlock()
 	if r.GetLast() {
-		g.renewer.TakeOver(slot, epoch, true)
+		g.leaseClient.TakeOver(slot, epoch, true)
 		g.cfg.Journal(&skeinv1.SlotHeld{What: "taken-over", Namespace: slot.Namespace, Name: slot.Name,
 			Number: uint32(slot.Number), Epoch: epoch, Connections: t.count})
 	}

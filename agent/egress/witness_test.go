@@ -38,7 +38,7 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 // machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose
 // time goes on. A step is 10 ms of theirs.
 type machine struct {
-	h       *Holder
+	h       *LeaseHolder
 	rand    *rand.Rand
 	own     time.Duration // the machine's clock
 	real    time.Duration
@@ -131,8 +131,8 @@ func (m *machine) live(leader bool, lease time.Duration) {
 // It returns for how long the machine forwarded after it was continued, when the slot may have been another's, and for
 // how long without a leader.
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
-	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{},
-		slept: map[identity.ID]time.Duration{}, still: still}
+	m := &machine{h: NewLeaseHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)),
+		tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
 	m.h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	silent := 5*time.Second + time.Duration(m.rand.IntN(2000))*time.Millisecond
 	begin := silent + time.Duration(m.rand.Int64N(int64(lease)))

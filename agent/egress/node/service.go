@@ -21,9 +21,9 @@ type Service struct {
 	// Self is this node, State the agreed state.
 	Self  identity.ID
 	State func() *events.State
-	// Keeper decides about slots; nil: this node does not lead. LeaderName is who does, "" if that is not known.
-	Keeper     func() *egress.Keeper
-	LeaderName func() string
+	// SlotController decides about slots; nil: this node does not lead. LeaderName is who does, "" if that is not known.
+	SlotController func() *egress.SlotController
+	LeaderName     func() string
 	// Node is nil where this node only relays.
 	Node *Node
 	// Own says that it is this node that asks.
@@ -69,7 +69,7 @@ func (s Service) RenewLeases(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if k := s.Keeper(); k != nil {
+	if k := s.SlotController(); k != nil {
 		return k.RenewLeases(ctx, from, r)
 	}
 	return nil, egress.NotLeading(s.LeaderName())

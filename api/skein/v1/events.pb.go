@@ -5206,7 +5206,7 @@ func (x *RemoveEgress) GetName() string {
 	return ""
 }
 
-// AssignSlot gives a slot to a node, or moves it there. It comes from the leader's own keeper; epoch is the slot's present one and fences it.
+// AssignSlot gives a slot to a node, or moves it there. It comes from the leader's own slot controller; epoch is the slot's present one and fences it.
 type AssignSlot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`

@@ -55,8 +55,8 @@ type Clocks interface {
 	Read(ctx context.Context) Readings
 }
 
-// RenewerConfig says what a Renewer works with.
-type RenewerConfig struct {
+// LeaseClientConfig says what a LeaseClient works with.
+type LeaseClientConfig struct {
 	Self   identity.ID
 	Kernel Kernel
 	Leader Leader
@@ -71,22 +71,22 @@ type RenewerConfig struct {
 	Log      *slog.Logger
 }
 
-// Renewer runs the Holders of one node: it renews leases with the leader, and carries their orders out, one after the
-// other.
+// LeaseClient runs the lease holders of one node: it renews leases with the leader, and carries their orders out, one
+// after the other.
 //
 // How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver
 // from the handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run
 // ends nothing is dropped: the tickets run out by themselves, and an agent that is back before goes on.
-type Renewer struct {
-	cfg RenewerConfig
+type LeaseClient struct {
+	cfg LeaseClientConfig
 
 	mu    sync.Mutex // of what comes from outside
 	queue []func()
 	news  chan struct{}
-	shown map[Slot]HolderReport
+	shown map[Slot]LeaseReport
 
 	// Run's own:
-	holders  map[Slot]*Holder
+	holders  map[Slot]*LeaseHolder
 	round    uint64
 	lastSent time.Time
 	lastRead time.Time
@@ -113,8 +113,8 @@ type undone struct {
 	then  []Order
 }
 
-// NewRenewer makes one that has no slots.
-func NewRenewer(cfg RenewerConfig) *Renewer {
+// NewLeaseClient makes one that has no slots.
+func NewLeaseClient(cfg LeaseClientConfig) *LeaseClient {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -124,12 +124,12 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 	if cfg.Tell == nil {
 		cfg.Tell = func(Slot, string) {}
 	}
-	return &Renewer{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]HolderReport),
-		holders:  make(map[Slot]*Holder),
+	return &LeaseClient{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]LeaseReport),
+		holders:  make(map[Slot]*LeaseHolder),
 		releases: make(map[SlotEpoch]time.Time), undone: make(map[Slot]*undone)}
 }
 
-func (r *Renewer) post(f func()) {
+func (r *LeaseClient) post(f func()) {
 	r.mu.Lock()
 	r.queue = append(r.queue, f)
 	r.mu.Unlock()
@@ -140,7 +140,7 @@ func (r *Renewer) post(f func()) {
 }
 
 // Agree takes all slots of the egresses that this node is prepared for. One that is missing is dropped.
-func (r *Renewer) Agree(slots []Agreed) {
+func (r *LeaseClient) Agree(slots []Agreed) {
 	slots = slices.Clone(slots)
 	r.post(func() {
 		now, named := r.cfg.Now(), make(map[Slot]bool, len(slots))
@@ -148,7 +148,7 @@ func (r *Renewer) Agree(slots []Agreed) {
 			named[s.Slot] = true
 			h := r.holders[s.Slot]
 			if h == nil {
-				h = NewHolder(r.cfg.Self, s.Slot)
+				h = NewLeaseHolder(r.cfg.Self, s.Slot)
 				r.holders[s.Slot] = h
 			}
 			r.do(h.Agree(s, now))
@@ -164,7 +164,7 @@ func (r *Renewer) Agree(slots []Agreed) {
 
 // Retry tells that the kernel's part of an egress was made, taken over from a former run, or removed: drops that waited
 // for it are done now.
-func (r *Renewer) Retry(ref Ref) {
+func (r *LeaseClient) Retry(ref Ref) {
 	r.post(func() {
 		for s, u := range r.undone {
 			if s.Ref == ref {
@@ -175,7 +175,7 @@ func (r *Renewer) Retry(ref Ref) {
 }
 
 // TakeOver tells that connections of a slot came from its former owner and were loaded; last: all of them.
-func (r *Renewer) TakeOver(slot Slot, epoch uint64, last bool) {
+func (r *LeaseClient) TakeOver(slot Slot, epoch uint64, last bool) {
 	r.post(func() {
 		if h := r.holders[slot]; h != nil {
 			r.do(h.TakeOver(epoch, last, r.cfg.Now()))
@@ -184,7 +184,7 @@ func (r *Renewer) TakeOver(slot Slot, epoch uint64, last bool) {
 }
 
 // Live reports whether a granted ticket of the slot runs: only then this node may answer for the slot's address.
-func (r *Renewer) Live(slot Slot) bool {
+func (r *LeaseClient) Live(slot Slot) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	h, ok := r.shown[slot]
@@ -192,16 +192,16 @@ func (r *Renewer) Live(slot Slot) bool {
 }
 
 // Report is every slot's state, by slot.
-func (r *Renewer) Report() []HolderReport {
+func (r *LeaseClient) Report() []LeaseReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := slices.Collect(maps.Values(r.shown))
-	slices.SortFunc(out, func(a, b HolderReport) int { return compareSlots(a.Slot, b.Slot) })
+	slices.SortFunc(out, func(a, b LeaseReport) int { return compareSlots(a.Slot, b.Slot) })
 	return out
 }
 
 // Run works until the context ends.
-func (r *Renewer) Run(ctx context.Context) {
+func (r *LeaseClient) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer func() {
@@ -249,7 +249,7 @@ func (r *Renewer) Run(ctx context.Context) {
 }
 
 // due is when the next request is to be sent, or something else is to be done before.
-func (r *Renewer) due(now time.Time) time.Time {
+func (r *LeaseClient) due(now time.Time) time.Time {
 	if len(r.holders)+len(r.releases)+len(r.undone)+len(r.cfg.Gateways()) == 0 {
 		return now.Add(time.Hour) // Agree wakes it
 	}
@@ -284,7 +284,7 @@ func (r *Renewer) due(now time.Time) time.Time {
 	return at
 }
 
-func (r *Renewer) show() {
+func (r *LeaseClient) show() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.shown)
@@ -294,7 +294,7 @@ func (r *Renewer) show() {
 }
 
 // send begins a round: tickets first, then the request.
-func (r *Renewer) send(ctx context.Context) {
+func (r *LeaseClient) send(ctx context.Context) {
 	r.lastSent = r.cfg.Now()
 	r.round++
 	round := r.round
@@ -336,7 +336,7 @@ func (r *Renewer) send(ctx context.Context) {
 }
 
 // answered takes the answer to a round.
-func (r *Renewer) answered(round uint64, a *skeinv1.RenewLeasesResponse, err error) {
+func (r *LeaseClient) answered(round uint64, a *skeinv1.RenewLeasesResponse, err error) {
 	r.flying = slices.DeleteFunc(r.flying, func(f flight) bool { return f.round == round })
 	if err != nil {
 		r.cfg.Log.Debug("the leases were not renewed", "round", round, "error", err)
@@ -358,7 +358,7 @@ func (r *Renewer) answered(round uint64, a *skeinv1.RenewLeasesResponse, err err
 }
 
 // do carries orders out.
-func (r *Renewer) do(orders []Order) {
+func (r *LeaseClient) do(orders []Order) {
 	for i, o := range orders {
 		var err error
 		switch o.Kind {
@@ -397,7 +397,7 @@ func (r *Renewer) do(orders []Order) {
 }
 
 // release is said to the leader until it is answered, unless a drop that failed stands before it.
-func (r *Renewer) release(o Order) {
+func (r *LeaseClient) release(o Order) {
 	if u := r.undone[o.Slot]; u != nil {
 		u.then = append(slices.Clone(u.then), o)
 		return
@@ -407,7 +407,7 @@ func (r *Renewer) release(o Order) {
 }
 
 // handOver runs beside the rest. It is called from Run's goroutine only.
-func (r *Renewer) handOver(o Order) {
+func (r *LeaseClient) handOver(o Order) {
 	h := r.holders[o.Slot]
 	if h == nil || o.To.IsZero() {
 		return
@@ -427,7 +427,7 @@ func (r *Renewer) handOver(o Order) {
 	}()
 }
 
-func (r *Renewer) dropUndone(now time.Time) {
+func (r *LeaseClient) dropUndone(now time.Time) {
 	for s, u := range r.undone {
 		if !u.again.After(now) {
 			r.do(append([]Order{{Kind: DoDrop, Slot: s}}, u.then...))

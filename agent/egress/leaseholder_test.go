@@ -21,10 +21,10 @@ func kinds(orders []Order) (out []OrderKind) {
 	return out
 }
 
-// held is a holder that was granted the slot in epoch 5 by ticket 50 of round 1, begun at t0.
-func held(t *testing.T) *Holder {
+// held is a lease holder that was granted the slot in epoch 5 by ticket 50 of round 1, begun at t0.
+func held(t *testing.T) *LeaseHolder {
 	t.Helper()
-	h := NewHolder(self, slotA)
+	h := NewLeaseHolder(self, slotA)
 	h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: 1200 * time.Millisecond}, t0)
 	epoch, lease, running, ok := h.Wish(t0)
 	if epoch != 5 || lease != 1200*time.Millisecond || running || !ok || !h.Urgent() {
@@ -44,40 +44,40 @@ func held(t *testing.T) *Holder {
 func TestAnswerGrantsOnlyItsOwnLivingTicket(t *testing.T) {
 	lease := 1200 * time.Millisecond
 	for name, c := range map[string]struct {
-		do   func(h *Holder) []Order
+		do   func(h *LeaseHolder) []Order
 		want []OrderKind
 	}{
-		"the next round": {func(h *Holder) []Order {
+		"the next round": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0.Add(200*time.Millisecond), lease)
 			return h.Granted(2, 5, t0.Add(300*time.Millisecond))
 		}, []OrderKind{DoGrant}},
-		"a round that never was": {func(h *Holder) []Order { return h.Granted(9, 5, t0) }, nil},
-		"the same answer again":  {func(h *Holder) []Order { return h.Granted(1, 5, t0) }, nil},
-		"an older round after a newer": {func(h *Holder) []Order {
+		"a round that never was": {func(h *LeaseHolder) []Order { return h.Granted(9, 5, t0) }, nil},
+		"the same answer again":  {func(h *LeaseHolder) []Order { return h.Granted(1, 5, t0) }, nil},
+		"an older round after a newer": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
 			h.Begun(3, 5, 52, t0, lease)
 			h.Granted(3, 5, t0)
 			return h.Granted(2, 5, t0)
 		}, nil},
-		"another epoch": {func(h *Holder) []Order {
+		"another epoch": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
 			return h.Granted(2, 6, t0)
 		}, nil},
-		"the ticket has run out on the way": {func(h *Holder) []Order {
+		"the ticket has run out on the way": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
 			return h.Granted(2, 5, t0.Add(lease))
 		}, nil},
-		"the slot has moved": {func(h *Holder) []Order {
+		"the slot has moved": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
 			h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease}, t0)
 			return h.Granted(2, 5, t0)
 		}, nil},
-		"it leaves by plan": {func(h *Holder) []Order {
+		"it leaves by plan": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
 			h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}, t0)
 			return h.Granted(2, 5, t0)
 		}, nil},
-		"lost and found": {func(h *Holder) []Order {
+		"lost and found": {func(h *LeaseHolder) []Order {
 			out := h.Tick(t0.Add(lease))
 			h.Begun(2, 5, 51, t0.Add(lease), lease)
 			return append(out, h.Granted(2, 5, t0.Add(lease))...)
@@ -115,8 +115,8 @@ func TestFormerOwnerGoesOnThenDropsThenSaysSo(t *testing.T) {
 
 func TestNewOwnerHoldsPacketsUntilItIsGranted(t *testing.T) {
 	lease := 1200 * time.Millisecond
-	begin := func() *Holder {
-		h := NewHolder(self, slotA)
+	begin := func() *LeaseHolder {
+		h := NewLeaseHolder(self, slotA)
 		h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 5, Lease: lease}, t0)
 		got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease}, t0))
 		if !reflect.DeepEqual(got, []OrderKind{DoHold, DoAnnounce}) {
@@ -148,7 +148,7 @@ func TestNewOwnerHoldsPacketsUntilItIsGranted(t *testing.T) {
 	if got := kinds(h.Tick(t0.Add(HoldMost))); !reflect.DeepEqual(got, []OrderKind{DoOpen}) {
 		t.Errorf("nobody hands over: %v", got)
 	}
-	h = NewHolder(self, slotA) // an agent that starts anew holds nothing
+	h = NewLeaseHolder(self, slotA) // an agent that starts anew holds nothing
 	if got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease},
 		t0)); len(got) > 0 {
 		t.Errorf("after a start: %v", got)
@@ -251,16 +251,16 @@ func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 	anew := Agreed{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}
 	away := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}
 	for name, c := range map[string]struct {
-		do   func(h *Holder) []Order
+		do   func(h *LeaseHolder) []Order
 		want []OrderKind
 	}{
-		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) },
+		"released and given anew, seen at once": {func(h *LeaseHolder) []Order { return h.Agree(anew, now) },
 			[]OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
-		"it comes back before it is gone": {func(h *Holder) []Order {
+		"it comes back before it is gone": {func(h *LeaseHolder) []Order {
 			h.Agree(away, now)
 			return h.Agree(anew, now)
 		}, []OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
-		"its ticket has run out": {func(h *Holder) []Order {
+		"its ticket has run out": {func(h *LeaseHolder) []Order {
 			h.Tick(t0.Add(lease))
 			return h.Agree(anew, t0.Add(lease))
 		}, []OrderKind{DoDrop, DoSilence, DoRelease}},
@@ -290,7 +290,7 @@ func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 			t.Errorf("%s: the first ticket: %v, want %v", name, got, want)
 		}
 	}
-	h := NewHolder(self, slotA) // an agent that starts anew does not know what a former run was granted in epoch 5
+	h := NewLeaseHolder(self, slotA) // an agent that starts anew does not know what a former run was granted in epoch 5
 	h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	if got := kinds(h.Agree(anew, now)); !reflect.DeepEqual(got, []OrderKind{DoDrop, DoSilence, DoRelease}) {
 		t.Errorf("after a start: %v", got)

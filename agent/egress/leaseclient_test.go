@@ -50,7 +50,7 @@ func TestWaitingForASlowLeader(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			self, leader := identity.ID{1}, &slowLeader{takes: tt.takes}
-			r := NewRenewer(RenewerConfig{Self: self, Kernel: &tickets{}, Leader: leader,
+			r := NewLeaseClient(LeaseClientConfig{Self: self, Kernel: &tickets{}, Leader: leader,
 				Gateways: func() []*skeinv1.GatewayState {
 					return nil
 				}, Log: slog.New(slog.DiscardHandler)})
@@ -136,7 +136,7 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := &grants{amid: c.amid, lives: map[Ticket]time.Duration{}}
-				r := NewRenewer(RenewerConfig{Self: self, Kernel: g, Leader: g, Clocks: g,
+				r := NewLeaseClient(LeaseClientConfig{Self: self, Kernel: g, Leader: g, Clocks: g,
 					Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
 				r.Agree([]Agreed{{Slot: slotA, Node: self, Epoch: 7, Lease: lease}})
 				ctx, stop := context.WithCancel(t.Context())
@@ -166,7 +166,7 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 // A node that is no gateway and holds nothing has nothing due; one that is asks the leader in turn.
 func TestANodeWithoutEgressesRests(t *testing.T) {
 	var gateways []*skeinv1.GatewayState
-	r := NewRenewer(RenewerConfig{Gateways: func() []*skeinv1.GatewayState { return gateways }})
+	r := NewLeaseClient(LeaseClientConfig{Gateways: func() []*skeinv1.GatewayState { return gateways }})
 	now := time.Now()
 	r.lastSent = now
 	if due := r.due(now); due.Before(now.Add(time.Minute)) {

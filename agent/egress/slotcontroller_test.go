@@ -8,13 +8,13 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// The keeper notes once when an owner's labels cease to fit, however often the state changes after that.
+// The slot controller notes once when an owner's labels cease to fit, however often the state changes after that.
 func TestKeeperNotesWhenLabelsFitNoMore(t *testing.T) {
 	labels := map[bool]map[string]string{true: {"gw": "yes"}}
 	now, view := t0, View{Index: 1, Egresses: []*skeinv1.Egress{{Namespace: refA.Namespace, Name: refA.Name, Replicas: 1,
 		Gateways: labels[true]}}}
-	k := NewKeeper(KeeperConfig{Since: t0, View: func() View { return view }, Now: func() time.Time { return now },
-		Log: slog.New(slog.DiscardHandler)})
+	k := NewSlotController(SlotControllerConfig{Since: t0, View: func() View { return view },
+		Now: func() time.Time { return now }, Log: slog.New(slog.DiscardHandler)})
 	at := func(seconds int) time.Time { return t0.Add(time.Duration(seconds) * time.Second) }
 	for i, c := range []struct {
 		owner int

@@ -18,7 +18,7 @@ type Ticket uint32
 // OrderKind says what an Order wants done.
 type OrderKind string
 
-// The orders of a Holder.
+// The orders of a LeaseHolder.
 const (
 	DoGrant    OrderKind = "grant"    // packets pass for as long as Ticket runs
 	DoDrop     OrderKind = "drop"     // nothing passes from now on, whatever ticket runs
@@ -42,28 +42,28 @@ type Order struct {
 	Text   string
 }
 
-// HolderState is where a slot stands at a gateway.
-type HolderState string
+// LeaseHolderState is where a slot stands at a gateway.
+type LeaseHolderState string
 
-// The states of a Holder.
+// The states of a LeaseHolder.
 const (
-	Idle    HolderState = "idle"    // another's, or nobody's
-	Waiting HolderState = "waiting" // this node's, not granted yet
-	Holding HolderState = "holding" // granted, and the ticket runs
-	Leaving HolderState = "leaving" // another's by plan; goes on for packets under way
-	Handing HolderState = "handing" // stopped; its connections are on their way to the new owner
-	Lost    HolderState = "lost"    // this node's, but the ticket ran out
+	Idle    LeaseHolderState = "idle"    // another's, or nobody's
+	Waiting LeaseHolderState = "waiting" // this node's, not granted yet
+	Holding LeaseHolderState = "holding" // granted, and the ticket runs
+	Leaving LeaseHolderState = "leaving" // another's by plan; goes on for packets under way
+	Handing LeaseHolderState = "handing" // stopped; its connections are on their way to the new owner
+	Lost    LeaseHolderState = "lost"    // this node's, but the ticket ran out
 )
 
-// Holder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what is
-// to be done comes out as orders. It is not safe for concurrent use.
+// LeaseHolder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what
+// is to be done comes out as orders. It is not safe for concurrent use.
 //
 // A ticket begins before its request is sent, and an answer grants the ticket of its own round only: so a lease ends at
 // the gateway before the leader takes it for ended, however late an answer comes or is carried out.
-type Holder struct {
+type LeaseHolder struct {
 	self  identity.ID
 	slot  Slot
-	state HolderState
+	state LeaseHolderState
 	now   Agreed // as this node sees it
 
 	rounds map[uint64]ticket // that may still be answered
@@ -102,14 +102,14 @@ const prolongAfter = time.Second
 
 const maxRounds = 256 // of one slot, that wait for an answer
 
-// NewHolder is the holder of a slot at node self.
-func NewHolder(self identity.ID, slot Slot) *Holder {
-	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
+// NewLeaseHolder is the lease holder of a slot at node self.
+func NewLeaseHolder(self identity.ID, slot Slot) *LeaseHolder {
+	return &LeaseHolder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
 // Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of
 // that epoch runs.
-func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
+func (h *LeaseHolder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
 		return h.now.Epoch, firstTicket(h.now.Lease), h.mine == h.now.Epoch && h.until.After(now), true
@@ -118,14 +118,14 @@ func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, 
 }
 
 // Urgent reports whether the slot waits to be granted.
-func (h *Holder) Urgent() bool { return h.state == Waiting || h.state == Lost }
+func (h *LeaseHolder) Urgent() bool { return h.state == Waiting || h.state == Lost }
 
 // Begun notes the ticket that was begun for a round. began is from before the kernel was told.
-func (h *Holder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
+func (h *LeaseHolder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
 	h.begun(round, ticket{t, epoch, began, lease, h.latest, false})
 }
 
-func (h *Holder) begun(round uint64, of ticket) {
+func (h *LeaseHolder) begun(round uint64, of ticket) {
 	for n, k := range h.rounds {
 		if of.began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
 			delete(h.rounds, n)
@@ -137,7 +137,7 @@ func (h *Holder) begun(round uint64, of ticket) {
 }
 
 // Granted is the leader's yes in the answer to a round.
-func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
+func (h *LeaseHolder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
@@ -163,14 +163,14 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 }
 
 // Long reports whether the slot's lease is longer than a ticket, so that readings are of use.
-func (h *Holder) Long() bool {
+func (h *LeaseHolder) Long() bool {
 	_, _, _, ok := h.Wish(time.Time{})
 	return ok && long(h.now.Lease)
 }
 
 // Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long
 // that is.
-func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+func (h *LeaseHolder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter ||
 		!h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
@@ -179,12 +179,12 @@ func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok 
 }
 
 // Prolonging notes the ticket that was begun for a round of readings, before they were asked for.
-func (h *Holder) Prolonging(round, epoch uint64, t Ticket, began time.Time, life time.Duration) {
+func (h *LeaseHolder) Prolonging(round, epoch uint64, t Ticket, began time.Time, life time.Duration) {
 	h.begun(round, ticket{t, epoch, began, life, nil, true})
 }
 
 // Read takes the readings of a round. They prolong the lease if they prove that it has not run out elsewhere.
-func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
+func (h *LeaseHolder) Read(round uint64, readings Readings, now time.Time) []Order {
 	h.latest = h.latest.with(readings)
 	k, ok := h.rounds[round]
 	if !ok || !k.more {
@@ -207,7 +207,7 @@ const restMargin = time.Second
 // Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that
 // ends: nobody prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was
 // begun (Prolonging, Read).
-func (h *Holder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+func (h *LeaseHolder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
 	}
@@ -216,7 +216,7 @@ func (h *Holder) Rest(readings Readings, now time.Time) (epoch uint64, ticket ti
 }
 
 // opened lets the packets that wait go on, when nothing has to come before.
-func (h *Holder) opened(now time.Time) []Order {
+func (h *LeaseHolder) opened(now time.Time) []Order {
 	if !h.held || h.taking && now.Sub(h.heldAt) < HoldMost {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (h *Holder) opened(now time.Time) []Order {
 }
 
 // Denied is the leader's no in the answer to a round.
-func (h *Holder) Denied(round uint64, reason string) {
+func (h *LeaseHolder) Denied(round uint64, reason string) {
 	if k, ok := h.rounds[round]; ok && k.epoch == h.now.Epoch {
 		h.reason = reason
 	}
@@ -233,7 +233,7 @@ func (h *Holder) Denied(round uint64, reason string) {
 }
 
 // Agree takes the slot as this node now sees it agreed.
-func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
+func (h *LeaseHolder) Agree(s Agreed, now time.Time) (out []Order) {
 	fresh := h.fresh
 	h.fresh = false
 	if s.Epoch == h.now.Epoch && s.Node == h.now.Node || s.Epoch < h.now.Epoch {
@@ -262,7 +262,7 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 
 // anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave
 // with another source address from now on, which the leader has not granted yet. What comes meanwhile waits.
-func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
+func (h *LeaseHolder) anew(left uint64, now time.Time) (out []Order) {
 	if h.until.After(now) && !h.held {
 		h.held, h.heldAt, h.taking = true, now, false
 		out = append(out, h.order(DoHold))
@@ -275,7 +275,7 @@ func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
 }
 
 // leave ends an epoch of this node's.
-func (h *Holder) leave(was, s Agreed, now time.Time) []Order {
+func (h *LeaseHolder) leave(was, s Agreed, now time.Time) []Order {
 	h.left, h.to, h.toEpoch = was.Epoch, s.Node, s.Epoch
 	if h.state == Holding && h.until.After(now) && s.Planned && !s.Node.IsZero() && s.From == h.self {
 		h.state, h.leaveAt = Leaving, now.Add(Handover)
@@ -286,7 +286,7 @@ func (h *Holder) leave(was, s Agreed, now time.Time) []Order {
 }
 
 // stop ends forwarding.
-func (h *Holder) stop() []Order {
+func (h *LeaseHolder) stop() []Order {
 	out := []Order{h.order(DoDrop), h.order(DoSilence)}
 	if h.held {
 		out = append(out, h.order(DoOpen)) // they find no lease
@@ -297,13 +297,13 @@ func (h *Holder) stop() []Order {
 }
 
 // Gone ends the slot: it exists no more, or this node serves it no more.
-func (h *Holder) Gone() []Order {
+func (h *LeaseHolder) Gone() []Order {
 	h.now = Agreed{Slot: h.slot}
 	return h.stop()
 }
 
 // HandedOver tells that the connections are with the new owner, or will not get there.
-func (h *Holder) HandedOver() []Order {
+func (h *LeaseHolder) HandedOver() []Order {
 	if h.state != Handing {
 		return nil
 	}
@@ -312,7 +312,7 @@ func (h *Holder) HandedOver() []Order {
 }
 
 // TakeOver tells that connections come from the former owner, for an epoch. last: all have been loaded.
-func (h *Holder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
+func (h *LeaseHolder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
 	if epoch != h.now.Epoch || h.now.Node != h.self || !h.held {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (h *Holder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
 }
 
 // Tick does what is due.
-func (h *Holder) Tick(now time.Time) (out []Order) {
+func (h *LeaseHolder) Tick(now time.Time) (out []Order) {
 	switch {
 	case h.state == Leaving && (!h.leaveAt.After(now) || !h.until.After(now)):
 		h.state, h.until = Handing, time.Time{}
@@ -346,7 +346,7 @@ func (h *Holder) Tick(now time.Time) (out []Order) {
 }
 
 // Due is when Tick has something to do; the zero time: never.
-func (h *Holder) Due() (at time.Time) {
+func (h *LeaseHolder) Due() (at time.Time) {
 	next := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {
 			at = t
@@ -365,31 +365,31 @@ func (h *Holder) Due() (at time.Time) {
 	return at
 }
 
-func (h *Holder) order(kind OrderKind) Order {
+func (h *LeaseHolder) order(kind OrderKind) Order {
 	return Order{Kind: kind, Slot: h.slot, Epoch: h.now.Epoch}
 }
 
-func (h *Holder) tell(format string, a ...any) Order {
+func (h *LeaseHolder) tell(format string, a ...any) Order {
 	return Order{Kind: DoTell, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
 }
 
-// HolderReport is what a holder knows, for status.
-type HolderReport struct {
+// LeaseReport is what a lease holder knows, for status.
+type LeaseReport struct {
 	Slot     Slot
 	Epoch    uint64
-	State    HolderState
+	State    LeaseHolderState
 	Until    time.Time     // of the ticket; zero: none was granted
 	End      time.Time     // of the lease; the ticket's where it is as short as that
 	Failover time.Duration // from the event to the first grant; 0: not yet
 	Reason   string        // why the leader refused last; empty: it did not
 }
 
-// Report reads the holder.
-func (h *Holder) Report() HolderReport {
+// Report reads the lease holder.
+func (h *LeaseHolder) Report() LeaseReport {
 	end := h.until
 	if h.state == Holding && h.end.After(end) {
 		end = h.end
 	}
-	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end,
+	return LeaseReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end,
 		Failover: h.failover, Reason: h.reason}
 }

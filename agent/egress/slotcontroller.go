@@ -27,7 +27,7 @@ const (
 	uncertainFor = 100 * time.Millisecond // between two tries to learn what became of a proposal
 )
 
-// View is the part of the agreed state that a Keeper works on. What it points to is never changed.
+// View is the part of the agreed state that a SlotController works on. What it points to is never changed.
 type View struct {
 	Index    uint64
 	Egresses []*skeinv1.Egress
@@ -35,19 +35,19 @@ type View struct {
 	Nodes    []*skeinv1.Node
 }
 
-// KeeperLead is one term of leadership; consensus.Lead is one.
-type KeeperLead interface {
+// SlotControllerLead is one term of leadership; consensus.Lead is one.
+type SlotControllerLead interface {
 	// Verify proves that the term lasted at a moment after the call began.
 	Verify(ctx context.Context) error
 	Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error)
 }
 
-var _ KeeperLead = consensus.Lead{}
+var _ SlotControllerLead = consensus.Lead{}
 
-// KeeperConfig says what a Keeper works with.
-type KeeperConfig struct {
+// SlotControllerConfig says what a SlotController works with.
+type SlotControllerConfig struct {
 	Self  identity.ID
-	Lead  KeeperLead
+	Lead  SlotControllerLead
 	Since time.Time // consensus.Lead.Since: the term began before
 	// View is the newest agreed state. It has everything that earlier terms agreed on.
 	View func() View
@@ -59,12 +59,12 @@ type KeeperConfig struct {
 	Log  *slog.Logger
 }
 
-// Keeper keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives slots
-// whose owner is gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that context,
-// and answer RenewLeases by it meanwhile; NotLeading is the answer at other times. Its methods are safe for concurrent
-// use.
-type Keeper struct {
-	cfg    KeeperConfig
+// SlotController keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives
+// slots whose owner is gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that
+// context, and answer RenewLeases by it meanwhile; NotLeading is the answer at other times. Its methods are safe for
+// concurrent use.
+type SlotController struct {
+	cfg    SlotControllerConfig
 	log    *slog.Logger
 	news   chan struct{}
 	decide func(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict // leases.Renew
@@ -97,8 +97,8 @@ type agreed struct {
 	refs  map[Ref]bool
 }
 
-// NewKeeper makes the keeper of a term.
-func NewKeeper(cfg KeeperConfig) *Keeper {
+// NewSlotController makes the slot controller of a term.
+func NewSlotController(cfg SlotControllerConfig) *SlotController {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -108,7 +108,7 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Site == nil {
 		cfg.Site = func(*skeinv1.Node) string { return "" }
 	}
-	k := &Keeper{cfg: cfg, log: cfg.Log.With("component", "egress"), news: make(chan struct{}, 1),
+	k := &SlotController{cfg: cfg, log: cfg.Log.With("component", "egress"), news: make(chan struct{}, 1),
 		leases: NewLeases(cfg.Since), heard: make(map[identity.ID]heard),
 		seen: make(map[Slot]seen), busy: make(map[Slot]bool), refused: make(map[Slot]time.Time), ending: make(map[Ref]bool)}
 	k.decide = k.leases.Renew
@@ -127,7 +127,7 @@ func NotLeading(leader string) error {
 
 // RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission
 // denied when the caller is no member, invalid argument when it asks for too much.
-func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID,
+func (k *SlotController) RenewLeases(ctx context.Context, from identity.ID,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request names %d slots and egresses, at "+
@@ -160,7 +160,7 @@ func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID,
 	return a, nil
 }
 
-func (k *Keeper) unavailable(err error) error {
+func (k *SlotController) unavailable(err error) error {
 	var no *consensus.NotLeaderError
 	if errors.As(err, &no) {
 		if no.Leader.IsZero() {
@@ -171,7 +171,8 @@ func (k *Keeper) unavailable(err error) error {
 	return connect.NewError(connect.CodeUnavailable, err)
 }
 
-func (k *Keeper) wish(now time.Time, from identity.ID, w *skeinv1.RenewLeasesRequest_LeaseWish, state *agreed) Verdict {
+func (k *SlotController) wish(now time.Time, from identity.ID, w *skeinv1.RenewLeasesRequest_LeaseWish,
+	state *agreed) Verdict {
 	slot, ok := state.slots[slotOf(w.GetSlot())]
 	switch {
 	case !ok:
@@ -183,7 +184,7 @@ func (k *Keeper) wish(now time.Time, from identity.ID, w *skeinv1.RenewLeasesReq
 }
 
 // hear remembers how a gateway fares. What is no egress is not remembered.
-func (k *Keeper) hear(now time.Time, from identity.ID, gateways []*skeinv1.GatewayState, state *agreed) {
+func (k *SlotController) hear(now time.Time, from identity.ID, gateways []*skeinv1.GatewayState, state *agreed) {
 	was, h := k.heard[from], heard{at: now, states: make(map[Ref]GatewayState, len(gateways))}
 	changed := was.at.IsZero() || now.Sub(was.at) > AliveFor
 	for _, g := range gateways {
@@ -212,13 +213,13 @@ func clip(s string) string {
 }
 
 // States is how gateways fare as far as this term has heard, and when they were heard last.
-func (k *Keeper) States() []PlaceNode {
+func (k *SlotController) States() []PlaceNode {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.placement(k.cfg.Now()).Nodes
 }
 
-func (k *Keeper) wake() {
+func (k *SlotController) wake() {
 	select {
 	case k.news <- struct{}{}:
 	default:
@@ -226,7 +227,7 @@ func (k *Keeper) wake() {
 }
 
 // agreed is the newest state. Called with mu held.
-func (k *Keeper) agreed() *agreed {
+func (k *SlotController) agreed() *agreed {
 	view := k.cfg.View()
 	if k.cache != nil && k.cache.view.Index >= view.Index {
 		return k.cache
@@ -275,7 +276,7 @@ func (k *Keeper) agreed() *agreed {
 }
 
 // placement is what Choose gets. Called with mu held.
-func (k *Keeper) placement(now time.Time) Placement {
+func (k *SlotController) placement(now time.Time) Placement {
 	state := k.agreed()
 	k.leases.Prune(now, func(s Slot) bool { _, ok := state.slots[s]; return ok })
 	p := Placement{Now: now, Since: k.cfg.Since}
@@ -303,7 +304,7 @@ func (k *Keeper) placement(now time.Time) Placement {
 }
 
 // Run moves slots until the term ends.
-func (k *Keeper) Run(ctx context.Context) {
+func (k *SlotController) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { k.watch(ctx) })
@@ -346,7 +347,7 @@ func (k *Keeper) Run(ctx context.Context) {
 }
 
 // watch wakes Run when the agreed state changes.
-func (k *Keeper) watch(ctx context.Context) {
+func (k *SlotController) watch(ctx context.Context) {
 	for {
 		k.mu.Lock()
 		index := k.agreed().view.Index
@@ -359,7 +360,7 @@ func (k *Keeper) watch(ctx context.Context) {
 }
 
 // move proposes until it is known what came of it. Until then nobody is granted the slot.
-func (k *Keeper) move(ctx context.Context, m Move) {
+func (k *SlotController) move(ctx context.Context, m Move) {
 	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String()}
 	if m.To.IsZero() {
 		c.Body = &skeinv1.Command_ReleaseSlot{ReleaseSlot: &skeinv1.ReleaseSlot{Namespace: m.Namespace, Name: m.Name,
@@ -386,7 +387,7 @@ func (k *Keeper) move(ctx context.Context, m Move) {
 			k.wake()
 			return
 		case errors.Is(err, consensus.ErrNotLeader):
-			return // the term is over, and this keeper grants nothing more
+			return // the term is over, and this slot controller grants nothing more
 		}
 		select {
 		case <-ctx.Done():
@@ -396,7 +397,7 @@ func (k *Keeper) move(ctx context.Context, m Move) {
 }
 
 // settled waits until the move is in the state.
-func (k *Keeper) settled(ctx context.Context, m Move, index uint64) {
+func (k *SlotController) settled(ctx context.Context, m Move, index uint64) {
 	for {
 		k.mu.Lock()
 		at := k.agreed().view.Index
