@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -45,6 +46,11 @@ type Agent interface {
 	Alive(identity.ID) bool
 	// Leader is the node that leads the cluster, as far as this one knows.
 	Leader() (identity.ID, bool)
+}
+
+// Journal is read from a time to another, both may be zero, as far as keep says.
+type Journal interface {
+	Read(from, to time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
 }
 
 // Error gives an error the code of the API that says most.

@@ -5,7 +5,6 @@ package addresses
 import (
 	"context"
 	"net/netip"
-	"time"
 
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/ipam"
@@ -19,7 +18,7 @@ type AddressService struct {
 	// Host has the addresses of this host's pods; nil: this node only relays.
 	Host Host
 	// Journal is this node's.
-	Journal Journal
+	Journal api.Journal
 	// Ask asks another member which of its pods has, or had, an address.
 	Ask func(ctx context.Context, node identity.ID, r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error)
 }
@@ -32,9 +31,4 @@ type Host interface {
 	Holders(netip.Addr) []ipam.Lease
 	// Look has the kernel read anew soon.
 	Look()
-}
-
-// Journal is read from a time to another, both may be zero, as far as keep says.
-type Journal interface {
-	Read(from, to time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
 }

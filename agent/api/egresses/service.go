@@ -40,13 +40,8 @@ type EgressService struct {
 	// Host are this node's egresses; nil: it only relays.
 	Host Host
 	// Journal is this node's.
-	Journal Journal
+	Journal api.Journal
 	Log     *slog.Logger
-}
-
-// Journal is read from a time to another, both may be zero, as far as keep says.
-type Journal interface {
-	Read(from, to time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
 }
 
 // Host is what the agent's egresses do for the local API.
