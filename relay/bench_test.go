@@ -144,8 +144,8 @@ func cpuTime() time.Duration {
 
 // BenchmarkPlainTLS is what one TLS connection moves on this machine; a relay has two in a row.
 func BenchmarkPlainTLS(b *testing.B) {
-	server, client := newKey(b), newKey(b)
-	config, err := server.ServerTLS([]string{identity.ALPNRelay}, func(string, ed25519.PublicKey) error { return nil })
+	near, far := newKey(b), newKey(b)
+	config, err := far.ServerTLS([]string{identity.ALPNRelay}, func(string, ed25519.PublicKey) error { return nil })
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func BenchmarkPlainTLS(b *testing.B) {
 			_, _ = io.Copy(io.Discard, c)
 		}
 	}()
-	config, err = client.ClientTLS(identity.ALPNRelay, identity.Expect(server.Public()))
+	config, err = near.ClientTLS(identity.ALPNRelay, identity.Expect(far.Public()))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -20,27 +20,31 @@ import (
 //	24      16     nonce: of the challenge; in a bind the one that it answers, or zero
 //	40      16     MAC: HMAC-SHA256 over bytes 0-39, first 16 bytes, with the key of this end
 const (
-	bindMagic   = 0xf5736b6e
+	// BindMagic begins each of them.
+	BindMagic   = 0xf5736b6e
 	bindVersion = 0x80
 
 	bindSize   = 56
 	bindSigned = 40
-	nonceSize  = 16
+
+	// NonceSize is the size of a challenge's nonce.
+	NonceSize = 16
 )
 
-type bindType byte
+// BindType tells a bind from a challenge.
+type BindType byte
 
 const (
-	typeBind      bindType = 1
-	typeChallenge bindType = 2
+	TypeBind      BindType = 1 // of a client
+	TypeChallenge BindType = 2 // of a relay
 )
 
-// bindMessage is a bind or a challenge.
-type bindMessage struct {
-	kind    bindType
-	pair    PairID
-	counter uint64
-	nonce   [nonceSize]byte
+// BindMessage is a bind or a challenge.
+type BindMessage struct {
+	Kind    BindType
+	Pair    PairID
+	Counter uint64
+	Nonce   [NonceSize]byte
 }
 
 var (
@@ -48,43 +52,43 @@ var (
 	errBindMAC = errors.New("datagram does not prove the reservation's key")
 )
 
-// appendBind appends a message with its MAC.
-func appendBind(b []byte, m bindMessage, key *[pairKeySize]byte) []byte {
+// AppendBind appends a message with its MAC.
+func AppendBind(b []byte, m BindMessage, key *[PairKeySize]byte) []byte {
 	start := len(b)
-	b = binary.BigEndian.AppendUint32(b, bindMagic)
-	b = append(b, bindVersion, byte(m.kind))
+	b = binary.BigEndian.AppendUint32(b, BindMagic)
+	b = append(b, bindVersion, byte(m.Kind))
 	b = binary.BigEndian.AppendUint16(b, bindSize)
-	b = binary.BigEndian.AppendUint64(b, uint64(m.pair))
-	b = binary.BigEndian.AppendUint64(b, m.counter)
-	b = append(b, m.nonce[:]...)
+	b = binary.BigEndian.AppendUint64(b, uint64(m.Pair))
+	b = binary.BigEndian.AppendUint64(b, m.Counter)
+	b = append(b, m.Nonce[:]...)
 	return append(b, bindMAC(b[start:], key)...)
 }
 
-// parseBind reads the message that b begins with, proving nothing; rest is what the kernel has joined to it.
-func parseBind(b []byte) (m bindMessage, rest []byte, err error) {
-	if len(b) < bindSize || binary.BigEndian.Uint32(b) != bindMagic || b[4] != bindVersion ||
+// ParseBind reads the message that b begins with, proving nothing; rest is what the kernel has joined to it.
+func ParseBind(b []byte) (m BindMessage, rest []byte, err error) {
+	if len(b) < bindSize || binary.BigEndian.Uint32(b) != BindMagic || b[4] != bindVersion ||
 		binary.BigEndian.Uint16(b[6:]) != bindSize {
 		return m, nil, errNoBind
 	}
-	m = bindMessage{
-		kind: bindType(b[5]), pair: PairID(binary.BigEndian.Uint64(b[8:])), counter: binary.BigEndian.Uint64(b[16:]),
-		nonce: [nonceSize]byte(b[24:40]),
+	m = BindMessage{
+		Kind: BindType(b[5]), Pair: PairID(binary.BigEndian.Uint64(b[8:])), Counter: binary.BigEndian.Uint64(b[16:]),
+		Nonce: [NonceSize]byte(b[24:40]),
 	}
-	if m.kind != typeBind && m.kind != typeChallenge {
+	if m.Kind != TypeBind && m.Kind != TypeChallenge {
 		return m, nil, errNoBind
 	}
 	return m, b[bindSize:], nil
 }
 
-// proveBind checks that the owner of the key wrote what parseBind has read.
-func proveBind(b []byte, key *[pairKeySize]byte) error {
+// ProveBind checks that the owner of the key wrote what ParseBind has read.
+func ProveBind(b []byte, key *[PairKeySize]byte) error {
 	if !hmac.Equal(b[bindSigned:bindSize], bindMAC(b[:bindSigned], key)) {
 		return errBindMAC
 	}
 	return nil
 }
 
-func bindMAC(b []byte, key *[pairKeySize]byte) []byte {
+func bindMAC(b []byte, key *[PairKeySize]byte) []byte {
 	h := hmac.New(sha256.New, key[:])
 	h.Write(b)
 	return h.Sum(nil)[:bindSize-bindSigned]
@@ -92,5 +96,5 @@ func bindMAC(b []byte, key *[pairKeySize]byte) []byte {
 
 // IsBind tells whether a datagram that came to WireGuard's port is a relay's.
 func IsBind(b []byte) bool {
-	return len(b) >= bindSize && binary.BigEndian.Uint32(b) == bindMagic && b[4] == bindVersion
+	return len(b) >= bindSize && binary.BigEndian.Uint32(b) == BindMagic && b[4] == bindVersion
 }

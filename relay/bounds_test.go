@@ -1,35 +1,58 @@
 package relay
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
-	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
 )
 
-// dialAs connects to a relay as a member would, and leaves what is said to the test.
-func dialAs(t *testing.T, m *members, r *testRelay, key *identity.Key, alpn string) *tls.Conn {
-	t.Helper()
-	m.allow(key.ID())
-	config, err := key.ClientTLS(alpn, identity.Expect(r.key.Public()))
-	if err != nil {
-		t.Fatal(err)
+// A relay answers a client that asks without end at the rate that it promises.
+func TestQuestionsAreFew(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	b := startNode(t, m, r)
+	c := dialAs(t, m, r, newKey(t), identity.ALPNRelay)
+	began := time.Now()
+	go func() {
+		var all []byte
+		for range 10 * WhereBurst {
+			all = AppendNode(all, FrameWhere, b.id)
+		}
+		_, _ = c.Write(AppendToken(all, FramePing, 7)) // a pong comes behind the answers
+	}()
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+	f, n := NewFrameReader(), 0
+	for done := false; !done; {
+		if _, err := f.Fill(c); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			typ, body, ok, err := f.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			if done = done || typ == FramePong; typ == FrameSeen {
+				if node, addrs := DecodeSeen(body); node != b.id || !slices.Contains(addrs, netip.MustParseAddr("127.0.0.1")) {
+					t.Fatalf("the answer is %v for %s", addrs, node)
+				}
+				n++
+			}
+		}
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: config}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	c, err := d.DialContext(ctx, "tcp", r.address)
-	if err != nil {
-		t.Fatal(err)
+	most := WhereBurst + int(time.Since(began).Seconds()*WherePerSecond) + 1
+	if n < WhereBurst || n > most {
+		t.Errorf("%d answers to %d questions, want %d to %d", n, 10*WhereBurst, WhereBurst, most)
 	}
-	t.Cleanup(func() { c.Close() })
-	return c.(*tls.Conn)
 }
 
 // Whoever sends to nodes that are not here has some of it handed back, and costs the others no lock for the rest.
@@ -37,26 +60,26 @@ func TestWhatIsHandedBackIsBounded(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)
 	c := dialAs(t, m, r, newKey(t), identity.ALPNRelay)
-	const packets = 4 * refusalsBurst
+	const packets = 4 * RefusalsBurst
 	began := time.Now()
 	go func() {
 		var b []byte
 		for i := range packets {
-			b = appendData(b[:0], identity.ID{9, byte(i >> 8), byte(i)}, ChannelSignal, []byte("x"))
+			b = AppendData(b[:0], identity.ID{9, byte(i >> 8), byte(i)}, ChannelSignal, []byte("x"))
 			if _, err := c.Write(b); err != nil {
 				return
 			}
 		}
-		_, _ = c.Write(appendToken(nil, framePing, 7))
+		_, _ = c.Write(AppendToken(nil, FramePing, 7))
 	}()
 	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
-	f, back := newFrameReader(), 0
+	f, back := NewFrameReader(), 0
 	for done := false; !done; {
-		if _, err := f.fill(c); err != nil {
+		if _, err := f.Fill(c); err != nil {
 			t.Fatal(err)
 		}
 		for {
-			typ, _, ok, err := f.next()
+			typ, _, ok, err := f.Next()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,14 +87,14 @@ func TestWhatIsHandedBackIsBounded(t *testing.T) {
 				break
 			}
 			switch typ {
-			case frameGone:
+			case FrameGone:
 				back++
-			case framePong:
+			case FramePong:
 				done = true
 			}
 		}
 	}
-	most := refusalsBurst + int(time.Since(began).Seconds()*refusalsPerSecond) + 1
+	most := RefusalsBurst + int(time.Since(began).Seconds()*RefusalsPerSecond) + 1
 	if back == 0 || back > most {
 		t.Errorf("%d of %d packets were handed back, want at most %d", back, packets, most)
 	}
@@ -80,36 +103,48 @@ func TestWhatIsHandedBackIsBounded(t *testing.T) {
 	}
 }
 
+// askFor asks for a stream, and tells the relay's answer.
+func askFor(c *tls.Conn, request []byte) (ReplyCode, error) {
+	if err := c.SetDeadline(time.Now().Add(AcceptTimeout + 2*time.Second)); err != nil {
+		return 0, err
+	}
+	if _, err := c.Write(request); err != nil {
+		return 0, err
+	}
+	body, err := ReadFrame(c, FrameReply)
+	if err != nil {
+		return 0, err
+	}
+	code, _ := DecodeReply(body)
+	return code, nil
+}
+
 // Connections that do not say what they are for are few for each node, and concern no other.
 func TestSplicesThatSayNothingAreBounded(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)
 	silent := newKey(t)
 	var open []*tls.Conn
-	for range maxOpening {
+	for range MaxOpening {
 		open = append(open, dialAs(t, m, r, silent, identity.ALPNSplice))
 	}
-	opening := func() int {
-		r.server.streams.mu.Lock()
-		defer r.server.streams.mu.Unlock()
-		return r.server.streams.fresh[silent.ID()]
-	}
-	waitFor(t, "all that may", func() bool { return opening() == maxOpening })
+	opening := func() int { return r.server.Opening(silent.ID()) }
+	waitFor(t, "all that may", func() bool { return opening() == MaxOpening })
 	over := dialAs(t, m, r, silent, identity.ALPNSplice)
-	_ = over.SetReadDeadline(time.Now().Add(acceptTimeout / 2))
+	_ = over.SetReadDeadline(time.Now().Add(AcceptTimeout / 2))
 	if _, err := over.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("one too many: %v, want its end", err)
 	}
 	other := dialAs(t, m, r, newKey(t), identity.ALPNSplice)
-	if err := ask(other, appendNode(nil, frameConnect, silent.ID())); !errors.Is(err, errNotHere) {
-		t.Errorf("another node beside it: %v", err)
+	if code, err := askFor(other, AppendNode(nil, FrameConnect, silent.ID())); code != ReplyNotHere || err != nil {
+		t.Errorf("another node beside it: %d, %v", code, err)
 	}
 	for _, c := range open {
 		c.Close()
 	}
 	waitFor(t, "their end", func() bool { return opening() == 0 })
-	if err := ask(dialAs(t, m, r, silent, identity.ALPNSplice),
-		appendNode(nil, frameConnect, identity.ID{1})); !errors.Is(err, errNotHere) {
-		t.Errorf("after their end: %v", err)
+	if code, err := askFor(dialAs(t, m, r, silent, identity.ALPNSplice),
+		AppendNode(nil, FrameConnect, identity.ID{1})); code != ReplyNotHere || err != nil {
+		t.Errorf("after their end: %d, %v", code, err)
 	}
 }

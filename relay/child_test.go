@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -46,14 +45,13 @@ func childRelay() {
 	if err != nil {
 		panic(err)
 	}
-	r := &testRelay{key: key, conns: map[net.Conn]bool{}}
 	cfg := ServerConfig{Self: key.ID()}
 	if text := os.Getenv("SKEIN_TEST_CONFIG"); text != "" {
 		if err := json.Unmarshal([]byte(text), &cfg); err != nil {
 			panic(err)
 		}
 	}
-	r.server = NewServer(cfg)
+	r := newRelay(key, cfg)
 	if err := r.open("127.0.0.1:0"); err != nil {
 		panic(err)
 	}

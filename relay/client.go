@@ -40,6 +40,12 @@ const (
 	maxOutgoing = 16 // pings not answered
 )
 
+// clientStanding is how late a flow's packets may leave for a moment before its oldest are dropped.
+const clientStanding = 50 * time.Millisecond
+
+// errNotNeeded ends the session with a relay that is not needed.
+var errNotNeeded = errors.New("nobody needs this relay now")
+
 // client keeps a session with one relay.
 type client struct {
 	pool    *Pool
@@ -48,7 +54,7 @@ type client struct {
 	cancel  context.CancelFunc
 	retry   chan struct{}        // dial now, whatever the backoff
 	accept  chan struct{}        // counts streams being accepted
-	wire    atomic.Pointer[wire] // of a session that answers; nil: none
+	wire    atomic.Pointer[Conn] // of a session that answers; nil: none
 	udp     atomic.Bool          // the relay reserves UDP ports
 	tunnel  atomic.Uint64        // counts packets of WireGuard's, single or in bursts
 	quiet   atomic.Bool          // none has passed for a while
@@ -66,7 +72,7 @@ type client struct {
 	early     []early       // packets of clients of this node's own relay
 	need      need
 	needAt    time.Duration // since when
-	leaving   *wire         // of a session that is given up; nil: none is
+	leaving   *Conn         // of a session that is given up; nil: none is
 	farewell  uint64        // token of its last ping
 	gaveUp    time.Duration // when the last one ended; 0: none did
 	planned   uint64        // what tunnel was in the last plan
@@ -130,12 +136,12 @@ func (c *client) again() {
 }
 
 // queue is where packets for this relay go; nil without a session.
-func (c *client) queue() *queue {
+func (c *client) queue() *Queue {
 	if c == nil {
 		return nil
 	}
 	if w := c.wire.Load(); w != nil {
-		return w.q
+		return w.Queue
 	}
 	return nil
 }
@@ -143,10 +149,10 @@ func (c *client) queue() *queue {
 // send queues one packet. It is false when there is no session; c may be nil.
 func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byte) bool {
 	q := c.queue()
-	if q == nil || !q.push(now, node, channel, b) {
+	if q == nil || !q.Push(now, node, channel, b) {
 		return false
 	}
-	q.kick()
+	q.Kick()
 	if channel == ChannelWireGuard && len(b) > 0 { // an empty one asks the relay whether the node is there
 		c.stir()
 	}
@@ -210,42 +216,42 @@ func (c *client) once() error {
 	if err != nil {
 		return err
 	}
-	w := newWire(conn, newQueue(&c.pool.packets, sendPackets, sendBytes, clientStanding), &c.pool.load, c.pool.now)
-	stop := context.AfterFunc(c.ctx, func() { w.end(errClosed) })
+	w := NewConn(conn, NewQueue(&c.pool.packets, sendPackets, sendBytes, clientStanding), &c.pool.load, c.pool.now)
+	stop := context.AfterFunc(c.ctx, func() { w.End(ErrClosed) })
 	defer stop()
 	c.mu.Lock()
 	c.pings, c.rttCount = c.pings[:0], 0
 	c.mu.Unlock()
 	c.ping(w)
 	var wg sync.WaitGroup
-	wg.Go(w.writeLoop)
+	wg.Go(w.WriteLoop)
 	wg.Go(func() { c.watch(w) })
-	w.end(c.readLoop(w))
+	w.End(c.readLoop(w))
 	wg.Wait()
 	c.wire.Store(nil)
 	c.mu.Lock()
-	givenUp := c.leaving == w || errors.Is(w.why, errNotNeeded)
+	givenUp := c.leaving == w || errors.Is(w.Why(), errNotNeeded)
 	c.status, c.leaving = clientState{}, nil
 	if givenUp {
 		c.gaveUp = c.pool.now()
 	}
 	c.mu.Unlock()
-	c.txDropped.Add(w.q.dropped.Load())
-	c.txPackets.Add(w.q.sent.Load())
-	c.txBytes.Add(w.q.sentBytes.Load())
-	left := w.q.reclaim()
+	c.txDropped.Add(w.Queue.Dropped())
+	c.txPackets.Add(w.Queue.Sent())
+	c.txBytes.Add(w.Queue.SentBytes())
+	left := w.Queue.Reclaim()
 	c.pool.relaysChanged()
 	c.pool.resend(left)
 	if givenUp {
 		return errNotNeeded
 	}
 	c.cutStreams()
-	return w.why
+	return w.Why()
 }
 
 // giveUp ends a session that nobody needs. It takes no more packets, but it is read until the relay has answered a last
 // ping: what the relay refuses, and what peers have sent by it, comes before that answer.
-func (c *client) giveUp(w *wire) {
+func (c *client) giveUp(w *Conn) {
 	token := rand.Uint64()
 	c.mu.Lock()
 	if c.leaving == w {
@@ -257,18 +263,18 @@ func (c *client) giveUp(w *wire) {
 	c.wire.CompareAndSwap(w, nil)
 	c.mu.Unlock()
 	if !answers { // so nothing was sent by it
-		w.end(errNotNeeded)
+		w.End(errNotNeeded)
 		return
 	}
-	w.q.seal()
-	left := w.q.reclaim()
-	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, token) })
-	time.AfterFunc(farewellTime, func() { w.end(errNotNeeded) })
+	w.Queue.Seal()
+	left := w.Queue.Reclaim()
+	w.Queue.PushControl(func(b []byte) []byte { return AppendToken(b, FramePing, token) })
+	time.AfterFunc(farewellTime, func() { w.End(errNotNeeded) })
 	c.pool.relaysChanged()
 	c.pool.resend(left)
 }
 
-func (c *client) isLeaving(w *wire) bool {
+func (c *client) isLeaving(w *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leaving == w
@@ -314,7 +320,7 @@ func (c *client) cutStreams() {
 
 // watch pings the relay and judges by its answers. It wakes when the next ping or judgement is due, and when a session
 // that was idle is used again.
-func (c *client) watch(w *wire) {
+func (c *client) watch(w *Conn) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	last := c.pool.now()
@@ -322,7 +328,7 @@ func (c *client) watch(w *wire) {
 	due := time.Now()
 	for {
 		select {
-		case <-w.done:
+		case <-w.Done():
 			return
 		case <-c.stirred:
 		case <-timer.C:
@@ -332,7 +338,7 @@ func (c *client) watch(w *wire) {
 			c.giveUp(w)
 		}
 		if c.isLeaving(w) {
-			<-w.done
+			<-w.Done()
 			return
 		}
 		now := c.pool.now()
@@ -368,14 +374,14 @@ func (c *client) stir() {
 	}
 }
 
-func (c *client) ping(w *wire) {
+func (c *client) ping(w *Conn) {
 	pg := ping{rand.Uint64(), c.pool.now()}
 	c.mu.Lock()
 	if len(c.pings) < maxOutgoing {
 		c.pings = append(c.pings, pg)
 	}
 	c.mu.Unlock()
-	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, pg.token) })
+	w.Queue.PushControl(func(b []byte) []byte { return AppendToken(b, FramePing, pg.token) })
 }
 
 // missing is how long an answer may be missing before a relay is suspect, and before it may be dead, by what the last
@@ -390,7 +396,7 @@ func missing(rtts []time.Duration) (suspect, dead time.Duration) {
 }
 
 // judge looks whether answers are missing, and returns when to look again; zero: none is.
-func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
+func (c *client) judge(w *Conn, now time.Duration) (again time.Duration) {
 	c.mu.Lock()
 	var waited time.Duration
 	if len(c.pings) > 0 {
@@ -404,7 +410,7 @@ func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
 	suspectFrom, deadFrom = suspectFrom+2*late, deadFrom+4*late
 	suspect := waited > suspectFrom
 	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
-	dead := waited > deadFrom && (w.silent(now) > deadAfter || waited > stuckWrite)
+	dead := waited > deadFrom && (w.Silent(now) > deadAfter || waited > StuckWrite)
 	turned := suspect && c.status.connected && !c.status.suspect
 	if turned {
 		c.status.suspect, c.failedAt = true, now
@@ -417,23 +423,23 @@ func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
 	c.mu.Unlock()
 	switch {
 	case dead:
-		w.end(fmt.Errorf("no answer for %s", waited.Round(time.Millisecond)))
+		w.End(fmt.Errorf("no answer for %s", waited.Round(time.Millisecond)))
 	case turned:
 		c.pool.relaysChanged()
-		c.pool.resend(w.q.reclaim()) // what waits here goes another way, if there is one
+		c.pool.resend(w.Queue.Reclaim()) // what waits here goes another way, if there is one
 	}
 	return again
 }
 
 // pong takes an answer in. Only tokens that were sent count.
-func (c *client) pong(w *wire, token uint64) {
+func (c *client) pong(w *Conn, token uint64) {
 	now := c.pool.now()
 	c.mu.Lock()
 	if c.leaving == w {
 		last := token == c.farewell
 		c.mu.Unlock()
 		if last {
-			w.end(errNotNeeded)
+			w.End(errNotNeeded)
 		}
 		return
 	}
@@ -447,7 +453,7 @@ func (c *client) pong(w *wire, token uint64) {
 	c.pings = slices.Delete(c.pings, 0, i+1)
 	st := &c.status
 	st.rtt = slices.Min(c.rtts[:min(c.rttCount, rttSamples)])
-	way, ofKernel := w.roundTrip()
+	way, ofKernel := w.RoundTrip()
 	if !ofKernel {
 		way = st.rtt
 	}
@@ -477,19 +483,19 @@ func (c *client) pong(w *wire, token uint64) {
 }
 
 // readLoop takes what the relay sends until the session ends.
-func (c *client) readLoop(w *wire) error {
-	r := newFrameReader()
+func (c *client) readLoop(w *Conn) error {
+	r := NewFrameReader()
 	s := sink{client: c}
 	turn := 0
 	for {
-		n, err := r.fill(w.conn)
+		n, err := r.Fill(w.TLS)
 		if err != nil {
 			return fmt.Errorf("read from relay %s: %w", c.relay.ID, err)
 		}
 		s.begin(c.pool)
-		w.read(s.now, n)
+		w.Read(s.now, n)
 		for {
-			t, body, ok, err := r.next()
+			t, body, ok, err := r.Next()
 			if err != nil {
 				return fmt.Errorf("relay %s: %w", c.relay.ID, err)
 			}
@@ -501,64 +507,64 @@ func (c *client) readLoop(w *wire) error {
 			}
 		}
 		s.flush()
-		if turn += n; turn >= turnBytes {
+		if turn += n; turn >= TurnBytes {
 			turn = 0
 			runtime.Gosched()
 		}
 	}
 }
 
-func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
+func (c *client) frame(w *Conn, s *sink, t FrameType, body []byte) error {
 	switch t {
-	case frameData:
-		node, channel, payload := decodeData(body)
+	case FrameData:
+		node, channel, payload := DecodeData(body)
 		s.data(node, channel, payload)
-	case framePong:
-		c.pong(w, decodeToken(body))
-	case frameGone:
+	case FramePong:
+		c.pong(w, DecodeToken(body))
+	case FrameGone:
 		c.gone.Add(1)
-		var refused []waiting
-		if len(body) >= dataPrefix {
-			node, channel, payload := decodeData(body)
-			refused = []waiting{{node, channel, slices.Clone(payload)}}
+		node, channel, payload, handed := DecodeRefused(body)
+		var refused []Unsent
+		if handed {
+			refused = []Unsent{{node, channel, slices.Clone(payload)}}
 		}
-		c.pool.absent(c, decodeNode(body), refused)
-	case frameHere:
-		c.pool.toldHere(c, c.pool.peer(decodeNode(body)), s.now)
-	case frameOffer:
-		c.offered(decodeOffer(body))
-	case frameFar:
-		via, node, channel, payload := decodeFar(body)
+		c.pool.absent(c, node, refused)
+	case FrameHere:
+		c.pool.toldHere(c, c.pool.peer(DecodeNode(body)), s.now)
+	case FrameOffer:
+		c.offered(DecodeOffer(body))
+	case FrameFar:
+		via, node, channel, payload := DecodeFar(body)
 		s.far(via, node, channel, payload)
-	case frameNoWay:
+	case FrameNoWay:
 		c.pool.noWay(c, body)
-	case frameSeen:
-		node, addrs := decodeSeen(body)
+	case FrameSeen:
+		node, addrs := DecodeSeen(body)
 		c.pool.questions.told(c.relay.ID, node, addrs)
-	case frameWindow:
-		w.q.grant(decodeWindow(body))
-	case frameHello:
-		h := decodeHello(body)
-		if h.version != 1 {
-			return fmt.Errorf("relay %s speaks version %d, this node 1: upgrade the older", c.relay.ID, h.version)
+	case FrameWindow:
+		w.Queue.Grant(DecodeWindow(body))
+	case FrameHello:
+		h := DecodeHello(body)
+		if h.Version != 1 {
+			return fmt.Errorf("relay %s speaks version %d, this node 1: upgrade the older", c.relay.ID, h.Version)
 		}
-		c.offersUDP(w, h.udp)
-	case framePair:
-		c.granted(w, decodeGrant(body))
-	case frameState:
-		c.pairTold(decodeState(body))
-	case frameDenied:
-		c.denied(decodeDenied(body))
+		c.offersUDP(w, h.UDP)
+	case FramePair:
+		c.granted(w, DecodeGrant(body))
+	case FrameState:
+		c.pairTold(DecodeState(body))
+	case FrameDenied:
+		c.denied(DecodeDenied(body))
 	default:
-		if t < ignorable {
-			return fmt.Errorf("relay %s: %w: a relay may not send frame type 0x%02x", c.relay.ID, errProtocol, byte(t))
+		if t < Ignorable {
+			return fmt.Errorf("relay %s: %w: a relay may not send frame type 0x%02x", c.relay.ID, ErrProtocol, byte(t))
 		}
 	}
 	return nil
 }
 
 // offered takes its end of a stream that a peer asked for.
-func (c *client) offered(o offer) {
+func (c *client) offered(o Offer) {
 	select {
 	case c.accept <- struct{}{}:
 	default:
@@ -566,12 +572,12 @@ func (c *client) offered(o offer) {
 	}
 	c.pool.wg.Go(func() {
 		defer func() { <-c.accept }()
-		conn, err := c.pool.splice(c.ctx, c, appendAccept(nil, o.stream, o.secret))
+		conn, err := c.pool.splice(c.ctx, c, AppendAccept(nil, o.Stream, o.Secret))
 		if err != nil {
-			c.pool.cfg.Log.Debug("stream offer not taken", "relay", c.relay.ID, "from", o.from, "error", err)
+			c.pool.cfg.Log.Debug("stream offer not taken", "relay", c.relay.ID, "from", o.From, "error", err)
 			return
 		}
-		go c.pool.cfg.OnStream(conn, o.from)
+		go c.pool.cfg.OnStream(conn, o.From)
 	})
 }
 
@@ -674,9 +680,9 @@ func (c *client) stats() RelayStats {
 		Dropped: c.txDropped.Load(), Gone: c.gone.Load(), Reconnects: c.reconnects.Load(),
 	}
 	if q := c.queue(); q != nil {
-		s.Dropped += q.dropped.Load()
-		s.TxPackets += q.sent.Load()
-		s.TxBytes += q.sentBytes.Load()
+		s.Dropped += q.Dropped()
+		s.TxPackets += q.Sent()
+		s.TxBytes += q.SentBytes()
 	}
 	if c.lastErr != nil {
 		s.LastError = c.lastErr.Error()

@@ -54,7 +54,7 @@ func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn 
 
 func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config,
 	connected func()) (*tls.Conn, error) {
-	d := net.Dialer{Control: p.cfg.Control, KeepAlive: -1} // tune sets keepalives
+	d := net.Dialer{Control: p.cfg.Control, KeepAlive: -1} // the session or stream sets keepalives
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("dial relay: %w", err)
@@ -67,8 +67,6 @@ func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Conf
 	}
 	return t, nil
 }
-
-var errNotHere = errors.New("the peer has no session with this relay")
 
 // Dial opens a byte stream to a peer through a relay that both have a session with. The stream is
 // half-close aware (CloseWrite) and secret to the relay only if its ends encrypt it.
@@ -88,7 +86,7 @@ func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 		return o.know == knownGone && clients[o.relay].queue() != nil // it would say when the peer is back
 	})
 	if len(options) == 0 && p.Absent(peer) {
-		return nil, fmt.Errorf("dial node %s: %w: %w", peer, ErrNoRelay, errNotHere)
+		return nil, fmt.Errorf("dial node %s: %w: %w", peer, ErrNoRelay, ErrNotHere)
 	}
 	var errs []error
 	for _, o := range options[:min(len(options), dialTries)] {
@@ -96,7 +94,7 @@ func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		if errors.Is(err, errNotHere) {
+		if errors.Is(err, ErrNotHere) {
 			p.absent(clients[o.relay], peer, nil)
 		}
 		errs = append(errs, err)
@@ -111,7 +109,7 @@ func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 }
 
 func (p *Pool) dialVia(ctx context.Context, c *client, peer identity.ID) (net.Conn, error) {
-	conn, err := p.splice(ctx, c, appendNode(nil, frameConnect, peer))
+	conn, err := p.splice(ctx, c, AppendNode(nil, FrameConnect, peer))
 	if err != nil {
 		return nil, fmt.Errorf("through relay %s: %w", c.relay.ID, err)
 	}
@@ -124,7 +122,7 @@ func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*viaStrea
 	if err != nil {
 		return nil, err
 	}
-	tune(conn.NetConn(), streamUserTimeout, 0)
+	TuneStream(conn.NetConn())
 	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
 	err = ask(conn, request)
 	if !stop() {
@@ -138,22 +136,22 @@ func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*viaStrea
 }
 
 func ask(conn *tls.Conn, request []byte) error {
-	// The relay waits acceptTimeout for the peer and then says so; a little longer is a dead relay.
-	if err := conn.SetDeadline(time.Now().Add(acceptTimeout + 2*time.Second)); err != nil {
+	// The relay waits AcceptTimeout for the peer and then says so; a little longer is a dead relay.
+	if err := conn.SetDeadline(time.Now().Add(AcceptTimeout + 2*time.Second)); err != nil {
 		return fmt.Errorf("ask for the stream: %w", err)
 	}
 	if _, err := conn.Write(request); err != nil {
 		return fmt.Errorf("ask for the stream: %w", err)
 	}
-	body, err := readFrame(conn, frameReply)
+	body, err := ReadFrame(conn, FrameReply)
 	if err != nil {
 		return fmt.Errorf("read the relay's answer: %w", err)
 	}
-	switch code, reason := decodeReply(body); code {
-	case replyOK:
+	switch code, reason := DecodeReply(body); code {
+	case ReplyOK:
 		return conn.SetDeadline(time.Time{})
-	case replyNotHere:
-		return errNotHere
+	case ReplyNotHere:
+		return ErrNotHere
 	default:
 		return fmt.Errorf("the relay refused the stream: %q", reason)
 	}

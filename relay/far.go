@@ -11,22 +11,7 @@ import (
 // that the peer's record lists. A relay delivers what another relay hands it to its own clients only, so that no packet
 // makes a third hop or a loop.
 
-// All types may be ignored: a relay that does not know them drops the packet.
 const (
-	frameForward   frameType = 0xa0 // client to relay: relay 8 · destination 8 · channel 1 · payload
-	frameForwarded frameType = 0xa1 // relay to relay: origin 8 · destination 8 · channel 1 · payload
-	frameFar       frameType = 0xa2 // relay to client: relay that handed it over 8 · source 8 · channel 1 · payload
-	frameNoWay     frameType = 0xa3 // relay to client: relay 8 (noWayOrigin: origin) · destination 8 · code 1
-
-	farPrefix = 8 + 8 + 1
-	noWaySize = 8 + 8 + 1
-
-	noWayGone    byte = 0 // the far relay has no session of that node
-	noWayNoRelay byte = 1 // the near relay has no session with the far one
-	// noWayOrigin is a far relay's noWayGone to the near one, which tells the packet's origin. Only this one is told on:
-	// relays are clients of each other, so that a word which each of them told on would go round among them for ever.
-	noWayOrigin byte = 2
-
 	// farHold is how long a peer's packets go back by the way that its own came, and the most that a relay's word counts
 	// that it has no session with another.
 	farHold = 30 * time.Second
@@ -105,17 +90,6 @@ func (s *peerState) comesBy(now time.Duration) bool {
 	return s.far.in.c != nil && now-s.far.at < hold
 }
 
-func appendFar(b []byte, t frameType, a, node identity.ID, channel byte, payload []byte) []byte {
-	b = appendHeader(b, t, farPrefix+len(payload))
-	b = append(b, a[:]...)
-	b = append(b, node[:]...)
-	return append(append(b, channel), payload...)
-}
-
-func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
-	return identity.ID(b[:8]), identity.ID(b[8:16]), b[16], b[farPrefix:]
-}
-
 // farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that
 // the peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller
 // holds the peer's lock.
@@ -156,7 +130,7 @@ func (c *client) outOfReach(now time.Duration) bool {
 // nextHop is where a peer's packets go now: the session of a relay, and the second relay if there are two.
 type nextHop struct {
 	c   *client
-	q   *queue // nil: there is no session
+	q   *Queue // nil: there is no session
 	far identity.ID
 	two bool
 }
@@ -188,10 +162,10 @@ func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) boo
 	if h.q == nil {
 		return false
 	}
-	h.q.mu.Lock()
+	h.q.Lock()
 	ok := h.add(now, s.id, channel, b)
-	h.q.mu.Unlock()
-	h.q.kick()
+	h.q.Unlock()
+	h.q.Kick()
 	if ok && channel == ChannelWireGuard {
 		h.c.stir()
 	}
@@ -201,12 +175,12 @@ func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) boo
 // add queues a packet for a node. The caller holds the queue's lock.
 func (h nextHop) add(now time.Duration, node identity.ID, channel byte, b []byte) bool {
 	if h.two {
-		if len(b) > maxBody-farPrefix {
+		if len(b) > MaxFarPayload {
 			return false
 		}
-		return h.q.addKind(now, frameForward, h.far, node, channel, b)
+		return h.q.AddKind(now, FrameForward, h.far, node, channel, b)
 	}
-	return h.q.add(now, node, channel, b)
+	return h.q.Add(now, node, channel, b)
 }
 
 // heardFar takes a packet that came over two relays.
@@ -228,8 +202,8 @@ func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
 
 // noWay takes a relay's word that a packet could not be handed on.
 func (p *Pool) noWay(c *client, body []byte) {
-	a, node, code := identity.ID(body[:8]), identity.ID(body[8:16]), body[16]
-	if code == noWayOrigin {
+	a, node, code := DecodeNoWay(body)
+	if code == NoWayOrigin {
 		if p.cfg.OnNoWay != nil {
 			p.cfg.OnNoWay(c.relay.ID, a, node)
 		}
@@ -237,17 +211,17 @@ func (p *Pool) noWay(c *client, body []byte) {
 	}
 	s, now := p.peer(node), p.now()
 	key, most := farKey{c.relay.ID, a}, farHold
-	if code == noWayGone {
+	if code == NoWayGone {
 		key, most = farKey{far: a}, goneUnheard
 	}
-	tells := code == noWayGone && p.hasSession(a) // then that relay answers for itself, and tells when the peer comes
+	tells := code == NoWayGone && p.hasSession(a) // then that relay answers for itself, and tells when the peer comes
 	s.mu.Lock()
 	before := s.far.refused[key]
 	r := before
 	if !tells {
 		r = s.far.refuse(key, now, most)
 	}
-	if !tells && code == noWayGone {
+	if !tells && code == NoWayGone {
 		s.gone[a] = absence{at: r.at}
 	}
 	if s.far.in == (farRoute{c, a}) {
@@ -300,10 +274,10 @@ func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) 
 		}
 		return true
 	}
-	q.mu.Lock()
-	ok := q.addKind(now, frameForwarded, origin, node, channel, b)
-	q.mu.Unlock()
-	q.kick()
+	q.Lock()
+	ok := q.AddKind(now, FrameForwarded, origin, node, channel, b)
+	q.Unlock()
+	q.Kick()
 	return ok
 }
 
@@ -325,59 +299,5 @@ func (c *client) sendEarly() {
 		if now-e.at < pendingAge {
 			c.pool.Forward(c.relay.ID, e.origin, e.node, e.channel, e.b)
 		}
-	}
-}
-
-// forward moves a client's packet towards another relay.
-func (f *forwarder) forward(body []byte) {
-	far, node, channel, payload := decodeFar(body)
-	if far == f.s.cfg.Self {
-		f.data(appendData(nil, node, channel, payload)[headerSize:])
-		return
-	}
-	f.release()
-	f.packets++
-	f.bytes += uint64(len(payload))
-	if f.s.cfg.Forward == nil || !f.s.cfg.Forward(far, f.from.id, node, channel, payload) {
-		f.s.counters.unroutable.Add(1)
-		f.from.noWay(far, node, noWayNoRelay)
-	}
-}
-
-// forwarded delivers what another relay hands over, to clients of this relay only.
-func (f *forwarder) forwarded(body []byte) {
-	origin, node, channel, payload := decodeFar(body)
-	f.release()
-	if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {
-		f.s.counters.unroutable.Add(1)
-		return
-	}
-	to := f.s.session(node)
-	if to == nil {
-		f.s.counters.unroutable.Add(1)
-		f.from.noWay(origin, node, noWayOrigin)
-		return
-	}
-	f.packets++
-	f.bytes += uint64(len(payload))
-	to.q.mu.Lock()
-	to.q.addKind(f.now, frameFar, f.from.id, origin, channel, payload)
-	to.q.mu.Unlock()
-	if !slices.Contains(f.touched, to) {
-		f.touched = append(f.touched, to)
-	}
-}
-
-func (x *session) noWay(a, node identity.ID, code byte) {
-	x.q.pushControl(func(b []byte) []byte {
-		b = append(appendHeader(b, frameNoWay, noWaySize), a[:]...)
-		return append(append(b, node[:]...), code)
-	})
-}
-
-// NoWay tells a client of this relay, if it has a session, that a far relay does not have a node.
-func (s *Server) NoWay(far, client, node identity.ID) {
-	if x := s.session(client); x != nil {
-		x.noWay(far, node, noWayGone)
 	}
 }

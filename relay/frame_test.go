@@ -11,30 +11,30 @@ import (
 
 func sampleFrames() []byte {
 	id := identity.ID{1, 2, 3, 4, 5, 6, 7, 8}
-	b := appendHello(nil, hello{1, 2, 3, 4, 5, true})
-	b = appendToken(b, framePing, 7)
-	b = appendData(b, id, 2, []byte("payload"))
-	b = appendRefused(b, id, 1, []byte("refused"))
-	b = appendNode(b, frameGone, id)
-	b = appendNode(b, frameHere, id)
-	b = appendOffer(b, offer{9, id, [16]byte{1}})
-	b = appendAccept(b, 9, [16]byte{1})
-	b = appendReply(b, replyTimeout, "too late")
-	b = appendNode(b, frameWhere, id)
-	b = appendSeen(b, id, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")})
+	b := AppendHello(nil, Hello{1, 2, 3, 4, 5, true})
+	b = AppendToken(b, FramePing, 7)
+	b = AppendData(b, id, 2, []byte("payload"))
+	b = AppendRefused(b, id, 1, []byte("refused"))
+	b = AppendNode(b, FrameGone, id)
+	b = AppendNode(b, FrameHere, id)
+	b = AppendOffer(b, Offer{9, id, [16]byte{1}})
+	b = AppendAccept(b, 9, [16]byte{1})
+	b = AppendReply(b, ReplyTimeout, "too late")
+	b = AppendNode(b, FrameWhere, id)
+	b = AppendSeen(b, id, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")})
 	return append(b, samplePairFrames()...)
 }
 
 func TestFrameReaderCutsAnywhere(t *testing.T) {
-	b := append(sampleFrames(), appendData(nil, identity.ID{}, 0, make([]byte, MaxPayload))...)
-	r, n := newFrameReader(), 0
+	b := append(sampleFrames(), AppendData(nil, identity.ID{}, 0, make([]byte, MaxPayload))...)
+	r, n := NewFrameReader(), 0
 	src := iotest.OneByteReader(bytes.NewReader(b))
 	for n < 18 {
-		if _, err := r.fill(src); err != nil {
+		if _, err := r.Fill(src); err != nil {
 			t.Fatal(err)
 		}
 		for {
-			_, _, ok, err := r.next()
+			_, _, ok, err := r.Next()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,8 +52,8 @@ func TestFrameReaderCutsAnywhere(t *testing.T) {
 // FuzzFrames decodes arbitrary bytes, and what decodes must encode to the same bytes.
 func FuzzFrames(f *testing.F) {
 	f.Add(sampleFrames())
-	f.Add(appendHeader(nil, frameData, maxBody))
-	f.Add([]byte{byte(frameOffer), 0, 3, 1, 2, 3})
+	f.Add(AppendHeader(nil, FrameData, maxBody))
+	f.Add([]byte{byte(FrameOffer), 0, 3, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for {
 			typ, body, size, need, err := parse(b)
@@ -74,37 +74,37 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-func encodeAgain(typ frameType, body []byte) []byte {
+func encodeAgain(typ FrameType, body []byte) []byte {
 	switch typ {
-	case frameHello:
+	case FrameHello:
 		if len(body) == helloSize+1 && body[helloSize] <= 1 {
-			return appendHello(nil, decodeHello(body))
+			return AppendHello(nil, DecodeHello(body))
 		}
-	case framePing, framePong:
-		return appendToken(nil, typ, decodeToken(body))
-	case frameData:
-		n, c, p := decodeData(body)
-		return appendData(nil, n, c, p)
-	case frameGone:
+	case FramePing, FramePong:
+		return AppendToken(nil, typ, DecodeToken(body))
+	case FrameData:
+		n, c, p := DecodeData(body)
+		return AppendData(nil, n, c, p)
+	case FrameGone:
 		if len(body) >= dataPrefix {
-			n, c, p := decodeData(body)
-			return appendRefused(nil, n, c, p)
+			n, c, p := DecodeData(body)
+			return AppendRefused(nil, n, c, p)
 		}
-	case frameSeen:
+	case FrameSeen:
 		if n := len(body) - 8; n%16 == 0 && n/16 <= maxSeen {
-			id, addrs := decodeSeen(body)
-			return appendSeen(nil, id, addrs)
+			id, addrs := DecodeSeen(body)
+			return AppendSeen(nil, id, addrs)
 		}
-	case frameHere, frameConnect, frameWhere:
-		return appendNode(nil, typ, decodeNode(body))
-	case frameOffer:
-		return appendOffer(nil, decodeOffer(body))
-	case frameAccept:
-		s, k := decodeAccept(body)
-		return appendAccept(nil, s, k)
-	case frameReply:
-		c, s := decodeReply(body)
-		return appendReply(nil, c, s)
+	case FrameHere, FrameConnect, FrameWhere:
+		return AppendNode(nil, typ, DecodeNode(body))
+	case FrameOffer:
+		return AppendOffer(nil, DecodeOffer(body))
+	case FrameAccept:
+		s, k := DecodeAccept(body)
+		return AppendAccept(nil, s, k)
+	case FrameReply:
+		c, s := DecodeReply(body)
+		return AppendReply(nil, c, s)
 	}
 	return encodePairAgain(typ, body)
 }

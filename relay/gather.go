@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net"
+	"net/netip"
 	"sync"
 )
 
@@ -17,8 +18,8 @@ type gatherer struct {
 // Gather prepares a connection that a session may come over, before TLS is laid on it.
 func Gather(c net.Conn) net.Conn { return &gatherer{Conn: c} }
 
-// tcp is the TCP connection below TLS, if it is one.
-func tcp(c net.Conn) (*net.TCPConn, bool) {
+// TCP is the TCP connection below TLS, if it is one.
+func TCP(c net.Conn) (*net.TCPConn, bool) {
 	if g, ok := c.(*gatherer); ok {
 		c = g.Conn
 	}
@@ -54,4 +55,12 @@ func together(c net.Conn, buffer *[]byte, write func() (int, error)) (int, error
 		err = failed
 	}
 	return n, err
+}
+
+// RemoteIP is the address at the other end of a TCP connection; not valid: it is not one.
+func RemoteIP(c net.Conn) netip.Addr {
+	if t, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return t.AddrPort().Addr()
+	}
+	return netip.Addr{}
 }

@@ -21,15 +21,17 @@ func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 		children = append(children, c)
 		list = append(list, c.relay())
 	}
-	nodes := [2]*testNode{newNode(t, nil, newKey(t)), newNode(t, nil, newKey(t))}
+	nodes := [2]*testNode{}
 	gaps := [2]*silence{}
-	for i, n := range nodes {
+	for i := range nodes {
 		gaps[i] = &silence{}
-		n.cfg.OnPacket = func(identity.ID, byte, []byte) { gaps[i].heard() }
-		n.SetRelays(list)
+		nodes[i] = newNode(t, nil, newKey(t), func(c *PoolConfig) {
+			c.OnPacket = func(identity.ID, byte, []byte) { gaps[i].heard() }
+		})
+		nodes[i].SetRelays(list)
 	}
 	for _, n := range nodes {
-		waitFor(t, "two warm sessions", func() bool { return len(n.Links()) == 2 && len(n.sessions()) == 2 })
+		waitFor(t, "two warm sessions", func() bool { return len(n.Links()) == 2 && len(sessions(n)) == 2 })
 	}
 	nodes[0].SetPeerLinks(nodes[1].id, nodes[1].Links())
 	nodes[1].SetPeerLinks(nodes[0].id, nodes[0].Links())
@@ -47,7 +49,7 @@ func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 			for k, n := range nodes {
 				_ = n.Send(nodes[1-k].id, ChannelWireGuard, binary.BigEndian.AppendUint64(nil, i))
 				// What a record would tell within some tenths of a second.
-				nodes[1-k].listedBy(n)
+				listedBy(nodes[1-k], n)
 			}
 		}
 	}()
@@ -71,15 +73,13 @@ func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 }
 
 // listedBy takes the links of a peer over as its record would bring them, when they have changed.
-func (n *testNode) listedBy(peer *testNode) {
+func listedBy(n, peer *testNode) {
 	links := peer.Links()
-	s := n.peer(peer.id)
-	s.mu.Lock()
-	same := len(links) == len(s.listed)
+	listed := n.Listed(peer.id)
+	same := len(links) == len(listed)
 	for _, l := range links {
-		same = same && s.listed[l.Relay] != 0
+		same = same && slices.Contains(listed, l.Relay)
 	}
-	s.mu.Unlock()
 	if !same {
 		n.SetPeerLinks(peer.id, links)
 	}

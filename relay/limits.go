@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"sync/atomic"
 	"time"
 )
 
@@ -9,27 +8,7 @@ const (
 	// sessionCost is what a session holds beside its queue: buffers of TLS and of its reader, goroutines, the kernel's
 	// sockets not counted.
 	sessionCost = 96 << 10
-	// leastQueue may be held by every queue, however little memory is left.
-	leastQueue = 64 << 10
-	// shareOfFree is the part of the free memory that one queue may hold, so that many slow readers share what there is,
-	// and those who come later still find some.
-	shareOfFree = 8
 )
-
-// budget counts the memory of all queues of a process.
-type budget struct {
-	limit atomic.Int64 // 0: none
-	used  atomic.Int64
-}
-
-// allow is how many bytes one queue may hold now.
-func (b *budget) allow() int {
-	limit := b.limit.Load()
-	if limit == 0 {
-		return 1 << 62
-	}
-	return max(int(limit-b.used.Load())/shareOfFree, leastQueue)
-}
 
 // bucket limits a rate (a token bucket). Its burst is a tenth of a second, so that what waits stays little.
 type bucket struct {
@@ -76,7 +55,7 @@ func (l *Limits) defaults() {
 // than the new limits let in; the queues get shorter as they are filled next, and the rates of clients change at once.
 func (s *Server) SetLimits(l Limits) {
 	l.defaults()
-	s.pool.limit.Store(int64(l.MaxMemory))
+	s.pool.Limit.Store(int64(l.MaxMemory))
 	s.limits.Store(&l)
 }
 
@@ -98,6 +77,6 @@ func (x *session) pause(d time.Duration) {
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-x.done:
+	case <-x.Done():
 	}
 }

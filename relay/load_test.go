@@ -288,7 +288,7 @@ func startStoppedReader(b *testing.B, relay *child) identity.ID {
 				return
 			}
 			for err == nil {
-				_, err = c.Write(appendToken(nil, framePing, 1))
+				_, err = c.Write(AppendToken(nil, FramePing, 1))
 				select {
 				case <-stop:
 					c.NetConn().Close()

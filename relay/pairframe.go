@@ -12,47 +12,52 @@ import (
 // PairID names a pair of reserved ports within one run of a relay.
 type PairID uint64
 
+// PairKeySize is the size of a reservation's key.
+const PairKeySize = 32
+
 const (
-	pairKeySize   = 32
-	pairFrameSize = 8 + 8 + 2 + pairKeySize
+	pairFrameSize = 8 + 8 + 2 + PairKeySize
 	stateSize     = 8 + 1
 )
 
-// grant is one end's half of a pair.
-type grant struct {
-	pair PairID
-	peer identity.ID
-	port uint16 // of the relay, for this end alone
-	key  [pairKeySize]byte
+// Grant is one end's half of a pair.
+type Grant struct {
+	Pair PairID
+	Peer identity.ID
+	Port uint16 // of the relay, for this end alone
+	Key  [PairKeySize]byte
 }
 
-// pairState is what a relay says of a pair later.
-type pairState byte
+// PairState is what a relay says of a pair later.
+type PairState byte
 
+// States of a pair.
 const (
-	pairEnded pairState = 0 // forget it
-	pairReady pairState = 1 // both ends have proven their mappings: what is sent to the port arrives at the other end
+	PairEnded PairState = 0 // forget it
+	PairReady PairState = 1 // both ends have proven their mappings: what is sent to the port arrives at the other end
 )
 
-// denial is why a relay gives no pair.
-type denial byte
+// Denial is why a relay gives no pair.
+type Denial byte
 
+// Reasons in a FrameDenied.
 const (
-	deniedNotHere denial = 1 // the other end has no session here
-	deniedQuota   denial = 2 // this client has its limit of pairs
-	deniedFull    denial = 3 // no port is free
-	deniedOff     denial = 4 // this relay forwards no UDP now
+	DeniedNotHere Denial = 1 // the other end has no session here
+	DeniedQuota   Denial = 2 // this client has its limit of pairs
+	DeniedFull    Denial = 3 // no port is free
+	DeniedOff     Denial = 4 // this relay forwards no UDP now
 )
 
-func (d denial) String() string {
+// String says it in words.
+func (d Denial) String() string {
 	switch d {
-	case deniedNotHere:
+	case DeniedNotHere:
 		return "the peer has no session with this relay"
-	case deniedQuota:
+	case DeniedQuota:
 		return "this node has its limit of reserved ports there"
-	case deniedFull:
+	case DeniedFull:
 		return "the relay has no free port"
-	case deniedOff:
+	case DeniedOff:
 		return "the relay forwards no UDP now"
 	}
 	return "refused"
@@ -66,49 +71,57 @@ func flag(on bool) byte {
 }
 
 // pairFrameSizes bounds the bodies of the UDP relay's frames.
-func pairFrameSizes(t frameType) (lo, hi int) {
+func pairFrameSizes(t FrameType) (lo, hi int) {
 	switch t {
-	case framePair:
+	case FramePair:
 		return pairFrameSize, pairFrameSize + 64 // later versions may say more
-	case frameState:
+	case FrameState:
 		return stateSize, stateSize + 64
-	case frameDenied:
+	case FrameDenied:
 		return 9, 9 + maxReason
 	}
 	return 8, 8 // reserve: a node; failed, give up: a pair
 }
 
-func appendPairID(b []byte, t frameType, pair PairID) []byte {
-	return binary.BigEndian.AppendUint64(appendHeader(b, t, 8), uint64(pair))
+// AppendPairID appends a FrameFailed or a FrameGiveUp.
+func AppendPairID(b []byte, t FrameType, pair PairID) []byte {
+	return binary.BigEndian.AppendUint64(AppendHeader(b, t, 8), uint64(pair))
 }
 
-func appendGrant(b []byte, g grant) []byte {
-	b = binary.BigEndian.AppendUint64(appendHeader(b, framePair, pairFrameSize), uint64(g.pair))
-	b = append(b, g.peer[:]...)
-	b = binary.BigEndian.AppendUint16(b, g.port)
-	return append(b, g.key[:]...)
+// AppendGrant appends a FramePair.
+func AppendGrant(b []byte, g Grant) []byte {
+	b = binary.BigEndian.AppendUint64(AppendHeader(b, FramePair, pairFrameSize), uint64(g.Pair))
+	b = append(b, g.Peer[:]...)
+	b = binary.BigEndian.AppendUint16(b, g.Port)
+	return append(b, g.Key[:]...)
 }
 
-func appendState(b []byte, pair PairID, s pairState) []byte {
-	b = binary.BigEndian.AppendUint64(appendHeader(b, frameState, stateSize), uint64(pair))
+// AppendState appends a FrameState.
+func AppendState(b []byte, pair PairID, s PairState) []byte {
+	b = binary.BigEndian.AppendUint64(AppendHeader(b, FrameState, stateSize), uint64(pair))
 	return append(b, byte(s))
 }
 
-func appendDenied(b []byte, peer identity.ID, d denial) []byte {
-	return append(append(appendHeader(b, frameDenied, 9), peer[:]...), byte(d))
+// AppendDenied appends a FrameDenied.
+func AppendDenied(b []byte, peer identity.ID, d Denial) []byte {
+	return append(append(AppendHeader(b, FrameDenied, 9), peer[:]...), byte(d))
 }
 
 // The decoders below take bodies whose length checkHeader has approved.
 
-func decodePairID(b []byte) PairID { return PairID(binary.BigEndian.Uint64(b)) }
+// DecodePairID reads the body of a FrameFailed or a FrameGiveUp.
+func DecodePairID(b []byte) PairID { return PairID(binary.BigEndian.Uint64(b)) }
 
-func decodeGrant(b []byte) grant {
-	return grant{PairID(binary.BigEndian.Uint64(b)), identity.ID(b[8:16]), binary.BigEndian.Uint16(b[16:]),
-		[pairKeySize]byte(b[18:])}
+// DecodeGrant reads the body of a FramePair.
+func DecodeGrant(b []byte) Grant {
+	return Grant{PairID(binary.BigEndian.Uint64(b)), identity.ID(b[8:16]), binary.BigEndian.Uint16(b[16:]),
+		[PairKeySize]byte(b[18:])}
 }
 
-func decodeState(b []byte) (PairID, pairState) {
-	return PairID(binary.BigEndian.Uint64(b)), pairState(b[8])
+// DecodeState reads the body of a FrameState.
+func DecodeState(b []byte) (PairID, PairState) {
+	return PairID(binary.BigEndian.Uint64(b)), PairState(b[8])
 }
 
-func decodeDenied(b []byte) (identity.ID, denial) { return identity.ID(b[:8]), denial(b[8]) }
+// DecodeDenied reads the body of a FrameDenied.
+func DecodeDenied(b []byte) (identity.ID, Denial) { return identity.ID(b[:8]), Denial(b[8]) }

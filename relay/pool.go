@@ -85,8 +85,8 @@ const (
 type Pool struct {
 	cfg      PoolConfig
 	start    time.Time
-	packets  packetPool
-	load     load
+	packets  PacketPool
+	load     Load
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -499,12 +499,12 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 			return nil
 		}
 		if p.ctx.Err() != nil {
-			return fmt.Errorf("send to node %s: relay pool: %w", peer, errClosed)
+			return fmt.Errorf("send to node %s: relay pool: %w", peer, ErrClosed)
 		}
 		if channel == ChannelGossip {
 			return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
 		}
-		if p.pending.keep(now, waiting{peer, channel, slices.Clone(b)}, released) {
+		if p.pending.keep(now, Unsent{peer, channel, slices.Clone(b)}, released) {
 			return nil
 		}
 	}
@@ -525,17 +525,17 @@ func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 }
 
 // resend gives packets another chance that a relay could not deliver.
-func (p *Pool) resend(all []waiting) {
+func (p *Pool) resend(all []Unsent) {
 	now := p.now()
 	for _, w := range all {
-		s := p.peer(w.node)
-		if len(w.payload) == 0 { // a question goes round for ever unless only those get it that have not answered
-			p.carry(s, now).send(now, w.node, w.channel, nil)
+		s := p.peer(w.Node)
+		if len(w.Payload) == 0 { // a question goes round for ever unless only those get it that have not answered
+			p.carry(s, now).send(now, w.Node, w.Channel, nil)
 			continue
 		}
 		for {
 			released := p.pending.released()
-			if p.send(s, now, w.channel, w.payload) || w.channel == ChannelGossip || p.pending.keep(now, w, released) {
+			if p.send(s, now, w.Channel, w.Payload) || w.Channel == ChannelGossip || p.pending.keep(now, w, released) {
 				break
 			}
 		}
@@ -561,7 +561,7 @@ func (p *Pool) signal() {
 }
 
 // absent notes that a relay has no session of a peer, and sends the refused packet another way.
-func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
+func (p *Pool) absent(c *client, peer identity.ID, refused []Unsent) {
 	s := p.peer(peer)
 	s.mu.Lock()
 	s.gone[c.relay.ID] = absence{p.now(), s.gone[c.relay.ID].asked}
@@ -674,7 +674,7 @@ type pendingQueue struct {
 
 type kept struct {
 	at time.Duration
-	waiting
+	Unsent
 }
 
 const (
@@ -691,7 +691,7 @@ func (q *pendingQueue) released() uint64 {
 
 // keep is false when there was a release since the caller began to try: it came too early for this packet, and what has
 // changed may carry it.
-func (q *pendingQueue) keep(now time.Duration, w waiting, released uint64) bool {
+func (q *pendingQueue) keep(now time.Duration, w Unsent, released uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.releases != released {
@@ -705,14 +705,14 @@ func (q *pendingQueue) keep(now time.Duration, w waiting, released uint64) bool 
 }
 
 // take empties the queue: those that are still of use, the oldest first.
-func (q *pendingQueue) take(now time.Duration) []waiting {
+func (q *pendingQueue) take(now time.Duration) []Unsent {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.releases++
-	var all []waiting
+	var all []Unsent
 	for _, k := range q.kept {
 		if now-k.at <= pendingAge {
-			all = append(all, k.waiting)
+			all = append(all, k.Unsent)
 		}
 	}
 	q.kept = q.kept[:0]

@@ -37,24 +37,18 @@ func TestAbsenceIsSticky(t *testing.T) {
 	}
 	waitFor(t, "the relay to be asked after a record", func() bool { return asked() > before })
 	before = asked()
-	a.relays[r.key.ID()].wire.Load().end(errClosed)
+	a.ClientOf(r.key.ID()).Cut()
 	waitFor(t, "the relay to be asked in a new session", func() bool { return asked() > before })
 	if chosen() || !a.Absent(b.id) {
 		t.Error("a new session undoes the relay's word")
 	}
 	before = asked()
-	s := a.peer(b.id)
-	s.mu.Lock()
-	word := s.gone[r.key.ID()]
-	s.gone[r.key.ID()] = absence{word.at - word.hold(), word.asked} // as if that long had passed
-	s.mu.Unlock()
-	a.relaysChanged()
+	a.AgeAbsence(r.key.ID(), b.id) // as if that long had passed
+	a.ChooseAnew()
 	waitFor(t, "the relay to be asked after a while", func() bool { chosen(); return asked() > before })
-	s.mu.Lock()
-	if n := s.gone[r.key.ID()].asked; n != 1 {
+	if n := a.AskedAgain(r.key.ID(), b.id); n != 1 {
 		t.Errorf("asked once since the session began, it counts %d", n)
 	}
-	s.mu.Unlock()
 	if chosen() {
 		t.Error("time undoes the relay's word")
 	}
@@ -62,17 +56,11 @@ func TestAbsenceIsSticky(t *testing.T) {
 	waitFor(t, "the peer to be there", func() bool { return chosen() && !a.Absent(b.id) })
 	waitFor(t, "the peer's own end of its session", func() bool { return len(b.Links()) > 0 })
 	b.Ask(a.id)
-	waitFor(t, "an answer about a present peer", func() bool {
-		s := b.peer(a.id)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		_, seen := s.seen[r.key.ID()]
-		return seen
-	})
+	waitFor(t, "an answer about a present peer", func() bool { return b.HasSeen(r.key.ID(), a.id) })
 	if len(a.packets) > 0 || len(b.packets) > 0 {
 		t.Error("a question was delivered as a packet")
 	}
-	if n := a.relays[r.key.ID()].tunnel.Load(); n > 0 {
+	if n := a.ClientOf(r.key.ID()).TunnelCount(); n > 0 {
 		t.Errorf("%d questions count as traffic, which keeps an idle session busy with pings", n)
 	}
 }
@@ -107,34 +95,29 @@ func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
 		order[i].Order = int64(i + 1)
 	}
 	a.SetRelays(order)
-	c := a.client(third.key.ID())
-	c.demand(a.now()) // the others are warm
+	c := a.ClientOf(third.key.ID())
+	c.Demand() // the others are warm
 	for _, r := range relays {
 		waitFor(t, "a session", func() bool { return a.connected(r.key.ID()) })
 		if err := a.SendVia(r.key.ID(), b.id, ChannelWireGuard, nil); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "the relay's word", func() bool { return a.client(r.key.ID()).gone.Load() > 0 })
+		waitFor(t, "the relay's word", func() bool { return a.ClientOf(r.key.ID()).GoneCount() > 0 })
 	}
-	a.planning.Lock()
-	c.setNeed(needNone)
-	waitFor(t, "the session's end", func() bool { return c.ended(third) })
-	c.standing(false) // counts the question as use
-	c.used.Store(0)
-	a.planning.Unlock()
+	release := a.HoldPlans()
+	c.StandBy()
+	waitFor(t, "the session's end", func() bool {
+		return c.IsOver() && !third.server.Connected(a.id) // neither side holds one
+	})
+	c.LastUse() // counts the question as use
+	c.ForgetUse()
+	release()
 	b.use(third)
 	waitFor(t, "the peer's session", func() bool { return b.connected(third.key.ID()) })
 	if err := a.Send(b.id, ChannelWireGuard, []byte("found")); err != nil {
 		t.Fatal(err)
 	}
 	b.want(t, got{a.id, ChannelWireGuard, "found"})
-}
-
-// ended tells whether neither side holds a session.
-func (c *client) ended(r *testRelay) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.leaving == nil && c.wire.Load() == nil && !r.server.Connected(c.pool.cfg.Self)
 }
 
 // TestPacketsLeaveARelayThatThePeerNoLongerUses has a peer's session at a relay that its record does not list end
@@ -148,7 +131,7 @@ func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 	b.use(old)
 	waitFor(t, "the peer's session", func() bool { return len(b.Links()) > 0 })
 	a.SetPeerLinks(b.id, []Link{{next.key.ID(), time.Second}}) // farther than the other would be
-	b.arrives(t, a, "hello")
+	arrives(t, b, a, "hello")
 	waitFor(t, "the answer's way", func() bool { return a.choice(b.id) == old.key.ID() })
 	b.use()
 	waitFor(t, "the end of the peer's session", func() bool { return !old.server.Connected(b.id) })
@@ -168,21 +151,7 @@ func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 			}
 		}
 	}()
-	if took := a.arrives(t, b, "welcome back"); took > soon {
+	if took := arrives(t, a, b, "welcome back"); took > soon {
 		t.Errorf("the relay was left after %s", took)
-	}
-}
-
-// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its
-// return.
-func TestAskedEverMoreRarely(t *testing.T) {
-	for asked, want := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
-		4 * time.Minute, 4 * time.Minute} {
-		if have := (absence{asked: asked}).hold(); have != want {
-			t.Errorf("asked %d times, not again for %s, want %s", asked, have, want)
-		}
-	}
-	if have := (absence{asked: 1 << 40}).hold(); have != goneLong {
-		t.Errorf("asked often, not again for %s", have)
 	}
 }

@@ -107,7 +107,7 @@ func (x *Proxies) open(peer identity.ID) (y *proxy, made bool, err error) {
 		return y, false, nil
 	}
 	if x.closed {
-		return nil, false, fmt.Errorf("relay proxies: %w", errClosed)
+		return nil, false, fmt.Errorf("relay proxies: %w", ErrClosed)
 	}
 	if len(x.byPeer) >= maxProxies {
 		return nil, false, fmt.Errorf("the limit of %d proxies is reached: remove peers that are gone", maxProxies)
@@ -122,7 +122,7 @@ func (x *Proxies) open(peer identity.ID) (y *proxy, made bool, err error) {
 		return nil, false, fmt.Errorf("open a UDP socket on 127.0.0.1: %w", err)
 	}
 	y = &proxy{peer: peer, conn: conn, raw: raw, endpoint: conn.LocalAddr().(*net.UDPAddr).AddrPort()}
-	_ = raw.Control(prepareUDP) // best effort: without it only bursts suffer
+	_ = raw.Control(PrepareUDP) // best effort: without it only bursts suffer
 	if err := x.aim(y); err != nil {
 		conn.Close()
 		return nil, false, err
@@ -262,15 +262,15 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	p := x.pool
 	now := p.now()
 	if h := p.nextHop(p.peer(y.peer), now, ChannelWireGuard); h.q != nil {
-		h.q.mu.Lock()
-		open, packets := !h.q.sealed, uint64(0)
+		h.q.Lock()
+		open, packets := !h.q.Sealed(), uint64(0)
 		if open {
 			packets = b.each(n, func(one []byte) bool { return h.add(now, y.peer, ChannelWireGuard, one) })
 		}
-		h.q.mu.Unlock()
+		h.q.Unlock()
 		if open {
 			x.toPeers.Add(packets)
-			h.q.kick()
+			h.q.Kick()
 			h.c.stir()
 			return
 		}

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -198,7 +197,7 @@ func TestProxyKeepsDatagramsApart(t *testing.T) {
 		r := startRelay(t, m)
 		a, b := startNode(t, m, r), startNode(t, m, r)
 		wa, wb := startWireGuard(t, a, ProxyOptions{}), startWireGuard(t, b, ProxyOptions{})
-		wb.proxies.plain.Store(plain)
+		wb.proxies.SetPlain(plain)
 		endpoint := wa.proxies.Endpoint(b.id)
 		var want []string
 		for i, size := range []int{1452, 1452, 1452, 80, 1452, 1452, 32, 32, 32, 32, 1452, 148, 9000, 9000, 9000, 1} {
@@ -213,27 +212,9 @@ func TestProxyKeepsDatagramsApart(t *testing.T) {
 				wb.want(t, s)
 			}
 		}
-		if wb.proxies.plain.Load() != plain {
+		if wb.proxies.Plain() != plain {
 			t.Log("this kernel refuses UDP_SEGMENT")
 		}
-	}
-}
-
-func TestSendBatchJoinsEqualSizes(t *testing.T) {
-	var b sendBatch
-	b.plain = new(atomic.Bool)
-	for _, n := range []int{100, 100, 60, 100, 100, 200, 100} {
-		b.add(make([]byte, n))
-	}
-	var have []uint64
-	for i := range b.messages {
-		have = append(have, uint64(b.headers[i].hdr.Iovlen))
-	}
-	if want := []uint64{3, 2, 2}; !slices.Equal(have, want) {
-		t.Errorf("packets per message %v, want %v", have, want)
-	}
-	if first := b.flatten(1); first != 3 || b.messages != 7 {
-		t.Errorf("flattened from %d to %d messages, want 3 to 7", first, b.messages)
 	}
 }
 

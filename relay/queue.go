@@ -16,12 +16,9 @@ const (
 	quantum = 2 << 10
 	// maxAge ends a packet's wait: later than this a copy has been sent or nobody wants it any more.
 	maxAge = time.Second
-	// A flow whose packets have waited longer than standing for as long as patience has more than its way can
-	// carry: a longer queue would not carry more, only later.
-	// A relay waits longer than a client: where it has no processor to write, its clients should send less.
-	clientStanding = 50 * time.Millisecond
-	serverStanding = 250 * time.Millisecond
-	patience       = 100 * time.Millisecond
+	// A flow whose packets have waited longer than the queue's standing for as long as patience has more than its way
+	// can carry: a longer queue would not carry more, only later.
+	patience = 100 * time.Millisecond
 	// smallPacket is the buffer of nearly all packets. Larger ones have a class of their own.
 	smallPacket = 2 << 10
 	// controlBytes bounds the control frames that wait for one session.
@@ -33,33 +30,33 @@ type packet struct {
 	next    *packet
 	at      time.Duration // when it was queued
 	channel byte
-	kind    frameType   // 0: data
+	kind    FrameType   // 0: data
 	other   identity.ID // of another kind: the second node in the frame
 	n       int
 	buf     []byte
 }
 
-// packetPool lends packet buffers in two sizes, and batches to write.
-type packetPool struct {
+// PacketPool lends packet buffers in two sizes, and batches to write.
+type PacketPool struct {
 	small, large, batches sync.Pool
-	budget
+	Budget
 }
 
-func (pp *packetPool) get(n int) *packet {
+func (pp *PacketPool) get(n int) *packet {
 	pool, size := &pp.small, smallPacket
 	if n > smallPacket {
 		pool, size = &pp.large, maxFrame
 	}
-	pp.used.Add(int64(size))
+	pp.Used.Add(int64(size))
 	if p, _ := pool.Get().(*packet); p != nil {
 		return p
 	}
 	return &packet{buf: make([]byte, size)}
 }
 
-func (pp *packetPool) put(p *packet) {
+func (pp *PacketPool) put(p *packet) {
 	p.next = nil
-	pp.used.Add(-int64(len(p.buf)))
+	pp.Used.Add(-int64(len(p.buf)))
 	if len(p.buf) == smallPacket {
 		pp.small.Put(p)
 	} else {
@@ -68,7 +65,7 @@ func (pp *packetPool) put(p *packet) {
 }
 
 // batch lends a buffer for take.
-func (pp *packetPool) batch() *[]byte {
+func (pp *PacketPool) batch() *[]byte {
 	if b, _ := pp.batches.Get().(*[]byte); b != nil {
 		return b
 	}
@@ -77,7 +74,7 @@ func (pp *packetPool) batch() *[]byte {
 }
 
 // done takes a batch back.
-func (pp *packetPool) done(b *[]byte) {
+func (pp *PacketPool) done(b *[]byte) {
 	if cap(*b) <= 4*maxFrame {
 		pp.batches.Put(b)
 	}
@@ -106,11 +103,11 @@ type lane struct {
 	maxBytes int
 }
 
-// queue is what waits for one session: control frames, packets of the control net, WireGuard's packets.
+// Queue is what waits for one session: control frames, packets of the control net, WireGuard's packets.
 // Many push, one takes.
-type queue struct {
+type Queue struct {
 	mu       sync.Mutex
-	pool     *packetPool
+	pool     *PacketPool
 	control  []byte
 	lanes    [2]lane // urgent, bulk
 	closed   bool
@@ -131,8 +128,10 @@ const (
 	laneBulk   = 1
 )
 
-func newQueue(pool *packetPool, maxPackets, maxBytes int, standing time.Duration) *queue {
-	q := &queue{pool: pool, standing: standing, wake: make(chan struct{}, 1), granted: unlimited}
+// NewQueue makes a queue of so many of WireGuard's packets and bytes, and a quarter as many of the control net's, whose
+// memory is pool's. standing is how long packets may wait for more than a moment.
+func NewQueue(pool *PacketPool, maxPackets, maxBytes int, standing time.Duration) *Queue {
+	q := &Queue{pool: pool, standing: standing, wake: make(chan struct{}, 1), granted: unlimited}
 	for i := range q.lanes {
 		q.lanes[i] = lane{flows: map[identity.ID]*flow{}, maxCount: maxPackets, maxBytes: maxBytes}
 	}
@@ -141,35 +140,35 @@ func newQueue(pool *packetPool, maxPackets, maxBytes int, standing time.Duration
 	return q
 }
 
-// pushControl queues a control frame made by add. It is refused when too many wait already.
-func (q *queue) pushControl(add func([]byte) []byte) bool {
+// PushControl queues a control frame that add appends. It is refused when too many wait already.
+func (q *Queue) PushControl(add func([]byte) []byte) bool {
 	q.mu.Lock()
 	ok := !q.closed && len(q.control) < controlBytes
 	if ok {
 		n := len(q.control)
 		q.control = add(q.control)
-		q.pool.used.Add(int64(len(q.control) - n))
+		q.pool.Used.Add(int64(len(q.control) - n))
 	}
 	q.mu.Unlock()
-	q.kick()
+	q.Kick()
 	return ok
 }
 
-// push queues a copy of a packet and drops the oldest when full. It is false when the queue is sealed or closed.
+// Push queues a copy of a packet and drops the oldest when full. It is false when the queue is sealed or closed.
 // The caller kicks when its burst ends.
-func (q *queue) push(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+func (q *Queue) Push(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.add(now, node, channel, payload)
+	return q.Add(now, node, channel, payload)
 }
 
-// add is push for a caller that holds mu over a burst.
-func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
-	return q.addKind(now, 0, identity.ID{}, node, channel, payload)
+// Add is Push for a caller that holds the lock over a burst.
+func (q *Queue) Add(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+	return q.AddKind(now, 0, identity.ID{}, node, channel, payload)
 }
 
-// addKind is add for a packet that travels in another frame than data.
-func (q *queue) addKind(now time.Duration, kind frameType, other, node identity.ID, channel byte, payload []byte) bool {
+// AddKind is Add for a packet that travels in another frame than data: other is the second node in it.
+func (q *Queue) AddKind(now time.Duration, kind FrameType, other, node identity.ID, channel byte, payload []byte) bool {
 	if q.sealed {
 		return false
 	}
@@ -191,8 +190,8 @@ func (q *queue) addKind(now time.Duration, kind frameType, other, node identity.
 	return true
 }
 
-// kick wakes the taker if it sleeps.
-func (q *queue) kick() {
+// Kick wakes the taker if it sleeps.
+func (q *Queue) Kick() {
 	if q.sleeping.CompareAndSwap(true, false) {
 		select {
 		case q.wake <- struct{}{}:
@@ -201,16 +200,30 @@ func (q *queue) kick() {
 	}
 }
 
-// waiting tells how many of WireGuard's packets wait.
-func (q *queue) waiting() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.lanes[laneBulk].packets
-}
+// Lock lets the caller add a burst.
+func (q *Queue) Lock() { q.mu.Lock() }
+
+// Unlock ends what Lock began.
+func (q *Queue) Unlock() { q.mu.Unlock() }
+
+// Waiting tells how many of WireGuard's packets wait. The caller holds the lock.
+func (q *Queue) Waiting() int { return q.lanes[laneBulk].packets }
+
+// Sealed tells whether the queue takes no more packets. The caller holds the lock.
+func (q *Queue) Sealed() bool { return q.sealed }
+
+// Dropped counts the packets that were dropped.
+func (q *Queue) Dropped() uint64 { return q.dropped.Load() }
+
+// Sent counts the packets that were taken to be written.
+func (q *Queue) Sent() uint64 { return q.sent.Load() }
+
+// SentBytes counts their bytes.
+func (q *Queue) SentBytes() uint64 { return q.sentBytes.Load() }
 
 // take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to
 // the pool. It is nil at the end.
-func (q *queue) take(limit int, now func() time.Duration) *[]byte {
+func (q *Queue) take(limit int, now func() time.Duration) *[]byte {
 	for {
 		if batch := q.gather(limit, now); batch == nil || len(*batch) > 0 {
 			return batch
@@ -220,7 +233,7 @@ func (q *queue) take(limit int, now func() time.Duration) *[]byte {
 }
 
 // gather is take that does not wait: its batch is empty when nothing is queued.
-func (q *queue) gather(limit int, now func() time.Duration) *[]byte {
+func (q *Queue) gather(limit int, now func() time.Duration) *[]byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -253,22 +266,22 @@ func (q *queue) gather(limit int, now func() time.Duration) *[]byte {
 var nothing []byte
 
 // dropControl forgets the control frames. The caller holds mu.
-func (q *queue) dropControl() {
-	q.pool.used.Add(-int64(len(q.control)))
+func (q *Queue) dropControl() {
+	q.pool.Used.Add(-int64(len(q.control)))
 	if q.control = q.control[:0]; cap(q.control) > smallPacket {
 		q.control = nil
 	}
 }
 
-// grant lets packets be taken up to a byte.
-func (q *queue) grant(granted uint64) {
+// Grant lets packets be taken up to a byte.
+func (q *Queue) Grant(granted uint64) {
 	q.mu.Lock()
 	q.granted = granted
 	q.mu.Unlock()
-	q.kick()
+	q.Kick()
 }
 
-func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte {
+func (q *Queue) drain(which int, b []byte, limit int, now time.Duration) []byte {
 	l := &q.lanes[which]
 	for l.turn != nil {
 		f := l.turn
@@ -277,7 +290,7 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 			q.pool.put(l.pop(f))
 			continue
 		}
-		size := headerSize + farPrefix + f.head.n
+		size := HeaderSize + farPrefix + f.head.n
 		if len(b) > 0 && len(b)+size > limit {
 			break
 		}
@@ -290,9 +303,9 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 		id := f.id
 		p := l.pop(f)
 		if p.kind == 0 {
-			b = appendData(b, id, p.channel, p.buf[:p.n])
+			b = AppendData(b, id, p.channel, p.buf[:p.n])
 		} else {
-			b = appendFar(b, p.kind, p.other, id, p.channel, p.buf[:p.n])
+			b = AppendFar(b, p.kind, p.other, id, p.channel, p.buf[:p.n])
 		}
 		q.sent.Add(1)
 		q.sentBytes.Add(uint64(p.n))
@@ -314,8 +327,8 @@ func (f *flow) overdue(now, standing time.Duration) bool {
 	return age > maxAge || now-f.late > patience
 }
 
-// forget drops what a node has queued here.
-func (q *queue) forget(node identity.ID) {
+// Forget drops what a node has queued here.
+func (q *Queue) Forget(node identity.ID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.lanes {
@@ -326,8 +339,8 @@ func (q *queue) forget(node identity.ID) {
 	}
 }
 
-// discard drops all that a closed queue holds.
-func (q *queue) discard() {
+// Discard drops all that a closed queue holds.
+func (q *Queue) Discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.dropControl()
@@ -338,25 +351,25 @@ func (q *queue) discard() {
 	}
 }
 
-// waiting is a packet taken back from a queue that cannot send it.
-type waiting struct {
-	node    identity.ID
-	channel byte
-	payload []byte
+// Unsent is a packet that a queue which cannot send it gave back.
+type Unsent struct {
+	Node    identity.ID
+	Channel byte
+	Payload []byte
 }
 
-// reclaim empties the queue of packets, and returns them in order per flow.
-func (q *queue) reclaim() []waiting {
+// Reclaim empties the queue of packets, and returns them in order per flow.
+func (q *Queue) Reclaim() []Unsent {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var all []waiting
+	var all []Unsent
 	for i := range q.lanes {
 		l := &q.lanes[i]
 		for l.turn != nil {
 			id := l.turn.id
 			p := l.pop(l.turn)
-			if p.kind != frameForwarded { // others' packets are not this node's to send
-				all = append(all, waiting{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
+			if p.kind != FrameForwarded { // others' packets are not this node's to send
+				all = append(all, Unsent{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
 			}
 			q.pool.put(p)
 		}
@@ -364,19 +377,34 @@ func (q *queue) reclaim() []waiting {
 	return all
 }
 
-// seal has the queue take no more packets. Control frames still leave.
-func (q *queue) seal() {
+// Held tells what waits, and the window that limits what is taken.
+func (q *Queue) Held() (bytes, packets int, window uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	bytes = len(q.control)
+	for i := range q.lanes {
+		bytes += q.lanes[i].bytes
+		packets += q.lanes[i].packets
+	}
+	if q.granted != unlimited {
+		window = q.granted - min(q.taken, q.granted)
+	}
+	return bytes, packets, window
+}
+
+// Seal has the queue take no more packets. Control frames still leave.
+func (q *Queue) Seal() {
 	q.mu.Lock()
 	q.sealed = true
 	q.mu.Unlock()
 }
 
 // close ends the taker. What is still queued can be reclaimed.
-func (q *queue) close() {
+func (q *Queue) close() {
 	q.mu.Lock()
 	q.closed, q.sealed = true, true
 	q.mu.Unlock()
-	q.kick()
+	q.Kick()
 }
 
 func (l *lane) push(id identity.ID, p *packet) {

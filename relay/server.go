@@ -59,6 +59,24 @@ func (c *ServerConfig) defaults() {
 	}
 }
 
+// serverStanding is more than a client's: where a relay has no processor to write, its clients should send less.
+const serverStanding = 250 * time.Millisecond
+
+const (
+	// A reader that has brought a destination more than aheadPackets, some three batches, gives up to aheadTurns more
+	// turns to its writer. One that has been at the same write for aheadStuck waits for the network, and no turn helps it.
+	aheadPackets = 128
+	aheadTurns   = 32
+	aheadStuck   = 20 * time.Millisecond
+)
+
+var (
+	errReplaced = errors.New("replaced by a newer session of the same node")
+	errKicked   = errors.New("the node is no longer a member")
+	errSilent   = errors.New("nothing heard any more")
+	errStuck    = errors.New("the other side stopped reading")
+)
+
 // A client whose packets are for absent nodes has so many a second handed back, after a burst of as many as it may hear
 // the arrival of and more; the rest is dropped.
 const (
@@ -72,8 +90,8 @@ const maxWatched = 1024
 // Server relays between the nodes that have a session with it.
 type Server struct {
 	cfg   ServerConfig
-	pool  packetPool
-	load  load
+	pool  PacketPool
+	load  Load
 	start time.Time
 
 	limits atomic.Pointer[Limits]
@@ -94,7 +112,7 @@ type serverCounters struct{ packets, bytes, unroutable, dropped, replaced, refus
 
 // session is one node's connection. Its reader runs in HandleSession.
 type session struct {
-	*wire
+	*Conn
 	id       identity.ID
 	watched  map[identity.ID]struct{} // guarded by Server.mu
 	finished chan struct{}            // closed when its reader forwards nothing any more
@@ -121,7 +139,7 @@ func NewServer(cfg ServerConfig) *Server {
 		stop:     make(chan struct{}),
 	}
 	if cfg.UDP != nil {
-		cfg.UDP.attach(s)
+		cfg.UDP.attach(cfg.Self, s.udpSession)
 	}
 	s.SetLimits(cfg.Limits)
 	go s.keepTime()
@@ -134,43 +152,43 @@ func (s *Server) now() time.Duration { return time.Since(s.start) }
 // The handshake must be complete. It owns conn.
 func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	x := &session{
-		wire:     newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes, serverStanding), &s.load, s.now),
+		Conn:     NewConn(conn, NewQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes, serverStanding), &s.load, s.now),
 		id:       peer,
 		watched:  map[identity.ID]struct{}{},
 		finished: make(chan struct{}),
 		began:    time.Now(),
 	}
 	defer close(x.finished)
-	x.q.pushControl(func(b []byte) []byte {
-		return appendHello(b, hello{
-			version:     1,
-			queueBytes:  uint32(s.cfg.QueueBytes),
-			queueCount:  uint32(s.cfg.QueuePackets),
-			streams:     uint16(min(s.limits.Load().MaxStreamsPerClient, 65535)),
-			idleSeconds: uint16(min(s.cfg.IdleTimeout/time.Second, 65535)),
-			udp:         s.cfg.UDP != nil,
+	x.Queue.PushControl(func(b []byte) []byte {
+		return AppendHello(b, Hello{
+			Version:     1,
+			QueueBytes:  uint32(s.cfg.QueueBytes),
+			QueueCount:  uint32(s.cfg.QueuePackets),
+			Streams:     uint16(min(s.limits.Load().MaxStreamsPerClient, 65535)),
+			IdleSeconds: uint16(min(s.cfg.IdleTimeout/time.Second, 65535)),
+			UDP:         s.cfg.UDP != nil,
 		})
 	})
 	if err := s.register(x); err != nil {
 		s.counters.refused.Add(1)
-		x.end(err)
-		x.q.discard()
+		x.End(err)
+		x.Queue.Discard()
 		s.cfg.Log.Warn("relay session refused", "node", peer, "error", err)
 		return
 	}
 	defer s.unregister(x)
 	if !s.cfg.Member(peer) {
-		x.end(errKicked)
+		x.End(errKicked)
 	}
 	if s.cfg.UDP != nil {
-		s.cfg.UDP.came(x)
+		s.cfg.UDP.sessionBegan(x)
 	}
 	s.cfg.Log.Debug("relay session open", "node", peer, "address", conn.RemoteAddr())
-	go x.writeLoop()
-	x.end(s.readLoop(x))
-	x.q.discard()
-	s.counters.dropped.Add(x.q.dropped.Load())
-	s.cfg.Log.Debug("relay session ended", "node", peer, "reason", x.why)
+	go x.WriteLoop()
+	x.End(s.readLoop(x))
+	x.Queue.Discard()
+	s.counters.dropped.Add(x.Queue.Dropped())
+	s.cfg.Log.Debug("relay session ended", "node", peer, "reason", x.Why())
 }
 
 func (s *Server) register(x *session) error {
@@ -179,28 +197,28 @@ func (s *Server) register(x *session) error {
 	old := s.sessions[x.id]
 	switch {
 	case s.closed:
-		return errClosed
+		return ErrClosed
 	case old == nil && len(s.sessions) >= s.limits.Load().MaxSessions:
 		return fmt.Errorf("this relay has its limit of %d sessions", s.limits.Load().MaxSessions)
-	case old == nil && s.pool.used.Load()+sessionCost > s.pool.limit.Load():
-		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.limit.Load()>>20)
+	case old == nil && s.pool.Used.Load()+sessionCost > s.pool.Limit.Load():
+		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.Limit.Load()>>20)
 	case old != nil:
 		s.counters.replaced.Add(1)
 		s.unwatch(old)
-		old.end(errReplaced)
+		old.End(errReplaced)
 	}
-	s.pool.used.Add(sessionCost)
+	s.pool.Used.Add(sessionCost)
 	s.sessions[x.id] = x
 	for w := range s.watchers[x.id] {
 		delete(w.watched, x.id)
-		w.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, x.id) })
+		w.Queue.PushControl(func(b []byte) []byte { return AppendNode(b, FrameHere, x.id) })
 	}
 	delete(s.watchers, x.id)
 	return nil
 }
 
 func (s *Server) unregister(x *session) {
-	s.pool.used.Add(-sessionCost)
+	s.pool.Used.Add(-sessionCost)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessions[x.id] == x {
@@ -226,21 +244,42 @@ func (s *Server) session(id identity.ID) *session {
 	return s.sessions[id]
 }
 
+// udpSession is session for the UDP relay.
+func (s *Server) udpSession(id identity.ID) Session {
+	if x := s.session(id); x != nil {
+		return x
+	}
+	return nil
+}
+
+// Node is whose session it is.
+func (x *session) Node() identity.ID { return x.id }
+
+// PushControl queues a control frame made by add. It is refused when too many wait already.
+func (x *session) PushControl(add func([]byte) []byte) bool { return x.Queue.PushControl(add) }
+
+// waiting tells how many of WireGuard's packets wait for the client.
+func (x *session) waiting() int {
+	x.Queue.Lock()
+	defer x.Queue.Unlock()
+	return x.Queue.Waiting()
+}
+
 // readLoop forwards what a node sends, until its session ends.
 func (s *Server) readLoop(x *session) error {
-	r := newFrameReader()
+	r := NewFrameReader()
 	f := forwarder{s: s, from: x}
 	turn := 0
 	defer f.flush() // a burst that ends with a broken frame began with whole ones
 	for {
-		n, err := r.fill(x.conn)
+		n, err := r.Fill(x.TLS)
 		if err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
 		f.now = s.now()
-		x.read(f.now, n)
+		x.Read(f.now, n)
 		for {
-			t, body, ok, err := r.next()
+			t, body, ok, err := r.Next()
 			if err != nil {
 				return err
 			}
@@ -258,7 +297,7 @@ func (s *Server) readLoop(x *session) error {
 			x.limited.Add(1)
 			x.pause(d)
 		}
-		if turn += n; turn >= turnBytes {
+		if turn += n; turn >= TurnBytes {
 			turn = 0
 			f.yield()
 		}
@@ -277,35 +316,35 @@ type forwarder struct {
 	packets, bytes uint64
 }
 
-func (f *forwarder) frame(t frameType, body []byte) error {
-	if t == frameData {
+func (f *forwarder) frame(t FrameType, body []byte) error {
+	if t == FrameData {
 		f.data(body)
 		return nil
 	}
 	f.release()
 	switch {
-	case t == framePing:
-		token := decodeToken(body)
-		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
-	case f.s.cfg.UDP != nil && (t == frameReserve || t == frameFailed || t == frameGiveUp):
-		f.s.cfg.UDP.frame(f.from, t, body)
-	case t == frameForward:
+	case t == FramePing:
+		token := DecodeToken(body)
+		f.from.Queue.PushControl(func(b []byte) []byte { return AppendToken(b, FramePong, token) })
+	case f.s.cfg.UDP != nil && (t == FrameReserve || t == FrameFailed || t == FrameGiveUp):
+		f.s.cfg.UDP.takeFrame(f.from, t, body)
+	case t == FrameForward:
 		f.forward(body)
-	case t == frameForwarded:
+	case t == FrameForwarded:
 		f.forwarded(body)
-	case t == frameWhere:
-		f.s.where(f.from, decodeNode(body))
-	case t == frameWindow:
-		f.from.q.grant(decodeWindow(body))
-	case t >= ignorable:
+	case t == FrameWhere:
+		f.s.where(f.from, DecodeNode(body))
+	case t == FrameWindow:
+		f.from.Queue.Grant(DecodeWindow(body))
+	case t >= Ignorable:
 	default:
-		return fmt.Errorf("%w: a client may not send frame type 0x%02x", errProtocol, byte(t))
+		return fmt.Errorf("%w: a client may not send frame type 0x%02x", ErrProtocol, byte(t))
 	}
 	return nil
 }
 
 func (f *forwarder) data(body []byte) {
-	node, channel, payload := decodeData(body)
+	node, channel, payload := DecodeData(body)
 	if len(payload) == 0 && channel == ChannelWireGuard { // a question: is that node here?
 		f.release()
 		if f.s.session(node) == nil {
@@ -322,11 +361,11 @@ func (f *forwarder) data(body []byte) {
 			f.refuse(node, channel, payload)
 			return
 		}
-		to.q.mu.Lock()
+		to.Queue.Lock()
 		f.to = to
 	}
 	// The source is who sits at this connection, whatever the frame says.
-	f.to.q.add(f.now, f.from.id, channel, payload)
+	f.to.Queue.Add(f.now, f.from.id, channel, payload)
 	f.packets++
 	f.bytes += uint64(len(payload))
 }
@@ -350,10 +389,10 @@ func (f *forwarder) release() {
 	if f.to == nil {
 		return
 	}
-	if f.to.q.lanes[laneBulk].packets > aheadPackets {
+	if f.to.Queue.Waiting() > aheadPackets {
 		f.ahead = f.to
 	}
-	f.to.q.mu.Unlock()
+	f.to.Queue.Unlock()
 	if !slices.Contains(f.touched, f.to) {
 		f.touched = append(f.touched, f.to)
 	}
@@ -363,7 +402,7 @@ func (f *forwarder) release() {
 func (f *forwarder) flush() (packets int) {
 	f.release()
 	for i, t := range f.touched {
-		t.q.kick()
+		t.Queue.Kick()
 		f.touched[i] = nil
 	}
 	f.touched = f.touched[:0]
@@ -381,7 +420,7 @@ func (f *forwarder) flush() (packets int) {
 func (f *forwarder) yield() {
 	runtime.Gosched()
 	for range aheadTurns {
-		if f.ahead == nil || f.ahead.q.waiting() <= aheadPackets || f.ahead.stuck(f.s.now()) > aheadStuck {
+		if f.ahead == nil || f.ahead.waiting() <= aheadPackets || f.ahead.Stuck(f.s.now()) > aheadStuck {
 			break
 		}
 		runtime.Gosched()
@@ -391,20 +430,20 @@ func (f *forwarder) yield() {
 
 // tell answers a client that asks whether a node has a session here, and it has.
 func (s *Server) tell(x *session, node identity.ID) {
-	x.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, node) })
+	x.Queue.PushControl(func(b []byte) []byte { return AppendNode(b, FrameHere, node) })
 }
 
 // gone hands a packet back whose destination has no session here, and remembers to say when it comes.
 func (s *Server) gone(x *session, node identity.ID, channel byte, payload []byte) {
 	s.counters.unroutable.Add(1)
-	x.q.pushControl(func(b []byte) []byte { return appendRefused(b, node, channel, payload) })
+	x.Queue.PushControl(func(b []byte) []byte { return AppendRefused(b, node, channel, payload) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessions[x.id] != x || len(x.watched) >= maxWatched {
 		return
 	}
 	if s.sessions[node] != nil { // it came this moment
-		x.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, node) })
+		x.Queue.PushControl(func(b []byte) []byte { return AppendNode(b, FrameHere, node) })
 		return
 	}
 	if s.watchers[node] == nil {
@@ -425,11 +464,11 @@ func (s *Server) Kick(id identity.ID) {
 	}
 	s.mu.RUnlock()
 	if x != nil {
-		x.end(errKicked)
+		x.End(errKicked)
 		<-x.finished // readers wait for nobody, so this is at once
 	}
 	for _, o := range others {
-		o.q.forget(id)
+		o.Queue.Forget(id)
 	}
 	s.streams.kick(id)
 	if s.cfg.UDP != nil {
@@ -451,12 +490,12 @@ func (s *Server) keepTime() {
 		s.mu.RLock()
 		s.rate.update(now, s.counters.bytes.Load())
 		for _, x := range s.sessions {
-			x.rate.update(now, x.rxBytes.Load()+x.q.sentBytes.Load())
+			x.rate.update(now, x.rxBytes.Load()+x.Queue.SentBytes())
 			switch {
-			case x.silent(now) > s.cfg.IdleTimeout-s.cfg.IdleTimeout/8:
-				x.end(errSilent)
-			case x.stuck(now) > min(stuckWrite, s.cfg.IdleTimeout):
-				x.end(errStuck)
+			case x.Silent(now) > s.cfg.IdleTimeout-s.cfg.IdleTimeout/8:
+				x.End(errSilent)
+			case x.Stuck(now) > min(StuckWrite, s.cfg.IdleTimeout):
+				x.End(errStuck)
 			}
 		}
 		s.mu.RUnlock()
@@ -476,7 +515,7 @@ func (s *Server) Close() error {
 	s.closed = true
 	close(s.stop)
 	for _, x := range s.sessions {
-		x.end(errClosed)
+		x.End(ErrClosed)
 	}
 	s.mu.Unlock()
 	s.streams.close()

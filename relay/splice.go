@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// acceptTimeout is how long an offered stream waits for its other end.
-	acceptTimeout = 10 * time.Second
 	// maxOffers bounds the streams that wait for one node at a time.
 	maxOffers = 64
 	// maxOpening bounds the connections of one node that have not said what they are for: the most that may be offered to
@@ -30,7 +28,7 @@ const (
 // stream is two connections that the relay joins, or one that waits for the other.
 type stream struct {
 	id       uint64
-	secret   [secretSize]byte
+	secret   [SecretSize]byte
 	from, to identity.ID
 	a, b     *tls.Conn
 	joined   chan *tls.Conn // the accepting end
@@ -48,7 +46,7 @@ func (t *stream) end() {
 }
 
 func reset(c *tls.Conn) {
-	if t, ok := tcp(c.NetConn()); ok {
+	if t, ok := TCP(c.NetConn()); ok {
 		_ = t.SetLinger(0) // only makes the close below abrupt
 	}
 	c.NetConn().Close()
@@ -80,8 +78,8 @@ func newStreamTable() streamTable {
 // stream ends. It owns conn.
 func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 	defer conn.Close()
-	tune(conn.NetConn(), streamUserTimeout, 0)
-	if conn.SetDeadline(time.Now().Add(acceptTimeout)) != nil {
+	TuneStream(conn.NetConn())
+	if conn.SetDeadline(time.Now().Add(AcceptTimeout)) != nil {
 		return
 	}
 	opened, ok := s.streams.opening(peer)
@@ -89,13 +87,13 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 		return
 	}
 	defer opened()
-	var header [headerSize]byte
+	var header [HeaderSize]byte
 	if _, err := io.ReadFull(conn, header[:]); err != nil {
 		return
 	}
-	t, n := frameType(header[0]), int(binary.BigEndian.Uint16(header[1:]))
-	if checkHeader(t, n) != nil || (t != frameConnect && t != frameAccept && t != frameShow) {
-		refuse(conn, replyRefused, "want CONNECT or ACCEPT")
+	t, n, err := ParseHeader(header)
+	if err != nil || (t != FrameConnect && t != FrameAccept && t != FrameShow) {
+		refuse(conn, ReplyRefused, "want CONNECT or ACCEPT")
 		return
 	}
 	body := make([]byte, n)
@@ -104,23 +102,23 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 	}
 	opened()
 	switch t {
-	case frameConnect:
-		s.connect(conn, peer, decodeNode(body))
-	case frameAccept:
-		id, secret := decodeAccept(body)
+	case FrameConnect:
+		s.connect(conn, peer, DecodeNode(body))
+	case FrameAccept:
+		id, secret := DecodeAccept(body)
 		s.accept(conn, peer, id, secret)
-	case frameShow:
-		if err := s.show(peer, remoteIP(conn.NetConn())); err != nil {
-			refuse(conn, replyNotHere, err.Error())
+	case FrameShow:
+		if err := s.show(peer, RemoteIP(conn.NetConn())); err != nil {
+			refuse(conn, ReplyNotHere, err.Error())
 			return
 		}
-		_, _ = conn.Write(appendReply(nil, replyOK, ""))
+		_, _ = conn.Write(AppendReply(nil, ReplyOK, ""))
 	}
 }
 
 // refuse answers with the reason; that it does not arrive is the asker's loss.
-func refuse(conn *tls.Conn, code replyCode, reason string) {
-	_, _ = conn.Write(appendReply(nil, code, reason))
+func refuse(conn *tls.Conn, code ReplyCode, reason string) {
+	_, _ = conn.Write(AppendReply(nil, code, reason))
 }
 
 // opening counts a connection that has not said what it is for, until opened is called; again does nothing.
@@ -142,46 +140,46 @@ func (st *streamTable) opening(peer identity.ID) (opened func(), ok bool) {
 func (s *Server) connect(conn *tls.Conn, from, to identity.ID) {
 	target := s.session(to)
 	if target == nil {
-		refuse(conn, replyNotHere, "the peer has no session with this relay")
+		refuse(conn, ReplyNotHere, "the peer has no session with this relay")
 		return
 	}
 	t, err := s.streams.add(conn, from, to, s.cfg.MaxStreams, s.limits.Load().MaxStreamsPerClient)
 	if err != nil {
-		refuse(conn, replyLimit, err.Error())
+		refuse(conn, ReplyLimit, err.Error())
 		return
 	}
 	defer s.streams.remove(t)
 	if !s.cfg.Member(from) {
 		return
 	}
-	target.q.pushControl(func(b []byte) []byte {
-		return appendOffer(b, offer{stream: t.id, from: from, secret: t.secret})
+	target.Queue.PushControl(func(b []byte) []byte {
+		return AppendOffer(b, Offer{Stream: t.id, From: from, Secret: t.secret})
 	})
-	timer := time.NewTimer(acceptTimeout)
+	timer := time.NewTimer(AcceptTimeout)
 	defer timer.Stop()
 	select {
 	case other := <-t.joined:
 		s.join(t, conn, other)
-	case <-target.done:
-		refuse(conn, replyNotHere, "the peer's session with this relay ended")
+	case <-target.Done():
+		refuse(conn, ReplyNotHere, "the peer's session with this relay ended")
 	case <-timer.C:
-		refuse(conn, replyTimeout, "the peer did not take the stream within 10 s")
+		refuse(conn, ReplyTimeout, "the peer did not take the stream within 10 s")
 	case <-t.ended:
 	}
 }
 
 // accept brings the other end of a waiting stream, and stays until the stream ends.
-func (s *Server) accept(conn *tls.Conn, peer identity.ID, id uint64, secret [secretSize]byte) {
+func (s *Server) accept(conn *tls.Conn, peer identity.ID, id uint64, secret [SecretSize]byte) {
 	t := s.streams.claim(id, peer, secret, conn)
 	if t == nil {
-		refuse(conn, replyRefused, "no such stream waits for you")
+		refuse(conn, ReplyRefused, "no such stream waits for you")
 		return
 	}
 	<-t.ended
 }
 
 func (s *Server) join(t *stream, a, b *tls.Conn) {
-	ok := appendReply(nil, replyOK, "")
+	ok := AppendReply(nil, ReplyOK, "")
 	// The accepting end first: it is then ready when the asker's first bytes come.
 	for _, c := range []*tls.Conn{b, a} {
 		if _, err := c.Write(ok); err != nil {
@@ -241,7 +239,7 @@ func (st *streamTable) add(a *tls.Conn, from, to identity.ID, limit, perClient i
 	defer st.mu.Unlock()
 	switch {
 	case st.closed:
-		return nil, errClosed
+		return nil, ErrClosed
 	case len(st.waiting)+len(st.running) >= limit:
 		return nil, fmt.Errorf("this relay has its limit of %d streams", limit)
 	case st.clients[from] >= perClient:
@@ -259,7 +257,7 @@ func (st *streamTable) add(a *tls.Conn, from, to identity.ID, limit, perClient i
 }
 
 // claim hands the accepting connection to the stream that waits for this node.
-func (st *streamTable) claim(id uint64, peer identity.ID, secret [secretSize]byte, b *tls.Conn) *stream {
+func (st *streamTable) claim(id uint64, peer identity.ID, secret [SecretSize]byte, b *tls.Conn) *stream {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	t := st.waiting[id]

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"cmp"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -57,7 +56,7 @@ func (s *Server) Stats() ServerStats {
 	s.mu.RLock()
 	sessions, dropped := len(s.sessions), s.counters.dropped.Load()
 	for _, x := range s.sessions {
-		dropped += x.q.dropped.Load()
+		dropped += x.Queue.Dropped()
 	}
 	s.mu.RUnlock()
 	st := ServerStats{
@@ -70,7 +69,7 @@ func (s *Server) Stats() ServerStats {
 		Refused:    s.counters.refused.Load(),
 		Rate:       s.rate.now.Load(),
 		Limited:    s.counters.limited.Load(),
-		Memory:     s.pool.used.Load(), MaxMemory: s.pool.limit.Load(),
+		Memory:     s.pool.Used.Load(), MaxMemory: s.pool.Limit.Load(),
 	}
 	s.streams.stats(&st)
 	return st
@@ -83,67 +82,17 @@ func (s *Server) Clients() []ClientStats {
 	all := make([]ClientStats, 0, len(s.sessions))
 	for _, x := range s.sessions {
 		c := ClientStats{
-			ID: x.id, Address: x.conn.RemoteAddr().String(), Since: x.began, RxPackets: x.rxPackets.Load(),
+			ID: x.id, Address: x.TLS.RemoteAddr().String(), Since: x.began, RxPackets: x.rxPackets.Load(),
 			RxBytes:   x.rxBytes.Load(),
-			TxPackets: x.q.sent.Load(), TxBytes: x.q.sentBytes.Load(), Rate: x.rate.now.Load(), Dropped: x.q.dropped.Load(),
+			TxPackets: x.Queue.Sent(), TxBytes: x.Queue.SentBytes(), Rate: x.rate.now.Load(), Dropped: x.Queue.Dropped(),
 			Limited: x.limited.Load(),
 		}
-		c.QueueBytes, c.Packets, c.Window = x.q.held()
+		c.QueueBytes, c.Packets, c.Window = x.Queue.Held()
 		all = append(all, c)
 	}
 	slices.SortFunc(all, func(a, b ClientStats) int { return a.ID.Compare(b.ID) })
 	return all
 }
 
-// held tells what waits, and the window that limits what is taken.
-func (q *queue) held() (bytes, packets int, window uint64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	bytes = len(q.control)
-	for i := range q.lanes {
-		bytes += q.lanes[i].bytes
-		packets += q.lanes[i].packets
-	}
-	if q.granted != unlimited {
-		window = q.granted - min(q.taken, q.granted)
-	}
-	return bytes, packets, window
-}
-
 // Limits are the bounds that a relay runs with.
 func (s *Server) Limits() ServerConfig { return s.cfg }
-
-// State is a word for how a relay's session does: connected, suspect, failing, dialing or standby.
-func (s RelayStats) State() string {
-	switch {
-	case s.Suspect:
-		return "suspect"
-	case s.Connected:
-		return "connected"
-	case s.LastError != "":
-		return "failing"
-	case s.Need != string(needNone):
-		return "dialing"
-	}
-	return string(needNone)
-}
-
-// users counts the peers that each relay carries to.
-func (p *Pool) users() map[identity.ID]int {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	users := map[identity.ID]int{}
-	for _, s := range p.peers {
-		if c := s.current.Load(); c != nil {
-			users[c.relay.ID]++
-		}
-	}
-	return users
-}
-
-// byNeed puts the sessions in use first, and of these the nearest.
-func byNeed(a, b RelayStats) int {
-	rank := map[string]int{string(needWarm): 1, string(needDemand): 2, string(needTrial): 3, string(needNone): 4}
-	return cmp.Or(cmp.Compare(rank[a.Need], rank[b.Need]), cmp.Compare(a.RTT, b.RTT),
-		slices.Compare(a.Relay[:], b.Relay[:]))
-}

@@ -101,36 +101,3 @@ func TestTamperedSessionsEnd(t *testing.T) {
 		})
 	}
 }
-
-// A relay that sends what only clients may loses the session; answers to what nobody asked are not heeded.
-func TestALyingRelay(t *testing.T) {
-	m := newMembers()
-	r := startRelay(t, m)
-	n := startNode(t, m, r)
-	x := r.server.session(n.id)
-	for name, frame := range map[string][]byte{
-		"connect":          appendNode(nil, frameConnect, n.id),
-		"another version":  appendHello(nil, hello{version: 2}),
-		"a pong unasked":   appendToken(nil, framePong, 7),
-		"no way for whom?": append(appendHeader(nil, frameNoWay, noWaySize), make([]byte, noWaySize)...),
-	} {
-		before := n.Stats()[0].Reconnects
-		x.q.pushControl(func(b []byte) []byte { return append(b, frame...) })
-		ends := name == "connect" || name == "another version"
-		if ends {
-			waitFor(t, name+": the end of the session", func() bool {
-				return n.Stats()[0].Reconnects > before && n.connected(r.key.ID()) && r.server.session(n.id) != x
-			})
-			x = r.server.session(n.id)
-			continue
-		}
-		peer := startNode(t, m, r)
-		if err := peer.Send(n.id, ChannelSignal, []byte(name)); err != nil {
-			t.Fatal(err)
-		}
-		n.want(t, got{peer.id, ChannelSignal, name})
-		if n.Stats()[0].Reconnects != before {
-			t.Errorf("%s ended the session", name)
-		}
-	}
-}

@@ -41,6 +41,14 @@ type Kernel interface {
 	Ready(ipv6 bool) error
 }
 
+// Session is a client's session with the relay. Two values are the same session if they are equal.
+type Session interface {
+	// Node is whose session it is.
+	Node() identity.ID
+	// PushControl queues a control frame that add appends.
+	PushControl(add func([]byte) []byte) bool
+}
+
 // UDPConfig configures the UDP relay. Zero limits mean the defaults.
 type UDPConfig struct {
 	First, Last    uint16                 // of the ports that may be reserved
@@ -81,7 +89,8 @@ const (
 // by this process where that cannot.
 type UDP struct {
 	cfg     UDPConfig
-	server  *Server // set by NewServer
+	self    identity.ID                    // this, and the next, are set by attach
+	session func(node identity.ID) Session // nil: the node has none
 	buffers chan *udpBurst
 	done    sync.WaitGroup
 	stop    chan struct{}
@@ -149,13 +158,13 @@ type pair struct {
 type end struct {
 	node    identity.ID
 	port    *port
-	session *session // that was told the key
-	key     [pairKeySize]byte
+	session Session // that was told the key
+	key     [PairKeySize]byte
 	counter uint64         // of the newest bind
 	remote  netip.AddrPort // proven; invalid: not yet
 	local   netip.AddrPort // where it sends to
 	asked   netip.AddrPort // who was challenged last
-	nonce   [nonceSize]byte
+	nonce   [NonceSize]byte
 	at      time.Time // when
 }
 
@@ -202,18 +211,18 @@ var ErrForwardingDropped = errors.New("this host's firewall drops what the relay
 	"packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
-func (u *UDP) reserve(from *session, node identity.ID) {
-	to := u.server.session(node)
-	if node == from.id || node == u.server.cfg.Self || from.id == u.server.cfg.Self || to == nil {
-		u.deny(from, node, deniedNotHere)
+func (u *UDP) reserve(from Session, node identity.ID) {
+	to := u.session(node)
+	if node == from.Node() || node == u.self || from.Node() == u.self || to == nil {
+		u.deny(from, node, DeniedNotHere)
 		return
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	p := u.byNodes[nodesOf(from.id, node)]
+	p := u.byNodes[nodesOf(from.Node(), node)]
 	if p == nil {
-		var d denial
-		if p, d = u.open(from.id, node); p == nil {
+		var d Denial
+		if p, d = u.open(from.Node(), node); p == nil {
 			u.deny(from, node, d)
 			return
 		}
@@ -223,40 +232,40 @@ func (u *UDP) reserve(from *session, node identity.ID) {
 	for i := range p.ends {
 		e := &p.ends[i]
 		x := from
-		if e.node != from.id {
+		if e.node != from.Node() {
 			x = to
 		}
 		u.grant(p, i, x)
 	}
 	if !p.mapping.IsZero() {
-		from.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, pairReady) })
+		from.PushControl(func(b []byte) []byte { return AppendState(b, p.id, PairReady) })
 	}
 }
 
-func (u *UDP) deny(x *session, node identity.ID, d denial) {
+func (u *UDP) deny(x Session, node identity.ID, d Denial) {
 	u.counters.denied.Add(1)
-	x.q.pushControl(func(b []byte) []byte { return appendDenied(b, node, d) })
+	x.PushControl(func(b []byte) []byte { return AppendDenied(b, node, d) })
 }
 
 // grant tells an end its port and key. A new session gets a new key: its client may have forgotten how far it had
 // counted.
-func (u *UDP) grant(p *pair, side int, x *session) {
+func (u *UDP) grant(p *pair, side int, x Session) {
 	e := &p.ends[side]
 	if e.session != x {
 		e.session, e.counter = x, 0
 		_, _ = rand.Read(e.key[:]) // crypto/rand.Read never fails
 	}
-	g := grant{pair: p.id, peer: p.ends[1-side].node, port: e.port.number, key: e.key}
-	x.q.pushControl(func(b []byte) []byte { return appendGrant(b, g) })
+	g := Grant{Pair: p.id, Peer: p.ends[1-side].node, Port: e.port.number, Key: e.key}
+	x.PushControl(func(b []byte) []byte { return AppendGrant(b, g) })
 }
 
 // open makes a pair. The caller holds mu.
-func (u *UDP) open(asker, node identity.ID) (*pair, denial) {
+func (u *UDP) open(asker, node identity.ID) (*pair, Denial) {
 	switch {
 	case u.closed:
-		return nil, deniedOff
+		return nil, DeniedOff
 	case u.asked[asker] >= u.cfg.PairsPerClient:
-		return nil, deniedQuota
+		return nil, DeniedQuota
 	}
 	now := time.Now()
 	p := &pair{id: newPairID(), nodes: nodesOf(asker, node), asker: asker, made: now}
@@ -269,7 +278,7 @@ func (u *UDP) open(asker, node identity.ID) (*pair, denial) {
 			if i == 1 {
 				p.ends[0].port.close()
 			}
-			return nil, deniedFull
+			return nil, DeniedFull
 		}
 		p.ends[i] = end{node: id, port: l}
 	}
@@ -291,8 +300,8 @@ func newPairID() PairID {
 // bind takes what came to a reserved port and is not forwarded.
 func (u *UDP) bind(p *pair, side int, from, local netip.AddrPort, b []byte) {
 	for len(b) > 0 {
-		m, rest, err := parseBind(b)
-		if err != nil || m.kind != typeBind || m.pair != p.id || !u.prove(p, side, from, local, m, b) {
+		m, rest, err := ParseBind(b)
+		if err != nil || m.Kind != TypeBind || m.Pair != p.id || !u.prove(p, side, from, local, m, b) {
 			u.counters.refused.Add(1)
 			return
 		}
@@ -302,14 +311,14 @@ func (u *UDP) bind(p *pair, side int, from, local netip.AddrPort, b []byte) {
 
 // prove takes one bind. It proves a mapping only when it carries the nonce that was sent to where it comes from: a copy
 // of somebody's bind, sent from elsewhere, moves nothing.
-func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage, b []byte) bool {
+func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m BindMessage, b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := &p.ends[side]
-	if p.over || e.session == nil || m.counter <= e.counter || proveBind(b, &e.key) != nil {
+	if p.over || e.session == nil || m.Counter <= e.counter || ProveBind(b, &e.key) != nil {
 		return false
 	}
-	e.counter = m.counter
+	e.counter = m.Counter
 	now := time.Now()
 	p.passed.Set(now)
 	if from == e.remote && local == e.local {
@@ -321,7 +330,7 @@ func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage
 		}
 		return true
 	}
-	if m.nonce != [nonceSize]byte{} && from == e.asked && m.nonce == e.nonce {
+	if m.Nonce != [NonceSize]byte{} && from == e.asked && m.Nonce == e.nonce {
 		u.settle(p, e, from, local)
 		return true
 	}
@@ -330,15 +339,15 @@ func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage
 	}
 	e.asked, e.at = from, now
 	_, _ = rand.Read(e.nonce[:])
-	e.port.send(from, local, appendBind(nil, bindMessage{kind: typeChallenge, pair: p.id, counter: m.counter,
-		nonce: e.nonce}, &e.key))
+	e.port.send(from, local, AppendBind(nil, BindMessage{Kind: TypeChallenge, Pair: p.id, Counter: m.Counter,
+		Nonce: e.nonce}, &e.key))
 	return true
 }
 
 // settle notes an end's proven mapping, and forwards when there are both. The caller holds pair.mu.
 func (u *UDP) settle(p *pair, e *end, from, local netip.AddrPort) {
 	e.remote, e.local = from, local
-	e.asked, e.nonce = netip.AddrPort{}, [nonceSize]byte{}
+	e.asked, e.nonce = netip.AddrPort{}, [NonceSize]byte{}
 	u.counters.ready.Add(1)
 	a, b := &p.ends[0], &p.ends[1]
 	if !a.remote.IsValid() || !b.remote.IsValid() {
@@ -348,7 +357,7 @@ func (u *UDP) settle(p *pair, e *end, from, local netip.AddrPort) {
 		u.counters.rebound.Add(1)
 	}
 	u.write(p, Mapping{ALocal: a.local, ARemote: a.remote, BLocal: b.local, BRemote: b.remote})
-	u.tell(p, pairReady)
+	u.tell(p, PairReady)
 }
 
 // write has a mapping forwarded, by the kernel if it can. The caller holds pair.mu.
@@ -390,10 +399,10 @@ func (u *UDP) kernelDrops(now time.Time) bool {
 }
 
 // tell sends both ends a pair's state.
-func (u *UDP) tell(p *pair, s pairState) {
+func (u *UDP) tell(p *pair, s PairState) {
 	for i := range p.ends {
-		if x := u.server.session(p.ends[i].node); x != nil && x == p.ends[i].session {
-			x.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, s) })
+		if x := u.session(p.ends[i].node); x != nil && x == p.ends[i].session {
+			x.PushControl(func(b []byte) []byte { return AppendState(b, p.id, s) })
 		}
 	}
 }

@@ -98,16 +98,10 @@ func (l *benchLine) open() {
 		if err != nil {
 			l.b.Fatal(err)
 		}
-		_ = raw.Control(prepareUDP)
-		burst := newUDPBurst()
+		_ = raw.Control(PrepareUDP)
+		burst := NewBurst()
 		go func() {
-			for raw.Read(func(fd uintptr) bool {
-				n := burst.receive(fd)
-				for i := range max(n, 0) {
-					f(int(burst.headers[i].n), burst.count(i))
-				}
-				return n != 0
-			}) == nil {
+			for raw.Read(func(fd uintptr) bool { return burst.Receive(fd, f) != 0 }) == nil {
 			}
 		}()
 	}
@@ -128,7 +122,7 @@ func (l *benchLine) open() {
 		}
 		raw, _ := l.from.conn.SyscallConn()
 		_ = raw.Write(func(fd uintptr) bool {
-			_, err := unix.SendmsgN(int(fd), data, appendSegment(nil, segment), &unix.SockaddrInet4{Addr: there.Addr().As4(),
+			_, err := unix.SendmsgN(int(fd), data, AppendSegment(nil, segment), &unix.SockaddrInet4{Addr: there.Addr().As4(),
 				Port: int(there.Port())}, 0)
 			return err != unix.EAGAIN
 		})

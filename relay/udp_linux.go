@@ -13,35 +13,7 @@ import (
 // Batched UDP as recvmmsg(2) and sendmmsg(2) have it, on connected sockets. golang.org/x/net offers the
 // same, but makes an address object for each datagram and holds the buffers while it waits.
 
-const (
-	receiveMessages = 16
-	// receiveBytes takes the largest datagram, or a train of equal ones when the sender uses
-	// UDP_SEGMENT, as wireguard-go does. Pages that no datagram reaches are never touched.
-	receiveBytes = 64 << 10
-	sendMessages = 64
-	// socketBuffer rides out bursts; it is a limit, not an allocation.
-	socketBuffer = 4 << 20
-)
-
-// mmsghdr is struct mmsghdr.
-type mmsghdr struct {
-	hdr unix.Msghdr
-	n   uint32
-}
-
-// prepareUDP asks for large buffers and trains of segments.
-func prepareUDP(fd uintptr) {
-	for _, force := range []int{unix.SO_RCVBUFFORCE, unix.SO_SNDBUFFORCE} {
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, force, socketBuffer) != nil {
-			plain := unix.SO_RCVBUF
-			if force == unix.SO_SNDBUFFORCE {
-				plain = unix.SO_SNDBUF
-			}
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, plain, socketBuffer)
-		}
-	}
-	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1)
-}
+const sendMessages = 64
 
 func connectUDP(fd uintptr, to netip.AddrPort) error {
 	return unix.Connect(int(fd), &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().Unmap().As4()})
@@ -49,20 +21,20 @@ func connectUDP(fd uintptr, to netip.AddrPort) error {
 
 // receiveBatch holds a burst of datagrams.
 type receiveBatch struct {
-	headers [receiveMessages]mmsghdr
-	iovecs  [receiveMessages]unix.Iovec
-	control [receiveMessages][32]byte
+	headers [ReceiveMessages]unix.Mmsghdr
+	iovecs  [ReceiveMessages]unix.Iovec
+	control [ReceiveMessages][32]byte
 	data    []byte
 }
 
 func newReceiveBatch() *receiveBatch {
-	b := &receiveBatch{data: make([]byte, receiveMessages*receiveBytes)}
+	b := &receiveBatch{data: make([]byte, ReceiveMessages*ReceiveBytes)}
 	for i := range b.headers {
-		b.iovecs[i].Base = &b.data[i*receiveBytes]
-		b.iovecs[i].SetLen(receiveBytes)
-		b.headers[i].hdr.Iov = &b.iovecs[i]
-		b.headers[i].hdr.SetIovlen(1)
-		b.headers[i].hdr.Control = &b.control[i][0]
+		b.iovecs[i].Base = &b.data[i*ReceiveBytes]
+		b.iovecs[i].SetLen(ReceiveBytes)
+		b.headers[i].Hdr.Iov = &b.iovecs[i]
+		b.headers[i].Hdr.SetIovlen(1)
+		b.headers[i].Hdr.Control = &b.control[i][0]
 	}
 	return b
 }
@@ -71,9 +43,9 @@ func newReceiveBatch() *receiveBatch {
 // that WireGuard was not listening, and is cleared by having been read.
 func (b *receiveBatch) receive(fd uintptr) int {
 	for i := range b.headers {
-		b.headers[i].hdr.SetControllen(len(b.control[i]))
+		b.headers[i].Hdr.SetControllen(len(b.control[i]))
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages,
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), ReceiveMessages,
 		unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
@@ -89,11 +61,11 @@ func (b *receiveBatch) receive(fd uintptr) int {
 // is none.
 func (b *receiveBatch) message(i int) (data []byte, segment int) {
 	h := &b.headers[i]
-	if h.hdr.Flags&unix.MSG_TRUNC != 0 {
+	if h.Hdr.Flags&unix.MSG_TRUNC != 0 {
 		return nil, 0
 	}
-	data = b.data[i*receiveBytes:][:h.n]
-	control := b.control[i][:min(int(h.hdr.Controllen), len(b.control[i]))]
+	data = b.data[i*ReceiveBytes:][:h.Len]
+	control := b.control[i][:min(int(h.Hdr.Controllen), len(b.control[i]))]
 	if len(control) >= unix.CmsgLen(2) {
 		c := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
 		if c.Level == unix.IPPROTO_UDP && c.Type == unix.UDP_GRO {
@@ -123,7 +95,7 @@ type sendBatch struct {
 	bytes    int // in the last message
 	ended    bool
 	sent     int
-	headers  [sendMessages]mmsghdr
+	headers  [sendMessages]unix.Mmsghdr
 	iovecs   [sendMessages]unix.Iovec
 	control  [sendMessages][24]byte
 	call     func(fd uintptr)
@@ -139,14 +111,14 @@ func (b *sendBatch) add(p []byte) bool {
 	v.SetLen(len(p))
 	b.packets++
 	if b.messages > 0 && !b.ended && len(p) <= b.segment && b.bytes+len(p) <= maxTrainBytes && !b.plain.Load() {
-		h := &b.headers[b.messages-1].hdr
+		h := &b.headers[b.messages-1].Hdr
 		h.SetIovlen(int(h.Iovlen) + 1)
 		b.bytes += len(p)
 		b.ended = len(p) < b.segment || int(h.Iovlen) == maxTrain // a shorter one can only be the last
 		return true
 	}
-	b.headers[b.messages].hdr = unix.Msghdr{Iov: v}
-	b.headers[b.messages].hdr.SetIovlen(1)
+	b.headers[b.messages].Hdr = unix.Msghdr{Iov: v}
+	b.headers[b.messages].Hdr.SetIovlen(1)
 	b.messages++
 	b.segment, b.bytes, b.ended = len(p), len(p), false
 	return true
@@ -159,7 +131,7 @@ func (b *sendBatch) send(raw syscall.RawConn) int {
 	}
 	b.sent = 0
 	for i := range b.messages {
-		h := &b.headers[i].hdr
+		h := &b.headers[i].Hdr
 		if h.Iovlen > 1 {
 			c := (*unix.Cmsghdr)(unsafe.Pointer(&b.control[i][0]))
 			c.Level, c.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
@@ -182,7 +154,7 @@ func (b *sendBatch) write(fd uintptr) {
 			unix.MSG_DONTWAIT, 0, 0)
 		if errno == 0 {
 			for ; n > 0; n-- {
-				b.sent += int(b.headers[i].hdr.Iovlen)
+				b.sent += int(b.headers[i].Hdr.Iovlen)
 				i++
 			}
 			continue
@@ -193,7 +165,7 @@ func (b *sendBatch) write(fd uintptr) {
 			return
 		case errno == unix.ECONNREFUSED, errno == unix.EINTR:
 			// ECONNREFUSED reports an earlier datagram; this one has not been tried yet.
-		case b.headers[i].hdr.Iovlen > 1 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.ENOPROTOOPT ||
+		case b.headers[i].Hdr.Iovlen > 1 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.ENOPROTOOPT ||
 			errno == unix.EOPNOTSUPP):
 			b.plain.Store(true)
 			i = b.flatten(i)
@@ -207,11 +179,11 @@ func (b *sendBatch) write(fd uintptr) {
 func (b *sendBatch) flatten(from int) int {
 	first := 0
 	for i := range from {
-		first += int(b.headers[i].hdr.Iovlen)
+		first += int(b.headers[i].Hdr.Iovlen)
 	}
 	for i := first; i < b.packets; i++ {
-		b.headers[i].hdr = unix.Msghdr{Iov: &b.iovecs[i]}
-		b.headers[i].hdr.SetIovlen(1)
+		b.headers[i].Hdr = unix.Msghdr{Iov: &b.iovecs[i]}
+		b.headers[i].Hdr.SetIovlen(1)
 	}
 	// Messages before the first are done; their headers are not read again.
 	b.messages = b.packets

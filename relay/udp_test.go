@@ -154,7 +154,7 @@ func TestUnusedPairsEndAndTheirPortsAreFree(t *testing.T) {
 			t.Fatal(err)
 		}
 		waitFor(t, "the refusal while all ports are taken", func() bool {
-			return a.reservation(c).Refused == deniedFull.String()
+			return a.reservation(c).Refused == DeniedFull.String()
 		})
 		waitFor(t, "the end of the pair", func() bool { return r.udp.Stats().Pairs == 0 && a.reservation(b).Refused != "" })
 		if driver == "kernel" && r.entries(t) != 0 {
@@ -177,7 +177,7 @@ func TestReservationsHaveTheirLimits(t *testing.T) {
 	if err := a.Reserve(r.key.ID(), c.id); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the quota", func() bool { return a.reservation(c).Refused == deniedQuota.String() })
+	waitFor(t, "the quota", func() bool { return a.reservation(c).Refused == DeniedQuota.String() })
 	join(t, c, a) // whoever asks pays
 	absent := newKey(t)
 	if err := b.Reserve(r.key.ID(), absent.ID()); err != nil {
@@ -186,7 +186,7 @@ func TestReservationsHaveTheirLimits(t *testing.T) {
 	waitFor(t, "the refusal for somebody who is not there", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.reserved[absent.ID()].Refused == deniedNotHere.String()
+		return b.reserved[absent.ID()].Refused == DeniedNotHere.String()
 	})
 	a.GiveUpReservation(r.key.ID(), b.id)
 	waitFor(t, "the end that one side wished", func() bool { return b.reservation(a).Refused != "" })
@@ -313,51 +313,26 @@ func (c *counted) Used(m Mapping) (bool, error) {
 func TestFewPairsAreLookedAtWhenOneFails(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
-	kernel := &counted{Kernel: r.udp.cfg.Kernel}
-	u := &UDP{cfg: UDPConfig{Kernel: kernel, Idle: defaultIdle}, pairs: map[PairID]*pair{}}
+	kernel := &counted{Kernel: kernelTable{r.table, r.host}}
 	at := func(port int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port))
 	}
-	for i := range 10 * othersSeen {
-		u.pairs[PairID(i)] = &pair{id: PairID(i), inKernel: i%2 == 0, mapping: Mapping{
-			ALocal: at(24000 + i), ARemote: at(1 + i), BLocal: at(26000 + i), BRemote: at(2001 + i)}}
+	var mappings []Mapping
+	for i := range 10 * OthersSeen {
+		mappings = append(mappings, Mapping{
+			ALocal: at(24000 + i), ARemote: at(1 + i), BLocal: at(26000 + i), BRemote: at(2001 + i)})
 	}
+	u := OfPairs(kernel, mappings)
 	now := time.Now()
-	u.seeOthers(u.pairs[0], now)
-	if asked := kernel.used.Load(); asked != othersSeen || !u.worked.Load().IsZero() {
-		t.Errorf("the kernel was asked about %d of %d pairs, want %d; one is used: %t", asked, len(u.pairs), othersSeen,
-			!u.worked.Load().IsZero())
+	u.SeeOthers(now)
+	if asked := kernel.used.Load(); asked != OthersSeen || !u.Worked().IsZero() {
+		t.Errorf("the kernel was asked about %d of %d pairs, want %d; one is used: %t", asked, len(mappings), OthersSeen,
+			!u.Worked().IsZero())
 	}
-	u.worked.Set(now)
-	u.seeOthers(u.pairs[0], now.Add(time.Second))
-	if asked := kernel.used.Load(); asked != othersSeen {
-		t.Errorf("the kernel was asked about %d pairs though it was seen to forward", asked-othersSeen)
-	}
-}
-
-func TestOnePairThatWorksTellsThatTheKernelForwards(t *testing.T) {
-	now := time.Now()
-	for _, c := range []struct {
-		name         string
-		fell, worked time.Duration // ago; 0: never
-		drops        bool
-	}{
-		{"nothing is known", 0, 0, false},
-		{"one failed", time.Minute, 0, true},
-		{"one failed, and another works", time.Minute, 2 * time.Minute, false},
-		{"one failed, and another worked long ago", time.Minute, kernelRetry + time.Second, true},
-		{"one failed long ago", kernelRetry + time.Second, 0, false},
-	} {
-		u := &UDP{}
-		if c.fell != 0 {
-			u.fellAt.Set(now.Add(-c.fell))
-		}
-		if c.worked != 0 {
-			u.worked.Set(now.Add(-c.worked))
-		}
-		if got := u.kernelDrops(now); got != c.drops {
-			t.Errorf("%s: drops is %v", c.name, got)
-		}
+	u.SetWorked(now)
+	u.SeeOthers(now.Add(time.Second))
+	if asked := kernel.used.Load(); asked != OthersSeen {
+		t.Errorf("the kernel was asked about %d pairs though it was seen to forward", asked-OthersSeen)
 	}
 }
 

@@ -34,7 +34,7 @@ type link struct{ relay, peer identity.ID }
 type reservation struct {
 	link
 	pair     PairID
-	key      [pairKeySize]byte
+	key      [PairKeySize]byte
 	endpoint netip.AddrPort
 	ready    bool
 	counter  uint64
@@ -59,14 +59,14 @@ func (p *Pool) Reserve(relay, peer identity.ID) error {
 	r.mu.Lock()
 	r.wish[link{relay, peer}] = true
 	r.mu.Unlock()
-	c.control(func(b []byte) []byte { return appendNode(b, frameReserve, peer) })
+	c.control(func(b []byte) []byte { return AppendNode(b, FrameReserve, peer) })
 	return nil
 }
 
 // ReservationFailed tells the relay that a reserved port is ready, and that nothing comes through.
 func (p *Pool) ReservationFailed(relay, peer identity.ID) {
 	if r := p.reservation(relay, peer); r != nil {
-		p.client(relay).control(func(b []byte) []byte { return appendPairID(b, frameFailed, r.pair) })
+		p.client(relay).control(func(b []byte) []byte { return AppendPairID(b, FrameFailed, r.pair) })
 	}
 }
 
@@ -79,7 +79,7 @@ func (p *Pool) GiveUpReservation(relay, peer identity.ID) {
 	r.drop(x)
 	r.mu.Unlock()
 	if x != nil {
-		p.client(relay).control(func(b []byte) []byte { return appendPairID(b, frameGiveUp, x.pair) })
+		p.client(relay).control(func(b []byte) []byte { return AppendPairID(b, FrameGiveUp, x.pair) })
 	}
 }
 
@@ -96,12 +96,12 @@ func (p *Pool) Bind(to netip.AddrPort) (b []byte, ok bool) {
 		return nil, false
 	}
 	x.bound = now
-	return x.bind([nonceSize]byte{}), true
+	return x.bind([NonceSize]byte{}), true
 }
 
-func (x *reservation) bind(nonce [nonceSize]byte) []byte {
+func (x *reservation) bind(nonce [NonceSize]byte) []byte {
 	x.counter++
-	return appendBind(nil, bindMessage{kind: typeBind, pair: x.pair, counter: x.counter, nonce: nonce}, &x.key)
+	return AppendBind(nil, BindMessage{Kind: TypeBind, Pair: x.pair, Counter: x.counter, Nonce: nonce}, &x.key)
 }
 
 // TakeChallenge takes a relay's challenge that came to WireGuard's port, and returns what to answer it with, to where
@@ -115,12 +115,12 @@ func (p *Pool) TakeChallenge(from netip.AddrPort, b []byte) (answer []byte, ok b
 		return nil, false
 	}
 	for len(b) > 0 {
-		m, rest, err := parseBind(b)
+		m, rest, err := ParseBind(b)
 		if err != nil {
 			return nil, false
 		}
-		if m.kind == typeChallenge && m.pair == x.pair && m.counter <= x.counter && proveBind(b, &x.key) == nil {
-			return x.bind(m.nonce), true
+		if m.Kind == TypeChallenge && m.Pair == x.pair && m.Counter <= x.counter && ProveBind(b, &x.key) == nil {
+			return x.bind(m.Nonce), true
 		}
 		b = rest
 	}
@@ -136,7 +136,7 @@ func (p *Pool) client(relay identity.ID) *client {
 // control queues a control frame; c may be nil.
 func (c *client) control(f func([]byte) []byte) {
 	if q := c.queue(); q != nil {
-		q.pushControl(f)
+		q.PushControl(f)
 	}
 }
 
@@ -177,17 +177,17 @@ func (r *reservations) forget(id identity.ID) {
 }
 
 // granted takes a relay's half of a pair. The port is reached at the address at which the session reaches the relay.
-func (c *client) granted(w *wire, g grant) {
-	at, ok := remoteAddr(w.conn.NetConn())
-	if !ok || g.port == 0 || !c.pool.cfg.Known(g.peer) {
+func (c *client) granted(w *Conn, g Grant) {
+	at, ok := remoteAddr(w.TLS.NetConn())
+	if !ok || g.Port == 0 || !c.pool.cfg.Known(g.Peer) {
 		return
 	}
-	l := link{c.relay.ID, g.peer}
-	x := &reservation{link: l, pair: g.pair, key: g.key, endpoint: netip.AddrPortFrom(at, g.port)}
+	l := link{c.relay.ID, g.Peer}
+	x := &reservation{link: l, pair: g.Pair, key: g.Key, endpoint: netip.AddrPortFrom(at, g.Port)}
 	r := c.pool.reserved
 	r.mu.Lock()
 	if old := r.byOf[l]; old != nil {
-		if old.pair == g.pair && old.key == g.key && old.endpoint == x.endpoint {
+		if old.pair == g.Pair && old.key == g.Key && old.endpoint == x.endpoint {
 			x = old
 		} else {
 			r.drop(old)
@@ -207,7 +207,7 @@ func (c *client) granted(w *wire, g grant) {
 const maxReservations = 16384
 
 // pairTold takes what a relay says of a pair later.
-func (c *client) pairTold(id PairID, s pairState) {
+func (c *client) pairTold(id PairID, s PairState) {
 	r := c.pool.reserved
 	r.mu.Lock()
 	var x *reservation
@@ -223,10 +223,10 @@ func (c *client) pairTold(id PairID, s pairState) {
 	}
 	said := Reservation{Relay: x.relay, Peer: x.peer}
 	switch s {
-	case pairReady:
+	case PairReady:
 		x.ready = true
 		said.Endpoint, said.Ready = x.endpoint, true
-	case pairEnded:
+	case PairEnded:
 		r.drop(x)
 		delete(r.wish, x.link)
 		said.Refused = "the relay ended it"
@@ -238,7 +238,7 @@ func (c *client) pairTold(id PairID, s pairState) {
 	c.pool.cfg.OnReserved(said)
 }
 
-func (c *client) denied(peer identity.ID, d denial) {
+func (c *client) denied(peer identity.ID, d Denial) {
 	r := c.pool.reserved
 	r.mu.Lock()
 	delete(r.wish, link{c.relay.ID, peer})
@@ -248,7 +248,7 @@ func (c *client) denied(peer identity.ID, d denial) {
 
 // offersUDP notes what the relay's hello says, and asks again for what was reserved in a session before: the relay may
 // be another run that knows nothing of it.
-func (c *client) offersUDP(w *wire, on bool) {
+func (c *client) offersUDP(w *Conn, on bool) {
 	c.udp.Store(on)
 	if !on {
 		return
@@ -263,7 +263,7 @@ func (c *client) offersUDP(w *wire, on bool) {
 	}
 	r.mu.Unlock()
 	for _, peer := range again {
-		w.q.pushControl(func(b []byte) []byte { return appendNode(b, frameReserve, peer) })
+		w.Queue.PushControl(func(b []byte) []byte { return AppendNode(b, FrameReserve, peer) })
 	}
 }
 

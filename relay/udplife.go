@@ -2,6 +2,7 @@ package relay
 
 import (
 	"maps"
+	"net/netip"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -9,27 +10,28 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// attach gives the UDP relay the server whose sessions it serves, and starts its timekeeper.
-func (u *UDP) attach(s *Server) {
-	u.server = s
+// attach gives the UDP relay the ID of its own node and a way to look up the sessions that it serves, and starts its
+// timekeeper. session returns nil for a node that has none.
+func (u *UDP) attach(self identity.ID, session func(node identity.ID) Session) {
+	u.self, u.session = self, session
 	u.done.Go(u.keepTime)
 }
 
-// frame takes what a client says about pairs.
-func (u *UDP) frame(from *session, t frameType, body []byte) {
-	if !u.allowed(from.id) {
-		if t == frameReserve {
-			u.deny(from, decodeNode(body), deniedQuota)
+// takeFrame takes what a client says about pairs.
+func (u *UDP) takeFrame(from Session, t FrameType, body []byte) {
+	if !u.allowed(from.Node()) {
+		if t == FrameReserve {
+			u.deny(from, DecodeNode(body), DeniedQuota)
 		}
 		return
 	}
 	switch t {
-	case frameReserve:
-		u.reserve(from, decodeNode(body))
-	case frameFailed:
-		u.failed(from.id, decodePairID(body))
-	case frameGiveUp:
-		if p := u.pairOf(from.id, decodePairID(body)); p != nil {
+	case FrameReserve:
+		u.reserve(from, DecodeNode(body))
+	case FrameFailed:
+		u.failed(from.Node(), DecodePairID(body))
+	case FrameGiveUp:
+		if p := u.pairOf(from.Node(), DecodePairID(body)); p != nil {
 			u.end(p)
 		}
 	}
@@ -47,18 +49,18 @@ func (u *UDP) allowed(id identity.ID) bool {
 	return l.Allow()
 }
 
-// came tells a node in a new session of the pairs that it has already.
-func (u *UDP) came(x *session) {
+// sessionBegan tells a node in a new session of the pairs that it has already.
+func (u *UDP) sessionBegan(x Session) {
 	for _, p := range u.all() {
 		for i := range p.ends {
-			if p.ends[i].node != x.id {
+			if p.ends[i].node != x.Node() {
 				continue
 			}
 			p.mu.Lock()
 			if !p.over {
 				u.grant(p, i, x)
 				if !p.mapping.IsZero() {
-					x.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, pairReady) })
+					x.PushControl(func(b []byte) []byte { return AppendState(b, p.id, PairReady) })
 				}
 			}
 			p.mu.Unlock()
@@ -103,7 +105,7 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 	u.counters.fellBack.Add(1)
 	p.avoid = now.Add(kernelRetry)
 	u.write(p, p.mapping)
-	u.tell(p, pairReady)
+	u.tell(p, PairReady)
 }
 
 // mayFall tells whether the kernel has the pair, and for long enough to be judged.
@@ -188,7 +190,25 @@ func (u *UDP) end(p *pair) {
 	p.ends[0].port.close()
 	p.ends[1].port.close()
 	u.counters.ended.Add(1)
-	u.tell(p, pairEnded)
+	u.tell(p, PairEnded)
+}
+
+// observed is where a node's packets to the asker come from by a reserved port; invalid: that is not known.
+func (u *UDP) observed(asker, node identity.ID) netip.Addr {
+	u.mu.Lock()
+	p := u.byNodes[nodesOf(asker, node)]
+	u.mu.Unlock()
+	if p == nil {
+		return netip.Addr{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.ends {
+		if p.ends[i].node == node && !p.over {
+			return p.ends[i].remote.Addr()
+		}
+	}
+	return netip.Addr{}
 }
 
 // kick ends the pairs of a node that is no member any more.

@@ -107,7 +107,7 @@ func within(ns *netns.NsHandle, f func()) error {
 func (l *port) prepare() error {
 	var err error
 	cerr := l.raw.Control(func(fd uintptr) {
-		prepareUDP(fd)
+		PrepareUDP(fd)
 		var domain int
 		if domain, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil {
 			return
@@ -129,7 +129,7 @@ func (l *port) prepare() error {
 // wakes anybody. It sees datagrams from their UDP header on.
 var onlyBinds = []unix.SockFilter{
 	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 8},
-	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: bindMagic, Jf: 1},
+	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: BindMagic, Jf: 1},
 	{Code: unix.BPF_RET | unix.BPF_K, K: 0x40000},
 	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 }
@@ -228,7 +228,7 @@ func (u *UDP) take(p *pair, side int, l *port, b *udpBurst, n int) {
 	b.out = b.out[:0]
 	for i := range n {
 		from, ok := b.from(i, l.ipv6)
-		if !ok || b.headers[i].hdr.Flags&unix.MSG_TRUNC != 0 {
+		if !ok || b.headers[i].Hdr.Flags&unix.MSG_TRUNC != 0 {
 			continue
 		}
 		if w != nil && from == w.from {
@@ -256,23 +256,23 @@ func (u *UDP) take(p *pair, side int, l *port, b *udpBurst, n int) {
 // udpBurst is what one recvmmsg takes, with room to send it on as it is: a train of equal datagrams that the kernel has
 // joined (UDP_GRO) leaves as one, too (UDP_SEGMENT).
 type udpBurst struct {
-	headers [receiveMessages]mmsghdr
-	iovecs  [receiveMessages]unix.Iovec
-	names   [receiveMessages][unix.SizeofSockaddrInet6]byte
-	control [receiveMessages][96]byte
+	headers [ReceiveMessages]unix.Mmsghdr
+	iovecs  [ReceiveMessages]unix.Iovec
+	names   [ReceiveMessages][unix.SizeofSockaddrInet6]byte
+	control [ReceiveMessages][96]byte
 	data    []byte
 
 	out   []int // indexes of the messages to send on
-	sends [receiveMessages]mmsghdr
-	ways  [receiveMessages][96]byte // control of sends
+	sends [ReceiveMessages]unix.Mmsghdr
+	ways  [ReceiveMessages][96]byte // control of sends
 }
 
 func newBursts() chan *udpBurst { return make(chan *udpBurst, runtime.NumCPU()) }
 
 func newUDPBurst() *udpBurst {
-	b := &udpBurst{data: make([]byte, receiveMessages*receiveBytes)}
+	b := &udpBurst{data: make([]byte, ReceiveMessages*ReceiveBytes)}
 	for i := range b.headers {
-		b.iovecs[i].Base = &b.data[i*receiveBytes]
+		b.iovecs[i].Base = &b.data[i*ReceiveBytes]
 	}
 	return b
 }
@@ -297,13 +297,13 @@ func (u *UDP) giveBack(b *udpBurst) {
 // read.
 func (b *udpBurst) receive(fd uintptr) int {
 	for i := range b.headers {
-		b.iovecs[i].SetLen(receiveBytes)
-		h := &b.headers[i].hdr
+		b.iovecs[i].SetLen(ReceiveBytes)
+		h := &b.headers[i].Hdr
 		*h = unix.Msghdr{Name: &b.names[i][0], Namelen: uint32(len(b.names[i])), Iov: &b.iovecs[i], Control: &b.control[i][0]}
 		h.SetIovlen(1)
 		h.SetControllen(len(b.control[i]))
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), receiveMessages,
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), ReceiveMessages,
 		unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
@@ -317,11 +317,11 @@ func (b *udpBurst) receive(fd uintptr) int {
 
 // payload is a datagram, or several that the kernel has joined.
 func (b *udpBurst) payload(i int) []byte {
-	return b.data[i*receiveBytes:][:b.headers[i].n]
+	return b.data[i*ReceiveBytes:][:b.headers[i].Len]
 }
 
 func (b *udpBurst) from(i int, ipv6 bool) (netip.AddrPort, bool) {
-	name := b.names[i][:b.headers[i].hdr.Namelen]
+	name := b.names[i][:b.headers[i].Hdr.Namelen]
 	if len(name) < unix.SizeofSockaddrInet4 {
 		return netip.AddrPort{}, false
 	}
@@ -338,7 +338,7 @@ func (b *udpBurst) from(i int, ipv6 bool) (netip.AddrPort, bool) {
 
 // each calls f with the control messages of a received message.
 func (b *udpBurst) each(i int, f func(level, typ int32, data []byte)) {
-	c := b.control[i][:min(int(b.headers[i].hdr.Controllen), len(b.control[i]))]
+	c := b.control[i][:min(int(b.headers[i].Hdr.Controllen), len(b.control[i]))]
 	for len(c) >= unix.SizeofCmsghdr {
 		h := (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
 		n := int(h.Len)
@@ -370,7 +370,7 @@ func (b *udpBurst) segment(i int) (size int) {
 			size = int(binary.NativeEndian.Uint16(data))
 		}
 	})
-	if size >= int(b.headers[i].n) {
+	if size >= int(b.headers[i].Len) {
 		return 0
 	}
 	return size
@@ -381,7 +381,7 @@ func (b *udpBurst) send(w *way) (packets, bytes int) {
 	for k, i := range b.out {
 		data := b.payload(i)
 		b.iovecs[i].SetLen(len(data))
-		h := &b.sends[k].hdr
+		h := &b.sends[k].Hdr
 		*h = unix.Msghdr{Name: &w.to.b[0], Namelen: w.to.n, Iov: &b.iovecs[i]}
 		h.SetIovlen(1)
 		c := b.ways[k][:0]
@@ -408,13 +408,13 @@ func appendSegment(c []byte, size int) []byte {
 
 func (b *udpBurst) write(fd uintptr, w *way) (packets, bytes int) {
 	failures := 0
-	for k := 0; k < len(b.out) && failures <= receiveMessages; {
+	for k := 0; k < len(b.out) && failures <= ReceiveMessages; {
 		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.sends[k])), uintptr(len(b.out)-k),
 			unix.MSG_DONTWAIT, 0, 0)
 		if errno == 0 {
 			for range int(n) {
 				packets += b.count(b.out[k])
-				bytes += int(b.headers[b.out[k]].n)
+				bytes += int(b.headers[b.out[k]].Len)
 				k++
 			}
 			continue
@@ -435,7 +435,7 @@ func (b *udpBurst) write(fd uintptr, w *way) (packets, bytes int) {
 
 func (b *udpBurst) count(i int) int {
 	if s := b.segment(i); s > 0 {
-		return (int(b.headers[i].n) + s - 1) / s
+		return (int(b.headers[i].Len) + s - 1) / s
 	}
 	return 1
 }

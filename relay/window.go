@@ -89,8 +89,8 @@ func (w *window) due() bool {
 	return w.total-w.told >= uint64(min(w.size, w.granted)/2)
 }
 
-// load is what a process's readers do together.
-type load struct {
+// Load is what a process's readers do together.
+type Load struct {
 	mu       sync.Mutex
 	since    time.Duration
 	rate     float64
@@ -99,7 +99,7 @@ type load struct {
 }
 
 // add takes a session's rate of a period, and returns the average of all that were busy in the last period.
-func (l *load) add(now time.Duration, rate float64) float64 {
+func (l *Load) add(now time.Duration, rate float64) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if d := now - l.since; d >= 2*meterPeriod {
@@ -119,26 +119,26 @@ func unsentLimit(rate float64) int {
 	return min(max(int(rate*unsentDelay.Seconds()), minUnsent), maxUnsent)
 }
 
-// read tells the wire that bytes came.
-func (w *wire) read(now time.Duration, n int) {
-	w.heard.Store(int64(now))
-	w.window.total += uint64(n)
-	if rate, ok := w.rx.add(now, n); ok {
-		if unread, rtt, ok := w.unread(); ok {
-			w.window.step(rate, w.load.add(now, rate), unread, rtt)
+// Read notes that bytes came.
+func (c *Conn) Read(now time.Duration, n int) {
+	c.heard.Store(int64(now))
+	c.window.total += uint64(n)
+	if rate, ok := c.rx.add(now, n); ok {
+		if unread, rtt, ok := c.unread(); ok {
+			c.window.step(rate, c.load.add(now, rate), unread, rtt)
 		}
 	}
-	if w.window.due() {
-		tell := func(b []byte) []byte { return appendWindow(b, w.window.total, uint32(w.window.size)) }
-		if w.q.pushControl(tell) {
-			w.window.told, w.window.granted = w.window.total, w.window.size
+	if c.window.due() {
+		tell := func(b []byte) []byte { return appendWindow(b, c.window.total, uint32(c.window.size)) }
+		if c.Queue.PushControl(tell) {
+			c.window.told, c.window.granted = c.window.total, c.window.size
 		}
 	}
 }
 
 // unread asks the kernel what waits in the socket.
-func (w *wire) unread() (n int, rtt time.Duration, ok bool) {
-	t, isTCP := tcp(w.conn.NetConn())
+func (c *Conn) unread() (n int, rtt time.Duration, ok bool) {
+	t, isTCP := TCP(c.TLS.NetConn())
 	if !isTCP {
 		return 0, 0, false
 	}
@@ -147,7 +147,7 @@ func (w *wire) unread() (n int, rtt time.Duration, ok bool) {
 		return 0, 0, false
 	}
 	err = raw.Control(func(fd uintptr) {
-		if n, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ); err != nil || n <= minWindow && w.window.size == 0 {
+		if n, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ); err != nil || n <= minWindow && c.window.size == 0 {
 			return
 		}
 		if info, e := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); e == nil {
@@ -157,18 +157,18 @@ func (w *wire) unread() (n int, rtt time.Duration, ok bool) {
 	return n, rtt, err == nil
 }
 
-// wrote tells the wire that a batch was written.
-func (w *wire) wrote(now time.Duration, n int) {
-	rate, ok := w.tx.add(now, n)
+// wrote notes that a batch was written.
+func (c *Conn) wrote(now time.Duration, n int) {
+	rate, ok := c.tx.add(now, n)
 	if !ok {
 		return
 	}
 	limit := unsentLimit(rate)
-	if limit < w.unsent+w.unsent/4 && limit > w.unsent-w.unsent/4 {
+	if limit < c.unsent+c.unsent/4 && limit > c.unsent-c.unsent/4 {
 		return
 	}
-	w.unsent = limit
-	t, isTCP := tcp(w.conn.NetConn())
+	c.unsent = limit
+	t, isTCP := TCP(c.TLS.NetConn())
 	if !isTCP {
 		return
 	}

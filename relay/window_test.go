@@ -1,12 +1,8 @@
 package relay
 
 import (
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/skeinmesh/skein/identity"
 )
 
 func TestMeter(t *testing.T) {
@@ -90,7 +86,7 @@ func TestWindowIsToldInTime(t *testing.T) {
 }
 
 func TestLoadShare(t *testing.T) {
-	var l load
+	var l Load
 	for i := range 6 {
 		now := time.Second + time.Duration(i)*2*meterPeriod
 		for j := range 4 {
@@ -102,66 +98,5 @@ func TestLoadShare(t *testing.T) {
 	}
 	if got := l.add(time.Minute, 7); got != 0 {
 		t.Errorf("a share of %.0f from long ago", got)
-	}
-}
-
-// A client that reads slowly keeps its session: what is too much for it waits and is dropped at the relay, and not in
-// the kernel's buffers, where the answers to its pings would queue for seconds.
-func TestSlowClientKeepsItsSession(t *testing.T) {
-	m := newMembers()
-	r := startRelay(t, m)
-	flooder := startNode(t, m, r)
-	slow := newNode(t, m, newKey(t))
-	var packets atomic.Uint64
-	slow.cfg.OnPacket = func(identity.ID, byte, []byte) {
-		// Fast at first, so that the kernel makes the receive buffer large; then the slowness itself.
-		if packets.Add(1) > 100_000 {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	slow.use(r)
-	waitFor(t, "session", func() bool { return slow.connected(r.key.ID()) })
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		packet := make([]byte, 1400)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
-			burst := 20 // 28 MB/s for a reader of 1.4 MB/s
-			if packets.Load() < 100_000 {
-				burst = 500
-			}
-			for range burst {
-				_ = flooder.Send(slow.id, ChannelWireGuard, packet)
-			}
-		}
-	})
-	defer func() { close(stop); wg.Wait() }()
-	waitFor(t, "the fast packets", func() bool { return packets.Load() > 100_000 })
-	// What was under way when the reader became slow delays answers for seconds.
-	for began := time.Now(); time.Since(began) < 2*deadAfter; {
-		waitFor(t, "a change", func() bool { return len(slow.Changed()) > 0 || time.Since(began) > 2*deadAfter })
-		select {
-		case <-slow.Changed():
-		default:
-		}
-		if s := slow.Stats()[0]; s.Reconnects > 0 {
-			t.Fatalf("the session was lost %s after its reader became slow: %+v", time.Since(began), s)
-		}
-	}
-	q := r.server.session(slow.id).q
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.granted == unlimited {
-		t.Error("the slow reader grants its relay everything")
-	}
-	if d := r.server.Stats().Dropped; d == 0 {
-		t.Error("the relay dropped nothing: the flood was no flood")
 	}
 }

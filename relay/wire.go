@@ -18,29 +18,27 @@ const (
 	sessionUserTimeout = 8 * time.Second
 	// streamUserTimeout is longer: whoever reads a stream may well stop for a while.
 	streamUserTimeout = 60 * time.Second
-	// turnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which
+	// AcceptTimeout is how long an offered stream waits for its other end.
+	AcceptTimeout = 10 * time.Second
+	// TurnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which
 	// makes packets late and shares uneven where processors are scarce; with less, writers would write scraps.
-	turnBytes = 64 << 10
-	// A reader that has brought a destination more than aheadPackets, some three batches, gives up to aheadTurns more
-	// turns to its writer. One that has been at the same write for aheadStuck waits for the network, and no turn helps it.
-	aheadPackets = 128
-	aheadTurns   = 32
-	aheadStuck   = 20 * time.Millisecond
-	// stuckWrite ends a session whose other side has stopped reading.
-	stuckWrite = 10 * time.Second
+	TurnBytes = 64 << 10
+	// StuckWrite ends a session whose other side has stopped reading.
+	StuckWrite = 10 * time.Second
 )
 
-// wire is one end of a session: a queue and the goroutine that writes it out.
-type wire struct {
-	conn    *tls.Conn
-	q       *queue
+// Conn is one end of a session: a queue and the goroutine that writes it out.
+type Conn struct {
+	TLS   *tls.Conn
+	Queue *Queue // what is to be sent
+
 	now     func() time.Duration
 	heard   atomic.Int64 // when bytes last came
 	writing atomic.Int64 // since when a Write lasts; 0: none does
 
 	rx     meter // of the reader, as is window
 	window window
-	load   *load
+	load   *Load
 	tx     meter // of the writer, as is unsent
 	unsent int
 
@@ -49,18 +47,20 @@ type wire struct {
 	why  error // set before done is closed
 }
 
-func newWire(conn *tls.Conn, q *queue, l *load, now func() time.Duration) *wire {
-	w := &wire{conn: conn, q: q, load: l, now: now, unsent: maxUnsent, done: make(chan struct{})}
-	w.heard.Store(int64(now()))
+// NewConn makes this end of a session over a TLS connection whose handshake is complete. l is shared by all sessions
+// of a process, and now is their clock. The caller runs WriteLoop.
+func NewConn(conn *tls.Conn, q *Queue, l *Load, now func() time.Duration) *Conn {
+	c := &Conn{TLS: conn, Queue: q, load: l, now: now, unsent: maxUnsent, done: make(chan struct{})}
+	c.heard.Store(int64(now()))
 	tune(conn.NetConn(), sessionUserTimeout, maxUnsent)
-	return w
+	return c
 }
 
-// roundTrip is the least round trip of the last minutes as the kernel has seen it. Unlike an answer's it says nothing
+// RoundTrip is the least round trip of the last minutes as the kernel has seen it. Unlike an answer's it says nothing
 // of how busy the processes at both ends are: a relay that has much to do for a moment is as near as before. False: the
 // kernel does not tell.
-func (w *wire) roundTrip() (time.Duration, bool) {
-	t, ok := tcp(w.conn.NetConn())
+func (c *Conn) RoundTrip() (time.Duration, bool) {
+	t, ok := TCP(c.TLS.NetConn())
 	if !ok {
 		return 0, false
 	}
@@ -76,54 +76,63 @@ func (w *wire) roundTrip() (time.Duration, bool) {
 	return time.Duration(info.Min_rtt) * time.Microsecond, true
 }
 
-// writeLoop writes batches until the wire ends.
-func (w *wire) writeLoop() {
+// WriteLoop writes batches until the session ends.
+func (c *Conn) WriteLoop() {
 	for {
-		b := w.q.take(batchBytes, w.now)
+		b := c.Queue.take(batchBytes, c.now)
 		if b == nil {
 			return
 		}
-		w.writing.Store(int64(max(w.now(), 1)))
-		records := w.q.pool.batch()
-		n, err := together(w.conn.NetConn(), records, func() (int, error) { return w.conn.Write(*b) })
-		w.q.pool.done(records)
-		w.writing.Store(0)
-		w.q.pool.done(b)
+		c.writing.Store(int64(max(c.now(), 1)))
+		records := c.Queue.pool.batch()
+		n, err := together(c.TLS.NetConn(), records, func() (int, error) { return c.TLS.Write(*b) })
+		c.Queue.pool.done(records)
+		c.writing.Store(0)
+		c.Queue.pool.done(b)
 		if err != nil {
-			w.end(fmt.Errorf("write: %w", err))
+			c.End(fmt.Errorf("write: %c", err))
 			return
 		}
-		w.wrote(w.now(), n)
+		c.wrote(c.now(), n)
 		runtime.Gosched()
 	}
 }
 
-// stuck tells how long the present Write has lasted.
-func (w *wire) stuck(now time.Duration) time.Duration {
-	if t := w.writing.Load(); t != 0 {
+// Done is closed when the session ends.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Why is the reason of the end, once Done is closed.
+func (c *Conn) Why() error { return c.why }
+
+// Stuck tells how long the present Write has lasted.
+func (c *Conn) Stuck(now time.Duration) time.Duration {
+	if t := c.writing.Load(); t != 0 {
 		return now - time.Duration(t)
 	}
 	return 0
 }
 
-// silent tells how long nothing has come.
-func (w *wire) silent(now time.Duration) time.Duration {
-	return now - time.Duration(w.heard.Load())
+// Silent tells how long nothing has come.
+func (c *Conn) Silent(now time.Duration) time.Duration {
+	return now - time.Duration(c.heard.Load())
 }
 
-// end closes the wire at once, without waiting for a Write that hangs. The first reason stays.
-func (w *wire) end(why error) {
-	w.once.Do(func() {
-		w.why = why
-		close(w.done)
-		w.q.close()
-		w.conn.NetConn().Close()
+// End closes the session at once, without waiting for a Write that hangs. The first reason stays.
+func (c *Conn) End(why error) {
+	c.once.Do(func() {
+		c.why = why
+		close(c.done)
+		c.Queue.close()
+		c.TLS.NetConn().Close()
 	})
 }
 
+// TuneStream sets the options of a TCP connection that carries one end of a stream.
+func TuneStream(c net.Conn) { tune(c, streamUserTimeout, 0) }
+
 // tune sets a TCP connection's options; other connections (tests' pipes) have none.
 func tune(c net.Conn, userTimeout time.Duration, unsent int) {
-	t, ok := tcp(c)
+	t, ok := TCP(c)
 	if !ok {
 		return
 	}
@@ -144,10 +153,8 @@ func tune(c net.Conn, userTimeout time.Duration, unsent int) {
 }
 
 var (
-	errReplaced  = errors.New("replaced by a newer session of the same node")
-	errKicked    = errors.New("the node is no longer a member")
-	errSilent    = errors.New("nothing heard any more")
-	errStuck     = errors.New("the other side stopped reading")
-	errNotNeeded = errors.New("nobody needs this relay now")
-	errClosed    = errors.New("closed")
+	// ErrClosed is why a session, a pool or a server that was closed does nothing more.
+	ErrClosed = errors.New("closed")
+	// ErrNotHere is why a relay does not join a stream.
+	ErrNotHere = errors.New("the peer has no session with this relay")
 )

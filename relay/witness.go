@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
 )
@@ -23,105 +20,10 @@ import (
 // own choice first. An older relay ignores the question, and older clients do not ask.
 
 const (
-	frameShow  frameType = 0x24 // splice: this connection, too, shows where this node's packets come from
-	frameWhere frameType = 0xa4 // client to relay: where do that node's packets come from?
-	frameSeen  frameType = 0xa5 // relay to client: node 8 · up to four addresses of 16; none: the node has no session here
-
-	maxSeen = 4
-
-	wherePerSecond = 20 // questions of one client, after a burst
-	whereBurst     = 64
-	whereWait      = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for what depends on them
-	meetRelays     = 4                       // of a peer's relays, with which this node shows itself
-	showEvery      = time.Minute
+	whereWait  = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for what depends on them
+	meetRelays = 4                       // of a peer's relays, with which this node shows itself
+	showEvery  = time.Minute
 )
-
-func appendSeen(b []byte, node identity.ID, addrs []netip.Addr) []byte {
-	addrs = addrs[:min(len(addrs), maxSeen)]
-	b = append(appendHeader(b, frameSeen, 8+16*len(addrs)), node[:]...)
-	for _, a := range addrs {
-		a16 := a.As16()
-		b = append(b, a16[:]...)
-	}
-	return b
-}
-
-// decodeSeen takes a body whose length checkHeader has approved.
-func decodeSeen(b []byte) (node identity.ID, addrs []netip.Addr) {
-	for rest := b[8:]; len(rest) >= 16 && len(addrs) < maxSeen; rest = rest[16:] {
-		addrs = append(addrs, netip.AddrFrom16([16]byte(rest[:16])).Unmap())
-	}
-	return decodeNode(b), addrs
-}
-
-// where answers a client that asks where a node's packets come from.
-func (s *Server) where(x *session, node identity.ID) {
-	if x.questions == nil {
-		x.questions = rate.NewLimiter(wherePerSecond, whereBurst)
-	}
-	if !x.questions.Allow() {
-		return
-	}
-	addrs := s.observed(x.id, node)
-	x.q.pushControl(func(b []byte) []byte { return appendSeen(b, node, addrs) })
-}
-
-// observed lists where a node's packets come from now: its session, what it has shown besides, and its mapping towards
-// the port that is reserved for its packets to the asker.
-func (s *Server) observed(asker, node identity.ID) (addrs []netip.Addr) {
-	x := s.session(node)
-	if x == nil {
-		return nil
-	}
-	note := func(a netip.Addr) {
-		if a = a.Unmap().WithZone(""); a.IsValid() && !slices.Contains(addrs, a) {
-			addrs = append(addrs, a)
-		}
-	}
-	note(remoteIP(x.conn.NetConn()))
-	if a := x.shown.Load(); a != nil {
-		note(*a)
-	}
-	if s.cfg.UDP != nil {
-		note(s.cfg.UDP.observed(asker, node))
-	}
-	return addrs
-}
-
-// observed is where a node's packets to the asker come from by a reserved port; invalid: that is not known.
-func (u *UDP) observed(asker, node identity.ID) netip.Addr {
-	u.mu.Lock()
-	p := u.byNodes[nodesOf(asker, node)]
-	u.mu.Unlock()
-	if p == nil {
-		return netip.Addr{}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.ends {
-		if p.ends[i].node == node && !p.over {
-			return p.ends[i].remote.Addr()
-		}
-	}
-	return netip.Addr{}
-}
-
-func remoteIP(c net.Conn) netip.Addr {
-	if t, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return t.AddrPort().Addr()
-	}
-	return netip.Addr{}
-}
-
-// show notes where a node's second connection comes from. It counts as long as the node's session lasts.
-func (s *Server) show(peer identity.ID, from netip.Addr) error {
-	x := s.session(peer)
-	if x == nil {
-		return errNotHere
-	}
-	x.shown.Store(&from)
-	return nil
-}
 
 // questions are the client's that wait for answers.
 type questions struct {
@@ -186,7 +88,7 @@ func (p *Pool) Attest(ctx context.Context, peer identity.ID, at netip.Addr) erro
 		l := link{c.relay.ID, peer}
 		p.questions.begin(l, answers)
 		defer p.questions.end(l, answers)
-		c.control(func(b []byte) []byte { return appendNode(b, frameWhere, peer) })
+		c.control(func(b []byte) []byte { return AppendNode(b, FrameWhere, peer) })
 	}
 	saw := map[string]bool{}
 	for range asked {
@@ -249,7 +151,7 @@ func (p *Pool) meet(peer identity.ID) {
 // show lets a relay with which the session is one by IPv6 see this node's IPv4 address, too: guessed ports are IPv4's.
 func (c *client) show() {
 	w := c.wire.Load()
-	if w == nil || remoteIP(w.conn.NetConn()).Unmap().Is4() {
+	if w == nil || RemoteIP(w.TLS.NetConn()).Unmap().Is4() {
 		return
 	}
 	ipv4 := slices.DeleteFunc(slices.Clone(c.dialAddresses()), func(s string) bool {
@@ -264,7 +166,7 @@ func (c *client) show() {
 	c.pool.wg.Go(func() {
 		conn, err := c.pool.dialRelay(c.ctx, c.relay, ipv4, identity.ALPNSplice)
 		if err == nil {
-			err = ask(conn, appendHeader(nil, frameShow, 0))
+			err = ask(conn, AppendHeader(nil, FrameShow, 0))
 			conn.NetConn().Close()
 		}
 		if err != nil {

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/internal/nattest"
 )
 
 var (
@@ -20,67 +18,28 @@ var (
 	victim   = netip.MustParseAddr("198.51.100.200")
 )
 
-func TestARelayTellsWhereAPeersPacketsComeFrom(t *testing.T) {
-	n, m := nattest.New(t), newMembers()
-	r := startUDP(t, n.Host(nattest.Public), m, "userspace")
-	a, b := startEnd(t, m, n.Host(nattest.PortRestricted), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
-	stranger := newKey(t).ID()
-	for _, c := range []struct {
-		name  string
-		peer  identity.ID
-		at    netip.Addr
-		seen  bool
-		error string
-	}{
-		{"where its session comes from", b.id, loopback, true, ""},
-		{"a victim's address", b.id, victim, false, "it says 198.51.100.200, and is seen at 127.0.0.1"},
-		{"where its UDP comes from, without UDP", b.id, b.host.Outside, false, "is seen at 127.0.0.1"},
-		{"somebody without a session", stranger, victim, false, "none has a session of it"},
-	} {
-		err := a.Attest(t.Context(), c.peer, c.at)
-		if c.seen && err != nil || !c.seen && (!errors.Is(err, ErrUnattested) || !strings.Contains(err.Error(), c.error)) {
-			t.Errorf("%s: %v", c.name, err)
-		}
-	}
-	join(t, a, b)
-	for _, x := range []struct{ asker, peer *udpEnd }{{a, b}, {b, a}} {
-		if err := x.asker.Attest(t.Context(), x.peer.id, x.peer.host.Outside); err != nil {
-			t.Errorf("where UDP of the peer comes from: %v", err)
-		}
-		if err := x.asker.Attest(t.Context(), x.peer.id, r.host.Addr); !errors.Is(err, ErrUnattested) {
-			t.Errorf("the relay's own address: %v", err)
-		}
-	}
-	m.revoke(b.id)
-	r.server.Kick(b.id)
-	waitFor(t, "the end of the session", func() bool { return !r.server.Connected(b.id) })
-	if err := a.Attest(t.Context(), b.id, b.host.Outside); !errors.Is(err, ErrUnattested) {
-		t.Errorf("a node that was revoked: %v", err)
-	}
-}
-
 // A peer could run a relay, list it in its record, and have it say anything.
 func TestARelayThatThePeerChoseIsNoWitness(t *testing.T) {
 	m := newMembers()
 	relays := []*testRelay{startRelay(t, m), startRelay(t, m), startRelay(t, m)}
 	a := newNode(t, m, newKey(t))
-	third := a.settle(t, relays)
+	third := settle(t, a, relays)
 	b := startNode(t, m, third)
 	a.SetPeerLinks(b.id, []Link{{third.key.ID(), time.Millisecond}})
 	waitFor(t, "a session with the peer's relay", func() bool {
 		a.Ask(b.id)
-		return a.needOf(third) == string(needDemand) && a.connected(third.key.ID())
+		return needOf(a, third) == NeedDemand && a.connected(third.key.ID())
 	})
 	if err := a.Attest(t.Context(), b.id, loopback); !errors.Is(err, ErrUnattested) {
 		t.Errorf("the word of a relay that the peer's record names is taken: %v", err)
 	}
-	a.cfg.Witness = func(id identity.ID) bool { return id == third.key.ID() }
+	a.SetWitness(func(id identity.ID) bool { return id == third.key.ID() })
 	if err := a.Attest(t.Context(), b.id, loopback); err != nil {
 		t.Errorf("a voter's word: %v", err)
 	}
 	b.id = third.key.ID() // and nobody is a witness for itself
-	for _, c := range a.witnesses(b.id) {
-		if c.relay.ID == b.id {
+	for _, id := range a.Witnesses(b.id) {
+		if id == b.id {
 			t.Error("the peer is its own witness")
 		}
 	}
@@ -91,7 +50,7 @@ func TestNodesShowThemselvesAtTheRelaysThatTheirPeersAsk(t *testing.T) {
 	m := newMembers()
 	relays := []*testRelay{startRelay(t, m), startRelay(t, m), startRelay(t, m)}
 	b := newNode(t, m, newKey(t))
-	third := b.settle(t, relays)
+	third := settle(t, b, relays)
 	a := startNode(t, m, third)
 	waitFor(t, "the peer not to be seen", func() bool { // its session on trial may still be ending
 		return errors.Is(a.Attest(t.Context(), b.id, loopback), ErrUnattested)
@@ -102,19 +61,18 @@ func TestNodesShowThemselvesAtTheRelaysThatTheirPeersAsk(t *testing.T) {
 }
 
 // settle waits until a node has its two warm relays of three, and returns the third.
-func (n *testNode) settle(t *testing.T, relays []*testRelay) (third *testRelay) {
+func settle(t *testing.T, n *testNode, relays []*testRelay) (third *testRelay) {
 	t.Helper()
 	n.use(relays...)
 	waitFor(t, "two warm relays and a third", func() bool {
-		n.planning.Lock() // a plan that is half carried out shows what never is
-		defer n.planning.Unlock()
+		defer n.HoldPlans()() // a plan that is half carried out shows what never is
 		warm := 0
 		third = nil
 		for _, r := range relays {
-			switch n.needOf(r) {
-			case string(needWarm):
+			switch needOf(n, r) {
+			case NeedWarm:
 				warm++
-			case string(needNone):
+			case NeedNone:
 				third = r
 			}
 		}
@@ -123,7 +81,7 @@ func (n *testNode) settle(t *testing.T, relays []*testRelay) (third *testRelay) 
 	return third
 }
 
-func (n *testNode) needOf(r *testRelay) string {
+func needOf(n *testNode, r *testRelay) string {
 	for _, s := range n.Stats() {
 		if s.Relay == r.key.ID() {
 			return s.Need
@@ -136,7 +94,7 @@ func (n *testNode) needOf(r *testRelay) string {
 func TestASessionByIPv6ShowsTheIPv4AddressToo(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)
-	port := r.listener.Addr().(*net.TCPAddr).Port
+	port := int(netip.MustParseAddrPort(r.address).Port())
 	six, err := net.ListenTCP("tcp6", &net.TCPAddr{IP: net.IPv6loopback, Port: port})
 	if err != nil {
 		t.Skipf("this machine has no IPv6 loopback: %v", err)
@@ -192,7 +150,7 @@ func TestARelayThatCannotTellIsNoWitness(t *testing.T) {
 	if err := a.Attest(t.Context(), newKey(t).ID(), loopback); !errors.Is(err, ErrUnattested) {
 		t.Errorf("have %v", err)
 	}
-	if d := time.Since(began); d < whereWait || d > whereWait+5*time.Second {
+	if d := time.Since(began); d < WhereWait || d > WhereWait+5*time.Second {
 		t.Errorf("the answer took %s", d)
 	}
 	if !a.connected(key.ID()) {
@@ -203,97 +161,28 @@ func TestARelayThatCannotTellIsNoWitness(t *testing.T) {
 // olderRelay greets and answers pings, and ignores the rest.
 func olderRelay(c *tls.Conn) {
 	defer c.Close()
-	r := newFrameReader()
-	greeting := hello{version: 1, queueBytes: 1 << 20, queueCount: 1024, streams: 1, idleSeconds: 10}
-	if _, err := c.Write(appendHello(nil, greeting)); err != nil {
+	r := NewFrameReader()
+	greeting := Hello{Version: 1, QueueBytes: 1 << 20, QueueCount: 1024, Streams: 1, IdleSeconds: 10}
+	if _, err := c.Write(AppendHello(nil, greeting)); err != nil {
 		return
 	}
 	for {
-		if _, err := r.fill(c); err != nil {
+		if _, err := r.Fill(c); err != nil {
 			return
 		}
 		for {
-			typ, body, ok, err := r.next()
+			typ, body, ok, err := r.Next()
 			if err != nil {
 				return
 			}
 			if !ok {
 				break
 			}
-			if typ == framePing {
-				if _, err := c.Write(appendToken(nil, framePong, decodeToken(body))); err != nil {
+			if typ == FramePing {
+				if _, err := c.Write(AppendToken(nil, FramePong, DecodeToken(body))); err != nil {
 					return
 				}
 			}
 		}
-	}
-}
-
-// A relay answers a client that asks without end at the rate that it promises.
-func TestQuestionsAreFew(t *testing.T) {
-	m := newMembers()
-	r := startRelay(t, m)
-	b := startNode(t, m, r)
-	c := dialAs(t, m, r, newKey(t), identity.ALPNRelay)
-	began := time.Now()
-	go func() {
-		var all []byte
-		for range 10 * whereBurst {
-			all = appendNode(all, frameWhere, b.id)
-		}
-		_, _ = c.Write(appendToken(all, framePing, 7)) // a pong comes behind the answers
-	}()
-	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
-	f, n := newFrameReader(), 0
-	for done := false; !done; {
-		if _, err := f.fill(c); err != nil {
-			t.Fatal(err)
-		}
-		for {
-			typ, body, ok, err := f.next()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			if done = done || typ == framePong; typ == frameSeen {
-				if node, addrs := decodeSeen(body); node != b.id || !slices.Contains(addrs, loopback) {
-					t.Fatalf("the answer is %v for %s", addrs, node)
-				}
-				n++
-			}
-		}
-	}
-	most := whereBurst + int(time.Since(began).Seconds()*wherePerSecond) + 1
-	if n < whereBurst || n > most {
-		t.Errorf("%d answers to %d questions, want %d to %d", n, 10*whereBurst, whereBurst, most)
-	}
-}
-
-// One relay that answers again and again, as to earlier questions, does not silence the others that were asked.
-func TestEachRelayIsHeardOnce(t *testing.T) {
-	var q questions
-	liar, honest, peer := identity.ID{1}, identity.ID{2}, identity.ID{3}
-	answers := make(chan testimony, 2)
-	for _, relay := range []identity.ID{liar, honest} {
-		q.begin(link{relay, peer}, answers)
-	}
-	for range 3 {
-		q.told(liar, peer, []netip.Addr{victim})
-	}
-	q.told(honest, identity.ID{4}, []netip.Addr{victim}) // of another node
-	q.told(honest, peer, []netip.Addr{loopback})
-	if n := len(answers); n != 2 {
-		t.Fatalf("%d answers are heard, want one of each relay", n)
-	}
-	if a, b := <-answers, <-answers; a.relay != liar || b.relay != honest || !slices.Contains(b.addrs, loopback) {
-		t.Errorf("heard are %v and %v", a, b)
-	}
-	for _, relay := range []identity.ID{liar, honest} {
-		q.end(link{relay, peer}, answers)
-	}
-	if len(q.waiting) > 0 {
-		t.Errorf("%v still wait", q.waiting)
 	}
 }

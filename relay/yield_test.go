@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"crypto/tls"
+	"net"
 	"runtime"
 	"testing"
 	"time"
@@ -15,29 +17,33 @@ func TestAReaderYieldsToTheWriterItIsAheadOf(t *testing.T) {
 	defer s.Close()
 	const packets, perTurn = 4 * aheadPackets, 32
 	for _, waits := range []bool{false, true} { // for its network
-		to := &session{wire: &wire{q: newQueue(&s.pool, packets, 1<<22, serverStanding)}}
+		here, there := net.Pipe() // nobody reads there
+		defer there.Close()
+		q := NewQueue(&s.pool, packets, 1<<22, serverStanding)
+		to := &session{Conn: NewConn(tls.Server(here, &tls.Config{}), q, &s.load, s.now)}
+		defer to.End(ErrClosed)
 		if waits {
-			to.writing.Store(int64(s.now() - time.Second))
+			to.Queue.PushControl(func(b []byte) []byte { return AppendToken(b, FramePong, 1) })
+			go to.WriteLoop()
+			for deadline := time.Now().Add(time.Minute); to.Stuck(s.now()) <= aheadStuck; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the writer is at no write")
+				}
+			}
 		}
-		for range packets {
-			to.q.push(s.now(), identity.ID{1}, ChannelWireGuard, []byte("packet"))
+		for i := range packets {
+			to.Queue.Push(s.now(), identity.ID{1, byte(i / perTurn)}, ChannelWireGuard, []byte("packet"))
 		}
 		ended := make(chan struct{})
 		go func() { // the writer: it loses its turn after some packets
 			defer close(ended)
-			for to.q.waiting() > 0 {
-				to.q.mu.Lock()
-				for l := &to.q.lanes[laneBulk]; l.packets > 0; {
-					if to.q.pool.put(l.pop(l.turn)); l.packets%perTurn == 0 {
-						break
-					}
-				}
-				to.q.mu.Unlock()
+			for i := range byte(packets / perTurn) {
+				to.Queue.Forget(identity.ID{1, i})
 				runtime.Gosched()
 			}
 		}()
 		(&forwarder{s: s, ahead: to}).yield()
-		if left := to.q.waiting(); waits != (left > aheadPackets) {
+		if left := to.waiting(); waits != (left > aheadPackets) {
 			t.Errorf("the writer waits for its network %t: %d of %d packets are left after the reader has yielded",
 				waits, left, packets)
 		}
