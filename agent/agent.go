@@ -46,7 +46,9 @@ import (
 	"github.com/skeinmesh/skein/internal/instant"
 	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/procs"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
+	"github.com/skeinmesh/skein/relay/server"
+	"github.com/skeinmesh/skein/relay/udp"
 )
 
 // Phases of the agent, as status and readiness tell them.
@@ -115,11 +117,11 @@ type Agent struct {
 	roster      *roster
 	gossip      *gossip.Gossip
 	control     *control.Net
-	pool        *relay.Pool
-	proxies     *relay.Proxies
-	relay       *relay.Server
+	pool        *client.Pool
+	proxies     *client.Proxies
+	relay       *server.Server
 	relayIDs    atomic.Pointer[map[identity.ID]bool] // the members that relay
-	udp         atomic.Pointer[relay.UDP]            // of relay; nil: it forwards no UDP
+	udp         atomic.Pointer[udp.Relay]            // of relay; nil: it forwards no UDP
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
