@@ -45,7 +45,7 @@ test-unit: setup cni-tools
 
 # Where goroutines share memory.
 test-race: setup
-	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./dataplane/reconcile ./dataplane/relaynft ./gossip ./internal/simtime ./relay
+	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./dataplane/reconcile ./dataplane/relaynft ./gossip ./internal/simtime ./relay/...
 
 # Every scenario in examples/, with real agents behind real NATs. RUN narrows it: make test-lab RUN=ipv6
 RUN ?= .

@@ -49,7 +49,9 @@ import (
 	"github.com/skeinmesh/skein/internal/instant"
 	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/procs"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
+	"github.com/skeinmesh/skein/relay/server"
+	"github.com/skeinmesh/skein/relay/udp"
 )
 
 // Phases of the agent, as status and readiness tell them.
@@ -166,11 +168,11 @@ type mesh struct {
 
 // relaying is what this node has of relays, and does as one.
 type relaying struct {
-	pool        *relay.Pool
-	proxies     *relay.Proxies
+	pool        *client.Pool
+	proxies     *client.Proxies
 	relayIDs    atomic.Pointer[map[identity.ID]bool] // the members that relay
-	relay       *relay.Server
-	udp         atomic.Pointer[relay.UDP] // of relay; nil: it forwards no UDP
+	relay       *server.Server
+	udp         atomic.Pointer[udp.Relay] // of relay; nil: it forwards no UDP
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
@@ -233,17 +235,17 @@ type kernelSide struct {
 
 // workloads are what this node does for pods, egresses and plain peers.
 type workloads struct {
-	pods       *pods.Pods                    // nil: this node only relays
-	podsDone   chan struct{}                 // closed when nothing is given to pods any more
-	egresses   *node.Node                    // nil: this node only relays
-	egressDone chan struct{}                 // closed when no lease is renewed any more
-	slotController     atomic.Pointer[egress.SlotController] // of egress slots; nil: this server does not lead
-	plain      *carrier.Peers                // nil: this node only relays
-	plainDone  chan struct{}                 // closed when no plain peer is answered any more
-	serves     chan struct{}                 // closed by servesOnce once pods can start
-	servesOnce sync.Once
-	bootID     string // of the kernel
-	freshBoot  bool   // pods have not been able to start in it yet
+	pods           *pods.Pods                            // nil: this node only relays
+	podsDone       chan struct{}                         // closed when nothing is given to pods any more
+	egresses       *node.Node                            // nil: this node only relays
+	egressDone     chan struct{}                         // closed when no lease is renewed any more
+	slotController atomic.Pointer[egress.SlotController] // of egress slots; nil: this server does not lead
+	plain          *carrier.Peers                        // nil: this node only relays
+	plainDone      chan struct{}                         // closed when no plain peer is answered any more
+	serves         chan struct{}                         // closed by servesOnce once pods can start
+	servesOnce     sync.Once
+	bootID         string // of the kernel
+	freshBoot      bool   // pods have not been able to start in it yet
 }
 
 // telling is what this node tells its users: problems, metrics, what it has decided, and its API.

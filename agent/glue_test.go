@@ -24,7 +24,8 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/simtime"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
+	"github.com/skeinmesh/skein/relay/server"
 )
 
 func TestTunnelOverAPath(t *testing.T) {
@@ -246,7 +247,7 @@ func TestIsolatedNodeHearsOfRelays(t *testing.T) {
 			if have := a.replica.State().Index(); have != before {
 				t.Errorf("a node that reaches others was told of the log: it is at %d", have)
 			}
-			a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: node.key, Log: quiet()})
+			a.pool = client.NewPool(client.PoolConfig{Self: a.id, Key: node.key, Log: quiet()})
 			t.Cleanup(func() { a.pool.Close() })
 			a.askServers(t.Context())
 			if have := a.replica.State().Index(); have != w.state.Index() {
@@ -332,14 +333,14 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	self, gone, stays := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	w := newWorld(t, self, gone, stays)
 	a := newTestAgent(self, w.state)
-	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: self.key, Log: quiet()})
+	a.pool = client.NewPool(client.PoolConfig{Self: a.id, Key: self.key, Log: quiet()})
 	t.Cleanup(func() { a.pool.Close() })
-	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") },
-		relay.ProxyOptions{})
+	a.proxies = client.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") },
+		client.ProxyOptions{})
 	a.prober = probe.NewProber(probe.ProberConfig{Self: a.id, Epoch: 1, Socket: unplugged{}})
 	a.paths = path.NewManager(path.Config{Self: a.id, Prober: pinger{a}, Log: quiet()})
 	t.Cleanup(a.paths.Close)
-	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: quiet(), Member: func(identity.ID) bool { return true }})
+	a.relay = server.New(server.Config{Self: a.id, Log: quiet(), Member: func(identity.ID) bool { return true }})
 	t.Cleanup(func() { a.relay.Close() })
 	var err error
 	if a.control, err = control.New(control.Config{Key: self.key, Roster: a.roster, Relay: a.pool, Tunnel: a.tunnel,

@@ -18,7 +18,7 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/testenv"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
 )
 
 // host is what a member has on its disk.
@@ -126,7 +126,7 @@ func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 func (a *Agent) withGossip(t *testing.T, key *identity.Key, state *events.State) (end func()) {
 	t.Helper()
 	a.loop.state = state
-	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: key, Log: quiet()})
+	a.pool = client.NewPool(client.PoolConfig{Self: a.id, Key: key, Log: quiet()})
 	none := nowhere{make(chan struct{})}
 	var err error
 	a.gossip, err = gossip.Start(gossip.Config{

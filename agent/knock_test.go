@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
 )
 
 // A peer that is there and answers no handshake is asked to begin one; one that is slow, or talks, or is away is not.
@@ -149,7 +149,7 @@ func TestKnockSignal(t *testing.T) {
 func TestPeersThatLeaveAreNoted(t *testing.T) {
 	self, peer := newHost(t, "a"), newHost(t, "b")
 	a := newTestAgent(self, newWorld(t, self, peer).state)
-	a.loop.unprobed, a.proxies = map[identity.ID]member{}, &relay.Proxies{}
+	a.loop.unprobed, a.proxies = map[identity.ID]member{}, &client.Proxies{}
 	none := func(identity.ID) time.Time { return time.Time{} }
 	id := peer.key.ID()
 	for _, c := range []struct {

@@ -26,7 +26,7 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
 )
 
 const (
@@ -63,7 +63,7 @@ type loopState struct {
 	members    map[identity.ID]identity.WireGuardKey // WireGuard's peers
 	unprobed   map[identity.ID]member                // members that the prober does not know yet
 	records    map[identity.ID]*skeinv1.Record
-	relays     []relay.Relay
+	relays     []client.Relay
 	misfits    map[string]bool           // links of another CNI that status tells of
 	reached    map[identity.ID]time.Time // relays with a direct path, and since when
 	stun       []string
@@ -499,7 +499,7 @@ func (a *Agent) dropMember(id identity.ID) {
 
 // syncRecords follows what the members say of themselves.
 func (a *Agent) syncRecords() {
-	var relays []relay.Relay
+	var relays []client.Relay
 	var stun []string
 	spare := map[netip.AddrPort]identity.ID{}
 	records := a.gossip.Records()
@@ -516,7 +516,7 @@ func (a *Agent) syncRecords() {
 			continue
 		}
 		if r.GetRelay() != nil {
-			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key,
+			relays = append(relays, client.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key,
 				Order: a.loop.state.Node(id).GetAdmittedAt()})
 		}
 		if id == a.id {
@@ -532,10 +532,10 @@ func (a *Agent) syncRecords() {
 			continue
 		}
 		a.loop.records[id] = r
-		links := make([]relay.Link, 0, len(r.GetRelayLinks()))
+		links := make([]client.Link, 0, len(r.GetRelayLinks()))
 		for _, l := range r.GetRelayLinks() {
 			if rid, err := identity.ParseID(l.GetNodeId()); err == nil {
-				links = append(links, relay.Link{Relay: rid, RTT: time.Duration(l.GetRttMicros()) * time.Microsecond})
+				links = append(links, client.Link{Relay: rid, RTT: time.Duration(l.GetRttMicros()) * time.Microsecond})
 			}
 		}
 		a.pool.SetPeerLinks(id, links)
@@ -544,8 +544,8 @@ func (a *Agent) syncRecords() {
 			a.paths.SetPeer(id, r)
 		}
 	}
-	slices.SortFunc(relays, func(x, y relay.Relay) int { return x.ID.Compare(y.ID) })
-	same := func(x, y relay.Relay) bool {
+	slices.SortFunc(relays, func(x, y client.Relay) int { return x.ID.Compare(y.ID) })
+	same := func(x, y client.Relay) bool {
 		return x.ID == y.ID && slices.Equal(x.Addresses, y.Addresses) && x.Key.Equal(y.Key)
 	}
 	if !slices.EqualFunc(relays, a.loop.relays, same) {

@@ -24,7 +24,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
+	"github.com/skeinmesh/skein/relay/server"
 )
 
 const (
@@ -199,7 +200,7 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 }
 
 func (a *Agent) openRelayClient() {
-	a.pool = relay.NewPool(relay.PoolConfig{
+	a.pool = client.NewPool(client.PoolConfig{
 		Self: a.id, Key: a.key, Control: markSocket(a.numbers.MarkWG), Log: a.log,
 		// The pool reads the next frames into the same buffer; gossip takes its packets later.
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
@@ -207,15 +208,15 @@ func (a *Agent) openRelayClient() {
 		OnReserved: a.onReserved,
 		Lag:        a.lag,
 		Witness:    a.votes,
-		OnNoWay: func(far, client, node identity.ID) {
+		OnNoWay: func(far, origin, node identity.ID) {
 			if a.listener.Load() != nil {
-				a.relay.NoWay(far, client, node)
+				a.relay.NoWay(far, origin, node)
 			}
 		},
 		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && a.paths != nil },
 	})
 	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
-	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return wg }, relay.ProxyOptions{
+	a.proxies = client.NewProxies(a.pool, func() netip.AddrPort { return wg }, client.ProxyOptions{
 		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && !a.relayOnly() },
 		OnNew: func(identity.ID, netip.AddrPort) { a.wakeUp() },
 		Avoid: []uint16{a.cfg.Ports.WireGuard, a.cfg.Ports.Control, a.cfg.Ports.Stun},
@@ -230,8 +231,8 @@ func (a *Agent) opensPort() bool {
 }
 
 // relayLimits are the configuration's in the relay's units.
-func relayLimits(l config.RelayLimits) relay.Limits {
-	return relay.Limits{
+func relayLimits(l config.RelayLimits) server.Limits {
+	return server.Limits{
 		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
 		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
 	}
@@ -258,7 +259,7 @@ func (a *Agent) openRelayServer() error {
 		l.Close()
 		return err
 	}
-	a.relay = relay.NewServer(relay.ServerConfig{
+	a.relay = server.New(server.Config{
 		Self: a.id, Log: a.log, UDP: udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
 		Relay:   a.isRelay,
 		Forward: a.pool.Forward,

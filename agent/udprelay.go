@@ -7,20 +7,21 @@ import (
 
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/client"
+	"github.com/skeinmesh/skein/relay/udp"
 )
 
 // relayTable is the kernel's forwarding as the relay wants it.
 type relayTable struct{ *relaynft.Table }
 
-func (t relayTable) Map(old, new relay.Mapping) error {
+func (t relayTable) Map(old, new udp.Mapping) error {
 	return t.Table.Map(relaynft.Mapping(old), relaynft.Mapping(new))
 }
 
-func (t relayTable) Used(m relay.Mapping) (bool, error) { return t.Table.Used(relaynft.Mapping(m)) }
+func (t relayTable) Used(m udp.Mapping) (bool, error) { return t.Table.Used(relaynft.Mapping(m)) }
 
 // openUDPRelay makes what forwards UDP between reserved ports, nil if this node does not.
-func (a *Agent) openUDPRelay() (*relay.UDP, error) {
+func (a *Agent) openUDPRelay() (*udp.Relay, error) {
 	if a.cfg.Dataplane.Relay == config.NoUDP {
 		return nil, nil
 	}
@@ -28,7 +29,7 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(a.numbers.MarkWG),
+	cfg := udp.Config{First: first, Last: last, Control: markSocket(a.numbers.MarkWG),
 		Log: a.log.With("component", "relay")}
 	if a.cfg.Dataplane.Relay != config.Userspace {
 		if err := a.openRelayTable(); err != nil {
@@ -42,7 +43,7 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 			cfg.Kernel, cfg.Avoid = relayTable{a.relayTable}, a.relayTable.Stale
 		}
 	}
-	return relay.NewUDP(cfg)
+	return udp.New(cfg)
 }
 
 // openRelayTable takes the kernel's table, which one agent of a network namespace can have. A node that does nothing
@@ -84,21 +85,21 @@ func (a *Agent) closeRelayTable(purge bool) error {
 
 // udpDriver is who forwards UDP here, as the record says it; empty: nobody.
 func (a *Agent) udpDriver() string {
-	udp := a.udp.Load()
-	if udp == nil {
+	relay := a.udp.Load()
+	if relay == nil {
 		return ""
 	}
-	name, _ := udp.Driver()
+	name, _ := relay.Driver()
 	return name
 }
 
 // udpText is udpDriver for people: with what keeps the kernel from it.
 func (a *Agent) udpText() string {
-	udp := a.udp.Load()
-	if udp == nil {
+	relay := a.udp.Load()
+	if relay == nil {
 		return ""
 	}
-	name, why := udp.Driver()
+	name, why := relay.Driver()
 	if why == nil {
 		why = a.relayWhy
 	}
@@ -111,12 +112,12 @@ func (a *Agent) udpText() string {
 // checkUDPRelay tells the user when the kernel does not do what it should. That it forwards nothing at all is no
 // problem unless the configuration asks for it: auto means this process then.
 func (a *Agent) checkUDPRelay() {
-	udp := a.udp.Load()
-	if udp == nil {
+	relay := a.udp.Load()
+	if relay == nil {
 		return
 	}
-	_, why := udp.Driver()
-	if why == nil || !errors.Is(why, relay.ErrForwardingDropped) && a.cfg.Dataplane.Relay != config.Kernel {
+	_, why := relay.Driver()
+	if why == nil || !errors.Is(why, udp.ErrForwardingDropped) && a.cfg.Dataplane.Relay != config.Kernel {
 		a.report("UDP relay", "", "", "")
 		return
 	}
@@ -124,7 +125,7 @@ func (a *Agent) checkUDPRelay() {
 }
 
 // onReserved takes what a relay says of its ports.
-func (a *Agent) onReserved(r relay.Reservation) {
+func (a *Agent) onReserved(r client.Reservation) {
 	if a.paths != nil {
 		a.paths.Reserved(r.Peer, r.Relay, r.Endpoint, r.Ready, r.Refused)
 	}
@@ -132,11 +133,11 @@ func (a *Agent) onReserved(r relay.Reservation) {
 
 // collectUDPRelay tells how the relay's reserved ports do.
 func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
-	udp := a.udp.Load()
-	if udp == nil {
+	relay := a.udp.Load()
+	if relay == nil {
 		return
 	}
-	s := udp.Stats()
+	s := relay.Stats()
 	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel,
 		"userspace": s.Ready - s.InKernel} {
 		out <- prometheus.MustNewConstMetric(descUDPPairs, prometheus.GaugeValue, float64(n), state)

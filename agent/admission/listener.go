@@ -13,7 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/relay"
+	"github.com/skeinmesh/skein/relay/wire"
 )
 
 const (
@@ -137,7 +137,7 @@ func (l *Listener) serve(ctx context.Context, c net.Conn, handshaken func()) {
 func (l *Listener) handshake(ctx context.Context, c net.Conn) (*tls.Conn, string, identity.ID, error) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
-	t := tls.Server(relay.Gather(c), l.tls)
+	t := tls.Server(wire.Gather(c), l.tls)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, "", identity.ID{}, err
 	}

@@ -61,7 +61,7 @@ func jobs() []job {
 			judge: func(m metrics) (string, bool) {
 				return fmt.Sprintf("%.1f ms", m["ns/op"]/1e6), m["ns/op"] > 0 && m["ns/op"] <= 20e6
 			}},
-		{name: "UDP through a relay's kernel", pkg: "./relay", run: "BenchmarkRelayed", count: "3x",
+		{name: "UDP through a relay's kernel", pkg: "./relay/udp", run: "BenchmarkRelayed", count: "3x",
 			how: "trains of 16 full datagrams, as wireguard-go sends them, from one network namespace to another, at most " +
 				"512 under way; in brackets sent one by one, as kernel WireGuard does. A datagram of 148 bytes there and back on " +
 				"an idle line gives the times. One run for all, the best of three rounds each; the processors are the ends' too. " +
@@ -116,19 +116,19 @@ func relayLoad() (all []job) {
 	for _, clients := range []int{2, 20, 100} {
 		name, run := fmt.Sprintf("relay, %d clients", clients), fmt.Sprintf("BenchmarkLoad/clients=%d", clients)
 		all = append(all,
-			job{name: name + ", a whole processor: goodput at twice the load", target: "≥ 90 % of the peak", pkg: "./relay",
-				run: run, count: "3x", how: fmt.Sprintf(how, "", "three"),
+			job{name: name + ", a whole processor: goodput at twice the load", target: "≥ 90 % of the peak",
+				pkg: "./relay/client", run: run, count: "3x", how: fmt.Sprintf(how, "", "three"),
 				judge: func(m metrics) (string, bool) {
 					return fmt.Sprintf("%s; of their processors the clients use %.0f %% then, the relay %.0f %%", text(m),
 						100*m["2x-clients-cpu"], 100*m["2x-relay-cpu"]), m["2x-%ofpeak"] >= 90
 				}},
-			job{name: name + ", 15 % of a processor: goodput at twice the load", target: "≥ 90 % of the peak", pkg: "./relay",
-				run: run + ",starved", count: "9x",
+			job{name: name + ", 15 % of a processor: goodput at twice the load", target: "≥ 90 % of the peak",
+				pkg: "./relay/client", run: run + ",starved", count: "9x",
 				how:   fmt.Sprintf(how, ", held to 15 % of its time by a control group", "nine"),
 				judge: func(m metrics) (string, bool) { return text(m), m["2x-%ofpeak"] >= 90 }})
 	}
 	for _, c := range []struct{ how, run string }{{"killed", "killed"}, {"stopped (it reads no more)", "stopped"}} {
-		all = append(all, job{name: "relay " + c.how + ": packets again", target: "≤ 2.00 s at p99", pkg: "./relay",
+		all = append(all, job{name: "relay " + c.how + ": packets again", target: "≤ 2.00 s at p99", pkg: "./relay/client",
 			run: "BenchmarkRelayLost/" + c.run, count: "50x",
 			how: "three relays, each a process; two nodes, 50 packets a second both ways over one of them, which gets a " +
 				"signal; the longest silence of either way, 50 runs",
@@ -138,7 +138,7 @@ func relayLoad() (all []job) {
 			}})
 	}
 	return append(all, job{name: "relay: what one that floods, and one that does not read, costs others", target: "< 5 %",
-		pkg: "./relay", run: "BenchmarkOthers", count: "5x",
+		pkg: "./relay/client", run: "BenchmarkOthers", count: "5x",
 		how: "four pairs at a steady third of the peak together; then beside a client that floods one of the receivers, " +
 			"and beside one that sends to a reader that has stopped; middle of five",
 		judge: func(m metrics) (string, bool) {

@@ -41,7 +41,7 @@ var holes = []hole{
 	{"the TLS port lets everybody in", []Guard{Roster}, []edit{
 		{"agent/admission/listener.go", "if known, ok := l.cfg.Member(id); !ok || !known.Equal(key) {",
 			"if known, ok := l.cfg.Member(id); ok && !known.Equal(key) {"},
-		{"relay/server.go", "	if !s.cfg.Member(peer) {", "	if false && !s.cfg.Member(peer) {"},
+		{"relay/server/server.go", "	if !s.cfg.Member(peer) {", "	if false && !s.cfg.Member(peer) {"},
 	}, []string{"open skein-relay at a public node", "replace a victim's session by one with its ID"}},
 	{"the control net lets everybody in", []Guard{Roster}, []edit{
 		{"agent/control/net.go", "	if !ok || !known.Equal(key) {", "	if ok && !known.Equal(key) {"},
@@ -104,7 +104,8 @@ var holes = []hole{
 			"len(b) > MaxPacket+codeSize ||\n\t\tfalse && !hmac.Equal("},
 	}, []string{"hand over a signal in another's name, as a relay by its own record"}},
 	{"a relay makes a new pair of ports each time that it is asked", []Guard{RelayLimits}, []edit{
-		{"relay/udp.go", "	p := u.byNodes[nodesOf(from.id, node)]", "	p := map[nodes]*pair{}[nodesOf(from.id, node)]"},
+		{"relay/udp/relay.go", "	p := u.byNodes[nodesOf(from.Node(), node)]",
+			"	p := map[nodes]*pair{}[nodesOf(from.Node(), node)]"},
 	}, []string{"reserve all of the relay's UDP ports"}},
 	{"one source may take every place at the TLS port", []Guard{Front}, []edit{
 		{"agent/admission/limiter.go", "	maxHandshakes  = 256 ", "	maxHandshakes  = 25600 "},
@@ -119,7 +120,7 @@ var holes = []hole{
 	}, []string{"read the whole state again and again", "take all of a pool's blocks",
 		"ask for a site's records again and again"}},
 	{"every member hands over packets as relays do", []Guard{RelayIDs}, []edit{
-		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {",
+		{"relay/server/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {",
 			"if f.s.cfg.Relay == nil {"},
 	}, []string{"hand over a packet in another's name, as relays do"}},
 	{"a gateway takes clients of all addresses", []Guard{Clients}, []edit{

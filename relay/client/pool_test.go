@@ -1,0 +1,42 @@
+package client
+
+import (
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/relay/wire"
+)
+
+// TestPendingQueueLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before
+// it is kept.
+func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
+	var q pendingQueue
+	w := wire.Unsent{Payload: []byte("first")}
+	tried := q.released()
+	if all := q.take(0); len(all) != 0 {
+		t.Fatalf("an empty queue releases %d packets", len(all))
+	}
+	if q.keep(0, w, tried) {
+		t.Error("kept a packet whose release has been")
+	}
+	if !q.keep(0, w, q.released()) {
+		t.Error("did not keep a packet that nothing carries")
+	}
+	if all := q.take(0); len(all) != 1 {
+		t.Errorf("released %d packets, want the one that was kept", len(all))
+	}
+}
+
+// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its
+// return.
+func TestAskedEverMoreRarely(t *testing.T) {
+	for asked, want := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
+		4 * time.Minute, 4 * time.Minute} {
+		if have := (absence{asked: asked}).hold(); have != want {
+			t.Errorf("asked %d times, not again for %s, want %s", asked, have, want)
+		}
+	}
+	if have := (absence{asked: 1 << 40}).hold(); have != goneLong {
+		t.Errorf("asked often, not again for %s", have)
+	}
+}
