@@ -1,5 +1,5 @@
-// Package udp is a relay's reserved UDP ports: pairs of ports through which packets of two nodes pass the relay as plain
-// UDP, in its kernel or in this process.
+// Package udp is a relay's reserved UDP ports: pairs of ports through which packets of two nodes pass the relay as
+// plain UDP, in its kernel or in this process.
 //
 // What always holds:
 //   - Packets are forwarded only between two mappings that the ends of a pair have proven: by a bind with the key of

@@ -9,7 +9,7 @@
 //     and senders share it fairly.
 //   - Control frames leave before packets, and packets of the control net before WireGuard's.
 //
-// All exported methods may be called concurrently, but those of a FrameReader, and Conn.Read, which belong to the reader
-// of a session. The frames are in relay/DESIGN.md, with the reasons; sources are DESIGN.md sections 7, 8 and 13 of the
-// project.
+// All exported methods may be called concurrently, but those of a FrameReader, and Conn.Read, which belong to the
+// reader of a session. The frames are in relay/DESIGN.md, with the reasons; sources are DESIGN.md sections 7, 8 and 13
+// of the project.
 package wire
