@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	pingAfter    = 2 * time.Second // of silence on an RPC connection
-	pingTimeout  = 2 * time.Second
-	idleTimeout  = 2 * time.Minute
+	pingAfter   = 2 * time.Second // of silence on an RPC connection
+	pingTimeout = 2 * time.Second
+	// idleTimeout is for how long a connection stays that nobody uses. Both ends send pings over it, and where it leads
+	// through a leader of the site these keep the path to that leader busy: more than a new connection costs.
+	idleTimeout  = 10 * time.Second
 	maxMessage   = 64 << 20               // a state in a snapshot
 	maxRequest   = maxImport + maxCommand // what a service reads
 	writeTimeout = 10 * time.Second

@@ -149,10 +149,13 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 		r.busy++
 		r.wg.Go(func() { r.join(id) })
 	}
-	if r.busy > 0 {
+	next := rejoinRest
+	switch {
+	case r.busy >= most: // the end of an attempt wakes
+		return next
+	case r.busy > 0:
 		return rejoinTick
 	}
-	next := rejoinRest
 	for _, a := range r.attempts {
 		next = min(next, a.next.Sub(now))
 	}
@@ -216,6 +219,7 @@ func (r *rejoiner) join(id identity.ID) {
 	} else {
 		s.add(&s.RejoinFail)
 	}
+	defer r.wakeUp()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.busy--
