@@ -14,7 +14,6 @@ const (
 	NeedWarm   = string(needWarm)
 	NeedDemand = string(needDemand)
 
-	DeadAfter = deadAfter
 	WhereWait = whereWait
 )
 

@@ -16,10 +16,7 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-var (
-	loopback = netip.MustParseAddr("127.0.0.1")
-	victim   = netip.MustParseAddr("198.51.100.200")
-)
+var loopback = netip.MustParseAddr("127.0.0.1")
 
 // A peer could run a relay, list it in its record, and have it say anything.
 func TestARelayThatThePeerChoseIsNoWitness(t *testing.T) {

@@ -20,6 +20,14 @@ func (x *session) Say(frame []byte) {
 	x.Queue.PushControl(func(b []byte) []byte { return append(b, frame...) })
 }
 
+// IsLimitedBy tells whether a node grants this relay less than everything.
+func (s *Server) IsLimitedBy(node identity.ID) bool {
+	q := s.session(node).Queue
+	q.Lock()
+	defer q.Unlock()
+	return q.Limited()
+}
+
 // Opening counts the connections of a node that have not said what they are for.
 func (s *Server) Opening(node identity.ID) int {
 	s.streams.mu.Lock()

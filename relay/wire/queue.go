@@ -212,6 +212,9 @@ func (q *Queue) Waiting() int { return q.lanes[laneBulk].packets }
 // Sealed tells whether the queue takes no more packets. The caller holds the lock.
 func (q *Queue) Sealed() bool { return q.sealed }
 
+// Limited tells whether what is taken is limited by a window. The caller holds the lock.
+func (q *Queue) Limited() bool { return q.granted != unlimited }
+
 // Dropped counts the packets that were dropped.
 func (q *Queue) Dropped() uint64 { return q.dropped.Load() }
 
@@ -386,7 +389,7 @@ func (q *Queue) Held() (bytes, packets int, window uint64) {
 		bytes += q.lanes[i].bytes
 		packets += q.lanes[i].packets
 	}
-	if q.granted != unlimited {
+	if q.Limited() {
 		window = q.granted - min(q.taken, q.granted)
 	}
 	return bytes, packets, window
