@@ -3,19 +3,18 @@ package egressclient
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/nftable"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // A flow stays with the slot that it began by. The connection table notes the slot of the tunnel that a flow's last
@@ -145,34 +144,20 @@ func (c *Client) Flows(to []netip.Prefix) ([]int, error) {
 	if c.closed {
 		return nil, ErrClosed
 	}
-	h, err := netlink.NewHandleAt(c.ns, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("opening conntrack's netlink socket: %w", err)
-	}
-	defer h.Close()
 	found := map[int]bool{}
-	for _, f := range []Family{IPv4, IPv6} {
-		err := error(netlink.ErrDumpInterrupted)
-		var list []*netlink.ConntrackFlow
-		for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			list, err = nlcount.One(h).ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(f.af()))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the connection table: %w", err)
-		}
-		for _, one := range list {
-			a, _ := netip.AddrFromSlice(one.Forward.DstIP)
-			a = a.Unmap()
-			slot, ok := dataplane.FlowSlot(one.Mark)
-			if ok && !found[slot] && slices.ContainsFunc(to, func(p netip.Prefix) bool { return p.Contains(a) }) {
+	t, err := conntrack.Open(int(c.ns))
+	if err == nil {
+		defer t.Close()
+		err = t.Dump(func(f *conntrack.Flow) error {
+			slot, ok := dataplane.FlowSlot(f.Mark)
+			if ok && !found[slot] && slices.ContainsFunc(to, func(p netip.Prefix) bool { return p.Contains(f.Original.Dst) }) {
 				found[slot] = true
 			}
-		}
+			return nil
+		})
 	}
-	var out []int
-	for slot := range found {
-		out = append(out, slot)
+	if err != nil {
+		return nil, fmt.Errorf("reading the connection table: %w", err)
 	}
-	slices.Sort(out)
-	return out, nil
+	return slices.Sorted(maps.Keys(found)), nil
 }
