@@ -198,9 +198,7 @@ func (f Filter) elements(set string) map[string]string {
 	switch set {
 	case setLinks:
 		for _, l := range f.Links {
-			key := make([]byte, unix.IFNAMSIZ)
-			copy(key, l)
-			out[string(key)] = ""
+			out[string(nftable.LinkName(l))] = ""
 		}
 	case setPorts:
 		for _, p := range f.Ports {
@@ -232,31 +230,15 @@ func chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
 
 // toFoU matches what is sent to the tunnels' ports.
 func toFoU() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Lookup{SourceRegister: reg, SetName: setPorts},
-	}
+	return append(nftable.L4(unix.IPPROTO_UDP), nftable.DestPort(), nftable.In(setPorts))
 }
 
 // filterRules let the ends in by the links, and nobody else to the tunnels' port.
 func filterRules() [][]expr.Any {
-	port := toFoU()
-	end := func(proto byte, offset, length uint32, set string) []expr.Any {
-		return slices.Concat(port, []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-			&expr.Lookup{SourceRegister: reg, SetName: setLinks},
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-			&expr.Lookup{SourceRegister: reg, SetName: set},
-			&expr.Verdict{Kind: expr.VerdictAccept},
-		})
+	end := func(f nftable.IP, set string) []expr.Any {
+		return slices.Concat(toFoU(), []expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.In(setLinks)}, f.Source(),
+			[]expr.Any{nftable.In(set), nftable.Accept})
 	}
-	return [][]expr.Any{
-		end(unix.NFPROTO_IPV4, 12, 4, setEnds4),
-		end(unix.NFPROTO_IPV6, 8, 16, setEnds6),
-		slices.Concat(port, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}),
-	}
+	return [][]expr.Any{end(nftable.IPv4, setEnds4), end(nftable.IPv6, setEnds6),
+		append(toFoU(), nftable.CountedDrop()...)}
 }

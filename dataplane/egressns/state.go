@@ -79,7 +79,7 @@ func toSlot(b string) (int, bool) {
 func bytesOf(a netip.Addr) string { return string(a.AsSlice()) }
 
 // tunnelKey is a device with the source that may come out of it.
-func tunnelKey(link string, a netip.Addr) string { return string(ifname(link)) + bytesOf(a) }
+func tunnelKey(link string, a netip.Addr) string { return string(nftable.LinkName(link)) + bytesOf(a) }
 
 // pick is the wanted state of the slot in one family.
 func pick[T any](a netip.Addr, four, six T) T {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -105,17 +107,10 @@ func enterWith(o Options, queue expr.Any) error {
 	c.AddTable(table)
 	chain := c.AddChain(&nftables.Chain{Name: "skein_leaving", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityLast})
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, o.Link)
-	link := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name}}
+	link := nftable.Link(expr.MetaKeyOIFNAME, o.Link)
 	for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append([]expr.Any(nil), link...),
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(o.Port)},
-			&expr.Verdict{Kind: expr.VerdictAccept})})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(link, nftable.L4(proto), []expr.Any{
+			nftable.DestPort(), nftable.Equal(binaryutil.BigEndian.PutUint16(o.Port)...), nftable.Accept})})
 	}
 	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(link, queue)})
 	return c.Flush()
