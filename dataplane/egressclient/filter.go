@@ -63,22 +63,14 @@ func wantFilter(s dataplane.ClientSpec) Filter {
 			f.Flows = append(f.Flows, one.Slot)
 		}
 	}
-	slices.Sort(f.Flows)
-	f.Flows = slices.Compact(f.Flows)
-	f.Ends = distinct(f.Ends, nil)
-	slices.Sort(f.Links)
-	f.Links = slices.Compact(f.Links)
+	f.Flows, f.Ends, f.Links = set(f.Flows), distinct(f.Ends, nil), set(f.Links)
 	return f
 }
 
 // with is a filter that lets in what either does, and treats flows as f does.
 func (f Filter) with(o Filter) Filter {
-	out := Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: slices.Concat(f.Links, o.Links),
-		Ports: slices.Concat(f.Ports, o.Ports), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
-	slices.Sort(out.Links)
-	slices.Sort(out.Ports)
-	out.Links, out.Ports = slices.Compact(out.Links), slices.Compact(out.Ports)
-	return out
+	return Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: set(slices.Concat(f.Links, o.Links)),
+		Ports: set(slices.Concat(f.Ports, o.Ports)), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
 }
 
 func (f Filter) empty() bool { return len(f.Ends) == 0 }

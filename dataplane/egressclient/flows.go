@@ -129,7 +129,8 @@ func (c *Client) Flows(to []netip.Prefix) ([]int, error) {
 		defer t.Close()
 		err = t.Dump(func(f *conntrack.Flow) error {
 			slot, ok := dataplane.FlowSlot(f.Mark)
-			if ok && !found[slot] && slices.ContainsFunc(to, func(p netip.Prefix) bool { return p.Contains(f.Original.Dst) }) {
+			leads := func(p netip.Prefix) bool { return p.Contains(f.Original.Dst) }
+			if ok && !found[slot] && slices.ContainsFunc(to, leads) {
 				found[slot] = true
 			}
 			return nil

@@ -167,8 +167,8 @@ func podLink() []expr.Any {
 
 // noWayBack matches packets to whose source the kernel would not send by the link that they came in by.
 func noWayBack() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: nftable.Reg, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true},
-		nftable.Equal(0)}
+	return []expr.Any{&expr.Fib{Register: nftable.Reg, ResultOIF: true, FlagSADDR: true, FlagIIF: true,
+		FlagPRESENT: true}, nftable.Equal(0)}
 }
 
 // trim is a link's name as people write it.

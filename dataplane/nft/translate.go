@@ -103,7 +103,8 @@ func translationRules(from, to netip.Prefix, in bool) (out []nftable.Rule) {
 		sum, aboutSum = ipSum, icmpHeader+ipSum
 	}
 	for _, types := range icmpErrors(f) {
-		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", v6, types.mask, types.is, aboutWord, from, to)
+		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", v6, types.mask, types.is, aboutWord, from,
+			to)
 		out = append(out, rule(text, slices.Concat(f.Only(), nftable.L4(f.ICMP), []expr.Any{nftable.LoadL4(0, 1),
 			nftable.Masked([]byte{types.mask}, nil), nftable.Equal(types.is)}, matches(transport, icmpHeader+about),
 			[]expr.Any{write(transport, icmpHeader+about, aboutSum, 0)})))

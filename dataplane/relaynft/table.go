@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -229,20 +230,26 @@ func (t *Table) flush() error { return t.renewed(t.nft.Nft().Flush()) }
 // adopt notes what a former run has left, if anything. The caller is alone with t.
 func (t *Table) adopt() {
 	end := time.Now().Add(adoptFor)
-	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, err := t.nft.Nft().GetSetElements(t.named(name))
-		if err != nil {
-			continue // it is not there, or has another shape, and write will find out
-		}
-		for _, e := range elements {
-			if f, ok := decodeFlow(e.Key); ok {
-				t.stale[f] = end
-			}
-		}
+	for _, f := range t.left() {
+		t.stale[f] = end
 	}
 	if len(t.stale) > 0 {
 		t.timer = time.AfterFunc(adoptFor, func() { _ = t.endStale() })
 	}
+}
+
+// left are the flows that the kernel's maps have, of whoever wrote them. A map that is not there, or has another shape,
+// has none of ours.
+func (t *Table) left() (out []flow) {
+	for _, name := range []string{mapFlows4, mapFlows6} {
+		elements, _ := t.nft.Nft().GetSetElements(t.named(name))
+		for _, e := range elements {
+			if f, ok := decodeFlow(e.Key); ok {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
 }
 
 // Stale tells whether a former run's flows still use a port, so that it must not be reserved again yet.
@@ -332,7 +339,7 @@ func (t *Table) drop(gone []flow) error {
 		for _, e := range have {
 			f, ok := decodeFlow(e.Key)
 			to, ok2 := decodeEnd(e.Val)
-			if !ok || !ok2 || !contains(gone, f) {
+			if !ok || !ok2 || !slices.Contains(gone, f) {
 				continue
 			}
 			keys = append(keys, nftables.SetElement{Key: e.Key})
@@ -363,26 +370,12 @@ func (t *Table) drop(gone []flow) error {
 }
 
 // both keeps of a what is in b.
-func both(a, b []nftables.SetElement) (out []nftables.SetElement) {
+func both(a, b []nftables.SetElement) []nftables.SetElement {
 	have := map[string]bool{}
 	for _, e := range b {
 		have[string(e.Key)] = true
 	}
-	for _, e := range a {
-		if have[string(e.Key)] {
-			out = append(out, e)
-		}
-	}
-	return out
-}
-
-func contains(all []flow, f flow) bool {
-	for _, x := range all {
-		if x == f {
-			return true
-		}
-	}
-	return false
+	return slices.DeleteFunc(a, func(e nftables.SetElement) bool { return !have[string(e.Key)] })
 }
 
 // Used tells whether the kernel has forwarded packets of the mapping lately: as long as it remembers one of its flows.
@@ -426,15 +419,7 @@ func Purge(c Config) error {
 	}
 	defer conn.Close()
 	t := &Table{nft: conn, numbers: c.Numbers.Filled(), stale: map[flow]time.Time{}}
-	var left []flow
-	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, _ := conn.Nft().GetSetElements(t.named(name)) // of another shape: then there is nothing of ours
-		for _, e := range elements {
-			if f, ok := decodeFlow(e.Key); ok {
-				left = append(left, f)
-			}
-		}
-	}
+	left := t.left()
 	if there, err := conn.Delete(t.numbers.RelayNftTable); err != nil || !there {
 		return err
 	}
