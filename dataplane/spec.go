@@ -1,8 +1,10 @@
 package dataplane
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -121,10 +123,7 @@ type HopGuard struct {
 
 // Compare orders routes by Prefix, then by Via.
 func (r HopRoute) Compare(o HopRoute) int {
-	if c := r.Prefix.Compare(o.Prefix); c != 0 {
-		return c
-	}
-	return r.Via.Compare(o.Via)
+	return cmp.Or(r.Prefix.Compare(o.Prefix), r.Via.Compare(o.Via))
 }
 
 // Compare orders guards by From.
@@ -159,6 +158,12 @@ type Pods struct {
 	Forward bool
 }
 
+// Has6 tells whether there are pods with IPv6.
+func (p Pods) Has6() bool {
+	return slices.ContainsFunc(p.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }) ||
+		slices.ContainsFunc(p.Routes, func(r PodRoute) bool { return r.Addr.Is6() })
+}
+
 // PodRoute is the way to one address of a pod.
 type PodRoute struct {
 	Addr netip.Addr
@@ -175,10 +180,7 @@ type PortRewrite struct {
 
 // Compare orders rewrites by Remote, then by Local.
 func (r PortRewrite) Compare(o PortRewrite) int {
-	if c := r.Remote.Compare(o.Remote); c != 0 {
-		return c
-	}
-	return int(r.Local) - int(o.Local)
+	return cmp.Or(r.Remote.Compare(o.Remote), cmp.Compare(r.Local, o.Local))
 }
 
 // String is the rewrite as a user reads it.

@@ -35,6 +35,7 @@ var defaultPackages = []string{
 	"./dataplane/egresshost",
 	"./dataplane/egressns",
 	"./dataplane/egressclient",
+	"./dataplane/conntrack",
 	"./dataplane/flows",
 	"./dataplane/hold",
 	"./dataplane/announce",

@@ -65,15 +65,9 @@ type address struct {
 
 // New makes an Announcer without addresses.
 func New(o Options) (*Announcer, error) {
-	var ns netns.NsHandle
-	var err error
-	if o.NetNS == "" {
-		ns, err = netns.GetFromPath("/proc/thread-self/ns/net")
-	} else {
-		ns, err = netns.GetFromPath(o.NetNS)
-	}
+	ns, err := rtnl.Namespace(o.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("announcing addresses: opening the network namespace %q: %w", o.NetNS, err)
+		return nil, fmt.Errorf("announcing addresses: %w", err)
 	}
 	nl, err := rtnl.OpenAt(ns)
 	if err != nil {
@@ -125,10 +119,9 @@ func (a *Announcer) Close() error {
 	if !a.ns.IsOpen() {
 		return nil
 	}
-	for _, p := range a.ports {
-		p.close()
+	for name := range a.ports {
+		a.closePort(name)
 	}
-	clear(a.ports)
 	a.nl.Close()
 	return errors.Join(err, a.ns.Close())
 }
@@ -174,10 +167,9 @@ func (a *Announcer) refresh() error {
 			groups[s.link][solicitedNode(addr)] = true
 		}
 	}
-	for name, p := range a.ports {
+	for name := range a.ports {
 		if groups[name] == nil {
-			p.close()
-			delete(a.ports, name)
+			a.closePort(name)
 			delete(a.up, name)
 		}
 	}
@@ -192,13 +184,17 @@ func (a *Announcer) refresh() error {
 	return errors.Join(errs...)
 }
 
+func (a *Announcer) closePort(link string) {
+	if p := a.ports[link]; p != nil {
+		p.close()
+		delete(a.ports, link)
+	}
+}
+
 func (a *Announcer) refreshLink(name string) error {
 	l, there, err := a.nl.Link(name)
 	if err != nil || !there {
-		if p := a.ports[name]; p != nil {
-			p.close()
-			delete(a.ports, name)
-		}
+		a.closePort(name)
 		a.up[name] = false
 		return err
 	}
@@ -208,10 +204,7 @@ func (a *Announcer) refreshLink(name string) error {
 	}
 	p := a.ports[name]
 	if p == nil || p.index != attrs.Index || p.mac != mac(attrs.HardwareAddr) {
-		if p != nil {
-			p.close()
-			delete(a.ports, name)
-		}
+		a.closePort(name)
 		if p, err = openPort(int(a.ns), name, attrs.Index, mac(attrs.HardwareAddr), a.hear); err != nil {
 			return err
 		}

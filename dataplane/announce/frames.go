@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/net/bpf"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 type mac [6]byte
@@ -155,19 +157,7 @@ func icmp(to, from mac, src, dst netip.Addr, nd []byte) []byte {
 
 // checksum is ICMPv6's, RFC 4443 section 2.3; over a packet that has its own it is 0.
 func checksum(src, dst, nd []byte) uint16 {
-	sum := uint32(len(nd)) + icmpv6
-	for _, b := range [][]byte{src, dst, nd} {
-		for ; len(b) > 1; b = b[2:] {
-			sum += uint32(b[0])<<8 | uint32(b[1])
-		}
-		if len(b) == 1 {
-			sum += uint32(b[0]) << 8
-		}
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
+	return ^inet.Fold(inet.Sum(nd, inet.Sum(dst, inet.Pseudo(src, icmpv6, len(nd)))))
 }
 
 // solicitedNode is the group that solicitations for an address go to, RFC 4291 section 2.7.1.

@@ -56,9 +56,9 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	o.Numbers = o.Numbers.Filled()
-	ns, err := netns.GetFromPath(cmp.Or(o.NetNS, "/proc/thread-self/ns/net"))
+	ns, err := rtnl.Namespace(o.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("opening the network namespace %s: %w", o.NetNS, err)
+		return nil, err
 	}
 	c := &Client{opts: o, ns: ns, filter: filter{ns, o.Numbers.ClientNftTable}}
 	c.watched.Store(&watched{})
@@ -288,9 +288,7 @@ func (c *Client) reconcile(s dataplane.ClientSpec) (writes int, notes []string, 
 	ways, werr := c.write(flows)
 	// A flow is recalled from before new ones are led elsewhere, and until they are led where it goes.
 	both := wantFilter(s).with(v.filter.Filter)
-	both.Flows = append(both.Flows, v.actual.flows()...)
-	slices.Sort(both.Flows)
-	both.Flows = slices.Compact(both.Flows)
+	both.Flows = set(append(both.Flows, v.actual.flows()...))
 	recalled, rerr := c.filter.write(both, &v.filter)
 	last, lerr := c.write(rest)
 	kept, ferr := c.filter.write(wantFilter(s), &v.filter)
@@ -368,6 +366,12 @@ func (c *Client) write(ops []Op) (n int, err error) {
 		n++
 	}
 	return n, errors.Join(errs...)
+}
+
+// set is a list in order, each once.
+func set[T cmp.Ordered](list []T) []T {
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // distinct is a list in order, each once, without some.

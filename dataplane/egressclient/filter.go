@@ -63,22 +63,14 @@ func wantFilter(s dataplane.ClientSpec) Filter {
 			f.Flows = append(f.Flows, one.Slot)
 		}
 	}
-	slices.Sort(f.Flows)
-	f.Flows = slices.Compact(f.Flows)
-	f.Ends = distinct(f.Ends, nil)
-	slices.Sort(f.Links)
-	f.Links = slices.Compact(f.Links)
+	f.Flows, f.Ends, f.Links = set(f.Flows), distinct(f.Ends, nil), set(f.Links)
 	return f
 }
 
 // with is a filter that lets in what either does, and treats flows as f does.
 func (f Filter) with(o Filter) Filter {
-	out := Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: slices.Concat(f.Links, o.Links),
-		Ports: slices.Concat(f.Ports, o.Ports), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
-	slices.Sort(out.Links)
-	slices.Sort(out.Ports)
-	out.Links, out.Ports = slices.Compact(out.Links), slices.Compact(out.Ports)
-	return out
+	return Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: set(slices.Concat(f.Links, o.Links)),
+		Ports: set(slices.Concat(f.Ports, o.Ports)), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
 }
 
 func (f Filter) empty() bool { return len(f.Ends) == 0 }
@@ -198,9 +190,7 @@ func (f Filter) elements(set string) map[string]string {
 	switch set {
 	case setLinks:
 		for _, l := range f.Links {
-			key := make([]byte, unix.IFNAMSIZ)
-			copy(key, l)
-			out[string(key)] = ""
+			out[string(nftable.LinkName(l))] = ""
 		}
 	case setPorts:
 		for _, p := range f.Ports {
@@ -232,31 +222,15 @@ func chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
 
 // toFoU matches what is sent to the tunnels' ports.
 func toFoU() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Lookup{SourceRegister: reg, SetName: setPorts},
-	}
+	return append(nftable.L4(unix.IPPROTO_UDP), nftable.DestPort(), nftable.In(setPorts))
 }
 
 // filterRules let the ends in by the links, and nobody else to the tunnels' port.
 func filterRules() [][]expr.Any {
-	port := toFoU()
-	end := func(proto byte, offset, length uint32, set string) []expr.Any {
-		return slices.Concat(port, []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-			&expr.Lookup{SourceRegister: reg, SetName: setLinks},
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-			&expr.Lookup{SourceRegister: reg, SetName: set},
-			&expr.Verdict{Kind: expr.VerdictAccept},
-		})
+	end := func(f nftable.IP, set string) []expr.Any {
+		return slices.Concat(toFoU(), []expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.In(setLinks)}, f.Source(),
+			[]expr.Any{nftable.In(set), nftable.Accept})
 	}
-	return [][]expr.Any{
-		end(unix.NFPROTO_IPV4, 12, 4, setEnds4),
-		end(unix.NFPROTO_IPV6, 8, 16, setEnds6),
-		slices.Concat(port, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}),
-	}
+	return [][]expr.Any{end(nftable.IPv4, setEnds4), end(nftable.IPv6, setEnds6),
+		append(toFoU(), nftable.CountedDrop()...)}
 }

@@ -2,20 +2,17 @@ package egressclient
 
 import (
 	"cmp"
-	"encoding/binary"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/nftable"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // A flow stays with the slot that it began by. The connection table notes the slot of the tunnel that a flow's last
@@ -28,8 +25,6 @@ const (
 	chainAnswers  = "skein_answers"  // prerouting: answers, and flows that this namespace passes on
 	chainOuterIn  = "skein_outer_in" // prerouting, before conntrack: tunnels' own packets need no entry
 	chainOuterOut = "skein_outer_out"
-
-	reg = 1 // the register that rules work in
 )
 
 // Way is a tunnel's device with the slot that it leads to.
@@ -50,7 +45,7 @@ func compareWays(a, b Way) int {
 // flowChains are the chains about flows.
 func (f Filter) flowChains() []nftable.Chain {
 	mangle, raw := nftables.ChainPriorityMangle, nftables.ChainPriorityRaw
-	note := chain(chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, mangle)
+	notes := chain(chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, mangle)
 	recall := chain(chainRecall, nftables.ChainTypeRoute, nftables.ChainHookOutput, mangle)
 	answers := chain(chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, mangle)
 	in := chain(chainOuterIn, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, raw)
@@ -60,82 +55,65 @@ func (f Filter) flowChains() []nftable.Chain {
 	}
 	for _, w := range f.Ways {
 		m := dataplane.FlowMark(w.Slot)
-		add(&note, device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpNeq, m), setNote(m))
+		add(&notes, nftable.Link(expr.MetaKeyOIFNAME, w.Link), noted(nftable.Differ, m), setNote(m))
 		for i, slot := range w.Spread { // each takes its part of what those before it left
-			add(&recall, device(expr.MetaKeyOIFNAME, w.Link), noted(expr.CmpOpEq, 0), oneIn(len(w.Spread)-i),
-				setMark(dataplane.FlowMark(slot)), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}})
+			add(&recall, nftable.Link(expr.MetaKeyOIFNAME, w.Link), noted(nftable.Equal, 0), oneIn(len(w.Spread)-i),
+				setMark(dataplane.FlowMark(slot)), []expr.Any{nftable.Accept})
 		}
-		add(&answers, device(expr.MetaKeyIIFNAME, w.Link), noted(expr.CmpOpNeq, 0), noted(expr.CmpOpNeq, m),
-			[]expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+		add(&answers, nftable.Link(expr.MetaKeyIIFNAME, w.Link), noted(nftable.Differ, 0), noted(nftable.Differ, m),
+			nftable.CountedDrop())
 	}
 	for _, slot := range f.Flows {
 		m := dataplane.FlowMark(slot)
-		add(&recall, noted(expr.CmpOpEq, m), setMark(m))
+		add(&recall, noted(nftable.Equal, m), setMark(m))
 		if !f.Host { // what a host passes on is not led by its own egresses
-			add(&answers, noTunnel(), noted(expr.CmpOpEq, m), setMark(m))
+			add(&answers, noTunnel(), noted(nftable.Equal, m), setMark(m))
 		}
 	}
 	if !f.Host { // a host's may be looked at by others' rules
-		add(&in, outer(unix.NFPROTO_IPV4, 12, 4, setEnds4))
-		add(&in, outer(unix.NFPROTO_IPV6, 8, 16, setEnds6))
-		add(&out, outer(unix.NFPROTO_IPV4, 16, 4, setEnds4))
-		add(&out, outer(unix.NFPROTO_IPV6, 24, 16, setEnds6))
+		add(&in, outer(nftable.IPv4.Source(), setEnds4))
+		add(&in, outer(nftable.IPv6.Source(), setEnds6))
+		add(&out, outer(nftable.IPv4.Destination(), setEnds4))
+		add(&out, outer(nftable.IPv6.Destination(), setEnds6))
 	}
-	return []nftable.Chain{note, recall, answers, in, out}
-}
-
-func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
-
-func device(key expr.MetaKey, name string) []expr.Any {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, name)
-	return []expr.Any{&expr.Meta{Key: key, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: b}}
+	return []nftable.Chain{notes, recall, answers, in, out}
 }
 
 // oneIn matches one packet in n, by chance.
 func oneIn(n int) []expr.Any {
 	const random = 1 // NFT_NG_RANDOM
-	return []expr.Any{&expr.Numgen{Register: reg, Modulus: uint32(n), Type: random},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: native(0)}}
+	return []expr.Any{&expr.Numgen{Register: nftable.Reg, Modulus: uint32(n), Type: random},
+		nftable.Equal(nftable.Native(0)...)}
 }
 
 // noTunnel matches what did not come out of a tunnel.
 func noTunnel() []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg,
-		Data: []byte("fou")}}
+	return []expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.Differ([]byte("fou")...)}
 }
+
+var note = &expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg}
 
 // noted compares what a packet's connection has noted. A packet without a connection does not match.
-func noted(op expr.CmpOp, mark uint32) []expr.Any {
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: reg}, masked(dataplane.FlowMask, 0),
-		&expr.Cmp{Op: op, Register: reg, Data: native(mark)}}
+func noted(is func(...byte) expr.Any, mark uint32) []expr.Any {
+	return []expr.Any{note, nftable.Masked(nftable.Native(dataplane.FlowMask), nil), is(nftable.Native(mark)...)}
 }
 
-func masked(mask, xor uint32) expr.Any {
-	return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(mask), Xor: native(xor)}
+// withFlow leaves the bits of a mark alone that are others'.
+func withFlow(mark uint32) expr.Any {
+	return nftable.Masked(nftable.Native(^uint32(dataplane.FlowMask)), nftable.Native(mark))
 }
-
-const otherBits = ^uint32(dataplane.FlowMask)
 
 func setNote(mark uint32) []expr.Any {
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: reg}, masked(otherBits, mark),
-		&expr.Ct{Key: expr.CtKeyMARK, Register: reg, SourceRegister: true}}
+	return []expr.Any{note, withFlow(mark), &expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg, SourceRegister: true}}
 }
 
 func setMark(mark uint32) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg}, masked(otherBits, mark),
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg, SourceRegister: true}}
+	return []expr.Any{nftable.Meta(expr.MetaKeyMARK), withFlow(mark), nftable.SetMark()}
 }
 
-// outer matches a tunnel's own packet by an address at an offset of its header, and has no connection made of it.
-func outer(proto byte, offset, length uint32, set string) []expr.Any {
-	return slices.Concat(toFoU(), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Lookup{SourceRegister: reg, SetName: set},
-		&expr.Notrack{},
-	})
+// outer matches a tunnel's own packet by one of its addresses, and has no connection made of it.
+func outer(address []expr.Any, set string) []expr.Any {
+	return slices.Concat(toFoU(), address, []expr.Any{nftable.In(set), &expr.Notrack{}})
 }
 
 // Flows are the slots that flows to some destinations go by, in order, from the namespace's connection table.
@@ -145,34 +123,21 @@ func (c *Client) Flows(to []netip.Prefix) ([]int, error) {
 	if c.closed {
 		return nil, ErrClosed
 	}
-	h, err := netlink.NewHandleAt(c.ns, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("opening conntrack's netlink socket: %w", err)
-	}
-	defer h.Close()
 	found := map[int]bool{}
-	for _, f := range []Family{IPv4, IPv6} {
-		err := error(netlink.ErrDumpInterrupted)
-		var list []*netlink.ConntrackFlow
-		for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			list, err = nlcount.One(h).ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(f.af()))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the connection table: %w", err)
-		}
-		for _, one := range list {
-			a, _ := netip.AddrFromSlice(one.Forward.DstIP)
-			a = a.Unmap()
-			slot, ok := dataplane.FlowSlot(one.Mark)
-			if ok && !found[slot] && slices.ContainsFunc(to, func(p netip.Prefix) bool { return p.Contains(a) }) {
+	t, err := conntrack.Open(int(c.ns))
+	if err == nil {
+		defer t.Close()
+		err = t.Dump(func(f *conntrack.Flow) error {
+			slot, ok := dataplane.FlowSlot(f.Mark)
+			leads := func(p netip.Prefix) bool { return p.Contains(f.Original.Dst) }
+			if ok && !found[slot] && slices.ContainsFunc(to, leads) {
 				found[slot] = true
 			}
-		}
+			return nil
+		})
 	}
-	var out []int
-	for slot := range found {
-		out = append(out, slot)
+	if err != nil {
+		return nil, fmt.Errorf("reading the connection table: %w", err)
 	}
-	slices.Sort(out)
-	return out, nil
+	return slices.Sorted(maps.Keys(found)), nil
 }

@@ -40,16 +40,9 @@ func (k *kernel) close() {
 	k.c.Close()
 }
 
-func (f Family) af() int {
-	if f == IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
 func toRule(r Rule) *netlink.Rule {
 	k := netlink.NewRule()
-	k.Family, k.Priority, k.Table, k.Protocol = r.Family.af(), r.Priority, r.Table, dataplane.RouteProtocol
+	k.Family, k.Priority, k.Table, k.Protocol = r.Family.AF(), r.Priority, r.Table, dataplane.RouteProtocol
 	k.Src, k.Dst = rtnl.Net(r.From), rtnl.Net(r.To)
 	if r.Mask != 0 {
 		k.Mark, k.Mask = r.Mark, &r.Mask
@@ -77,7 +70,7 @@ func fromRule(f Family, k netlink.Rule) Rule {
 }
 
 func toRoute(r Route, link int) *netlink.Route {
-	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: rtnl.Net(r.Dst), Table: r.Table,
+	k := &netlink.Route{Family: dataplane.FamilyOf(r.Dst.Addr()).AF(), Dst: rtnl.Net(r.Dst), Table: r.Table,
 		Protocol: dataplane.RouteProtocol}
 	switch r.Kind {
 	case Unreachable:
@@ -97,11 +90,11 @@ func toRoute(r Route, link int) *netlink.Route {
 func fromRoute(f Family, k netlink.Route, linkName func(int) string) Route {
 	dst := rtnl.Prefix(k.Dst)
 	if !dst.IsValid() {
-		dst = rtnl.Prefix(rtnl.Anywhere(f.af()))
+		dst = rtnl.Prefix(rtnl.Anywhere(f.AF()))
 	}
 	r := Route{Table: k.Table, Dst: dst}
 	plain := len(k.Gw) == 0 && k.Via == nil && len(k.MultiPath) == 0 && k.Tos == 0
-	first := k.Priority == rtnl.Metric(f.af())
+	first := k.Priority == rtnl.Metric(f.AF())
 	src := rtnl.Addr(k.Src)
 	switch {
 	case plain && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric && !src.IsValid():
@@ -131,22 +124,19 @@ func (k *kernel) read() (State, error) {
 		return names[index]
 	}
 	for _, f := range []Family{IPv4, IPv6} {
-		rules, err := k.c.One().RuleListFiltered(f.af(), nil, 0)
-		if rtnl.Lacks(err) {
-			continue
-		}
+		rules, err := k.c.Rules(f.AF(), dataplane.RouteProtocol)
 		if err != nil {
-			return State{}, fmt.Errorf("reading %s rules: %w", f, err)
+			return State{}, err
 		}
 		for _, rule := range rules {
-			if rule.Protocol == dataplane.RouteProtocol && ours(rule.Priority, rule.Table, k.n) && rule.Family == f.af() {
+			if ours(rule.Priority, rule.Table, k.n) && rule.Family == f.AF() {
 				r := fromRule(f, rule)
 				k.rawRules[r] = rule
 				s.Rules = append(s.Rules, r)
 			}
 		}
 		for _, table := range k.tables(s.Rules) {
-			routes, err := k.c.Routes(f.af(), table)
+			routes, err := k.c.Routes(f.AF(), table)
 			if err != nil {
 				return State{}, err
 			}
@@ -174,8 +164,7 @@ func (k *kernel) tables(rules []Rule) []int {
 	for _, slot := range k.flows {
 		out = append(out, dataplane.ClientFlowNarrowTable+slot, dataplane.ClientFlowWideTable+slot)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return set(out)
 }
 
 func (k *kernel) apply(o Op) error {
@@ -284,9 +273,9 @@ func ourLink(name string) bool {
 
 // Addresses reads which addresses a link of a network namespace has that can be a client's: the first of each family.
 func Addresses(path, device string) (ipv4, ipv6 netip.Addr, err error) {
-	ns, err := netns.GetFromPath(path)
+	ns, err := rtnl.Namespace(path)
 	if err != nil {
-		return ipv4, ipv6, fmt.Errorf("opening the network namespace %s: %w", path, err)
+		return ipv4, ipv6, err
 	}
 	defer ns.Close()
 	c, err := rtnl.OpenAt(ns)

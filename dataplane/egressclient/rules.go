@@ -12,23 +12,13 @@ import (
 )
 
 // Family is an address family, 4 or 6.
-type Family uint8
+type Family = dataplane.Family
 
 // The two families.
 const (
-	IPv4 Family = 4
-	IPv6 Family = 6
+	IPv4 = dataplane.IPv4
+	IPv6 = dataplane.IPv6
 )
-
-// String is ipv4 or ipv6.
-func (f Family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
-
-func familyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
-}
 
 // Priorities of rules that dataplane has no name for: those of a host's own namespace, and of inside networks.
 const (
@@ -242,21 +232,21 @@ func rulesOf(f Family, g ground) []Rule {
 		switch r.each {
 		case ownAddress:
 			for _, a := range g.own {
-				if familyOf(a) == f {
+				if dataplane.FamilyOf(a) == f {
 					rule.From = netip.PrefixFrom(a, a.BitLen())
 					out = append(out, rule)
 				}
 			}
 		case insideAway:
 			for _, p := range g.inside {
-				if familyOf(p.Addr()) == f && !slices.ContainsFunc(g.self, p.Contains) {
+				if dataplane.FamilyOf(p.Addr()) == f && !slices.ContainsFunc(g.self, p.Contains) {
 					rule.From = p
 					out = append(out, rule)
 				}
 			}
 		case insideOpen:
 			for _, p := range g.inside {
-				if familyOf(p.Addr()) == f && !private(p) {
+				if dataplane.FamilyOf(p.Addr()) == f && !private(p) {
 					rule.To = p
 					out = append(out, rule)
 					rule.Priority = min(rule.Priority+1, lastInsideRule+g.numbers.FirstRule-hostPodsRule)

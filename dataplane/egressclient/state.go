@@ -78,7 +78,7 @@ func (s State) Lines() []string {
 		}
 		for _, table := range s.tables() {
 			for _, r := range s.Routes {
-				if r.Table == table && familyOf(r.Dst.Addr()) == f {
+				if r.Table == table && dataplane.FamilyOf(r.Dst.Addr()) == f {
 					out = append(out, fmt.Sprintf("%s table %d %s", f, table, r))
 				}
 			}
@@ -92,8 +92,7 @@ func (s State) tables() (out []int) {
 	for _, r := range s.Routes {
 		out = append(out, r.Table)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return set(out)
 }
 
 // flows are the slots that rules lead flows by.
@@ -152,7 +151,7 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 		}
 	}
 	for _, f := range []Family{IPv4, IPv6} {
-		if slices.ContainsFunc(out.Routes, func(r Route) bool { return familyOf(r.Dst.Addr()) == f }) {
+		if slices.ContainsFunc(out.Routes, func(r Route) bool { return dataplane.FamilyOf(r.Dst.Addr()) == f }) {
 			out.Rules = append(out.Rules, rulesOf(f, g)...)
 		}
 	}
@@ -181,7 +180,7 @@ func routes(s dataplane.ClientSpec, list []dataplane.ClientRoute, narrow, wide i
 		if s.Host {
 			route.Src = self(s, r.Remote)
 		}
-		if familyOf(dst.Addr()) != familyOf(r.Remote) || !leads(r.Remote) {
+		if dataplane.FamilyOf(dst.Addr()) != dataplane.FamilyOf(r.Remote) || !leads(r.Remote) {
 			route = Route{Table: route.Table, Dst: dst, Kind: Unreachable}
 		}
 		out = append(out, route)
@@ -190,7 +189,7 @@ func routes(s dataplane.ClientSpec, list []dataplane.ClientRoute, narrow, wide i
 		}
 		for _, p := range s.Inside {
 			throw := Route{Table: route.Table, Dst: p, Kind: Throw}
-			if familyOf(p.Addr()) == familyOf(dst.Addr()) && covers(dst, p) && !slices.Contains(out, throw) {
+			if p.Addr().Is4() == dst.Addr().Is4() && covers(dst, p) && !slices.Contains(out, throw) {
 				out = append(out, throw)
 			}
 		}
@@ -209,10 +208,7 @@ func (s *State) sort() {
 
 // self is the client's address of a remote's family; invalid: it has none.
 func self(s dataplane.ClientSpec, remote netip.Addr) netip.Addr {
-	if remote.Is4() {
-		return s.Addr4
-	}
-	return s.Addr6
+	return dataplane.Pick(remote, s.Addr4, s.Addr6)
 }
 
 func within(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {

@@ -2,15 +2,12 @@ package egressclient
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/rtnl"
@@ -48,25 +45,16 @@ func (c *Client) letIn(device string, self netip.Addr) (writes int, err error) {
 
 // filters reads conf.all's filter and a device's, and sets the latter unless it shall stay.
 func (c *Client) filters(device, set string) (all, own string, err error) {
-	done := make(chan struct{})
-	go func() { // the thread is not unlocked: it ends with the goroutine
-		defer close(done)
-		runtime.LockOSThread()
-		if err = netns.Set(c.ns); err != nil {
-			err = fmt.Errorf("entering the network namespace: %w", err)
-			return
-		}
+	err = rtnl.Inside(c.ns, func() (err error) {
 		path := func(device string) string { return rtnl.Setting(unix.AF_INET, device, "rp_filter") }
 		if set != "" {
-			err = os.WriteFile(path(device), []byte(set), 0o644)
-			return
+			return os.WriteFile(path(device), []byte(set), 0o644)
 		}
 		var aerr error
 		all, aerr = readSetting(path("all"))
 		own, err = readSetting(path(device))
-		err = errors.Join(aerr, err)
-	}()
-	<-done
+		return errors.Join(aerr, err)
+	})
 	return all, own, err
 }
 

@@ -226,28 +226,15 @@ func forward(link string) (int, error) {
 
 // table gives what leaves from gateways' namespaces with their local addresses an address of the host's own.
 func table(tunnel string, n dataplane.Numbers) nftable.Table {
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, tunnel)
-	of := func(word string, proto byte, p netip.Prefix, offset uint32) nftable.Rule {
-		size := uint32(p.Addr().BitLen() / 8)
-		mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
-		return nftable.Rule{Text: fmt.Sprintf("%s saddr %s oifname != %q masquerade", word, p, tunnel), Exprs: []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: mask, Xor: make([]byte, size)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name},
-			&expr.Masq{},
-		}}
+	of := func(f nftable.IP, p netip.Prefix) nftable.Rule {
+		return nftable.Rule{Text: fmt.Sprintf("%s saddr %s oifname != %q masquerade", f.Word, p, tunnel),
+			Exprs: append(f.Source(), nftable.Masked(net.CIDRMask(p.Bits(), p.Addr().BitLen()), nil),
+				nftable.Equal(p.Addr().AsSlice()...), nftable.Meta(expr.MetaKeyOIFNAME),
+				nftable.Differ(nftable.LinkName(tunnel)...), &expr.Masq{})}
 	}
 	chain := nftable.Chain{Name: nftChain, Type: nftables.ChainTypeNAT, Hook: nftables.ChainHookPostrouting,
 		Priority: int32(*nftables.ChainPriorityNATSource),
-		Rules: []nftable.Rule{
-			of("ip", unix.NFPROTO_IPV4, n.EgressLocal4, 12),
-			of("ip6", unix.NFPROTO_IPV6, n.EgressLocal6, 8),
-		}}
+		Rules:    []nftable.Rule{of(nftable.IPv4, n.EgressLocal4), of(nftable.IPv6, n.EgressLocal6)}}
 	return nftable.Table{Name: n.EgressNftTable, Chains: []nftable.Chain{chain}}
 }
 

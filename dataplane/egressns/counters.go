@@ -10,7 +10,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/fou"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
@@ -92,15 +94,15 @@ func (n *NS) Read() (Counters, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if out.Conntrack, out.ConntrackMax, err = conntrack(n.ns); err != nil {
+	if out.Conntrack, out.ConntrackMax, err = tracked(n.ns); err != nil {
 		return fail(err)
 	}
 	return out, nil
 }
 
-// conntrack reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no
+// tracked reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no
 // conntrack.
-func conntrack(ns *os.File) (have, most uint32, err error) {
+func tracked(ns *os.File) (have, most uint32, err error) {
 	err = inside(ns, func() error {
 		for name, to := range map[string]*uint32{"count": &have, "max": &most} {
 			b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
@@ -119,4 +121,26 @@ func conntrack(ns *os.File) (have, most uint32, err error) {
 		return nil
 	})
 	return have, most, err
+}
+
+// Flows are how many flows go by each slot, by the namespace's connection table. TCP connections that have ended, and
+// are only remembered, do not count.
+func (n *NS) Flows() (map[int]int, error) {
+	const timeWait, closed = 7, 8 // of linux/netfilter/nf_conntrack_tcp.h
+	out := map[int]int{}
+	t, err := conntrack.Open(int(n.ns.Fd()))
+	if err == nil {
+		defer t.Close()
+		err = t.Dump(func(f *conntrack.Flow) error {
+			ended := f.Original.Proto == unix.IPPROTO_TCP && (f.State == timeWait || f.State == closed)
+			if slot, ok := toSlot(number(f.Mark)); ok && !ended {
+				out[slot]++
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the connection table of egress %s: %w", n.o.Egress, err)
+	}
+	return out, nil
 }

@@ -233,8 +233,8 @@ func addressesOf(c *rtnl.Conn, l netlink.Link, all bool) ([]netip.Addr, error) {
 			return nil, err
 		}
 		for _, a := range as {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && (all || !ip.Is6() || !ip.IsLinkLocalUnicast()) {
-				out = append(out, ip.Unmap())
+			if ip := rtnl.Addr(a.IP); ip.IsValid() && (all || !ip.Is6() || !ip.IsLinkLocalUnicast()) {
+				out = append(out, ip)
 			}
 		}
 	}
@@ -293,12 +293,12 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 		at.MTU = mtu
 	}
 	g4, g6 := podnet.Gateways()
-	for _, g := range []net.IPNet{g4, g6} {
-		a, _ := netip.AddrFromSlice(g.IP)
+	for _, g := range []netip.Prefix{g4, g6} {
+		a := g.Addr()
 		if slices.Contains(s.endAddrs, a) {
 			continue
 		}
-		na := &netlink.Addr{IPNet: &g, Scope: unix.RT_SCOPE_LINK}
+		na := &netlink.Addr{IPNet: rtnl.Net(g), Scope: unix.RT_SCOPE_LINK}
 		if a.Is6() {
 			na.Flags = unix.IFA_F_NODAD
 		}
@@ -369,40 +369,28 @@ func (l *links) ways(s *linkState, p plan) error {
 	var errs []error
 	index := s.uplink.Attrs().Index
 	g4, g6 := podnet.Gateways()
-	has := func(family int, dst *net.IPNet, gw net.IP) bool {
-		return slices.ContainsFunc(s.main, func(r netlink.Route) bool {
-			if r.Family != family && r.Family != 0 || !r.Gw.Equal(gw) {
-				return false
-			}
-			ones := 0
-			if r.Dst != nil {
-				ones, _ = r.Dst.Mask.Size()
-			}
-			if dst == nil {
-				return ones == 0
-			}
-			return r.Dst != nil && r.Dst.IP.Equal(dst.IP) && ones == 32
-		})
-	}
-	add := func(r netlink.Route, dst *net.IPNet) {
-		if has(r.Family, dst, r.Gw) {
+	add := func(r netlink.Route, dst netip.Prefix) {
+		there := func(k netlink.Route) bool {
+			have := rtnl.Prefix(k.Dst)
+			return (k.Family == r.Family || k.Family == 0) && k.Gw.Equal(r.Gw) &&
+				(have == dst || !dst.IsValid() && have.Bits() == 0)
+		}
+		if slices.ContainsFunc(s.main, there) {
 			return
 		}
-		r.LinkIndex, r.Table, r.Dst = index, unix.RT_TABLE_MAIN, dst
-		r.Protocol = unix.RTPROT_BOOT
+		r.LinkIndex, r.Table, r.Dst, r.Protocol = index, unix.RT_TABLE_MAIN, rtnl.Net(dst), unix.RTPROT_BOOT
 		k := r
-		if dst == nil {
+		if r.Dst == nil {
 			k.Dst = rtnl.Anywhere(r.Family)
 		}
-		err := l.in.One().RouteReplace(&k)
-		errs = append(errs, l.doing("adding the way to the host", err))
+		errs = append(errs, l.doing("adding the way to the host", l.in.One().RouteReplace(&k)))
 		s.main = append(s.main, r)
 	}
-	host4 := &net.IPNet{IP: g4.IP, Mask: g4.Mask}
-	add(netlink.Route{Family: unix.AF_INET, Scope: unix.RT_SCOPE_LINK}, host4)
-	add(netlink.Route{Family: unix.AF_INET, Gw: g4.IP}, nil)
+	anywhere := netip.Prefix{}
+	add(netlink.Route{Family: unix.AF_INET, Scope: unix.RT_SCOPE_LINK}, g4)
+	add(netlink.Route{Family: unix.AF_INET, Gw: g4.Addr().AsSlice()}, anywhere)
 	if p.local6.IsValid() {
-		add(netlink.Route{Family: unix.AF_INET6, Gw: g6.IP}, nil)
+		add(netlink.Route{Family: unix.AF_INET6, Gw: g6.Addr().AsSlice()}, anywhere)
 	}
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 		if s.rules[f] {
@@ -474,7 +462,7 @@ func (l *links) route(p plan, link func(local, remote netip.Addr) string) error 
 	s := l.cache
 	var errs []error
 	clients := slices.Clone(p.clients)
-	slices.SortStableFunc(clients, func(a, b client) int { return compareBools(b.also, a.also) })
+	slices.SortStableFunc(clients, func(a, b client) int { return dataplane.Bit(b.also) - dataplane.Bit(a.also) })
 	rules := p.slotRules()
 	led := len(rules) == 0
 	for _, c := range clients {

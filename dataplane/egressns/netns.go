@@ -18,18 +18,7 @@ import (
 )
 
 // inside runs f on a thread of its own in a network namespace.
-func inside(ns *os.File, f func() error) error {
-	done := make(chan error, 1)
-	go func() { // the thread is not unlocked: it ends with the goroutine
-		runtime.LockOSThread()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("entering the network namespace %s: %w: this needs CAP_SYS_ADMIN", ns.Name(), err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
+func inside(ns *os.File, f func() error) error { return rtnl.Inside(netns.NsHandle(ns.Fd()), f) }
 
 // obtain opens the namespace at file, and makes it where there is none.
 func obtain(file string) (ns *os.File, made bool, err error) {
@@ -55,32 +44,37 @@ func obtain(file string) (ns *os.File, made bool, err error) {
 		return nil, false, fmt.Errorf("%s is in the way of an egress's network namespace: it is no namespace, and not "+
 			"empty: move it away", file)
 	}
-	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
-	if err != nil {
+	if err := mounted(file, mountNew); err != nil {
 		return nil, false, err
-	}
-	f.Close()
-	if err := mountNew(file); err != nil {
-		return nil, false, errors.Join(err, os.Remove(file))
 	}
 	ns, err = os.Open(file)
 	return ns, true, err
+}
+
+// mounted makes a file for mount to mount a namespace at.
+func mounted(file string, mount func(file string) error) error {
+	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := mount(file); err != nil {
+		err = fmt.Errorf("mounting a network namespace at %s: %w: this needs CAP_SYS_ADMIN", file, err)
+		return errors.Join(err, os.Remove(file))
+	}
+	return nil
 }
 
 // mountNew makes a namespace and binds it to the file, by which it lives on without a process.
 func mountNew(file string) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // as above
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("making a network namespace: %w: this needs CAP_SYS_ADMIN", err)
-			return
+		runtime.LockOSThread() // the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, "")
 		}
-		if err := unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, ""); err != nil {
-			done <- fmt.Errorf("mounting a network namespace at %s: %w: this needs CAP_SYS_ADMIN", file, err)
-			return
-		}
-		done <- nil
+		done <- err
 	}()
 	return <-done
 }
@@ -114,16 +108,7 @@ func Rename(from, to string) error {
 
 // bind gives the namespace at from a second name.
 func bind(from, to string) error {
-	f, err := os.OpenFile(to, os.O_RDONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	f.Close()
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		err = fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err)
-		return errors.Join(err, os.Remove(to))
-	}
-	return nil
+	return mounted(to, func(to string) error { return unix.Mount(from, to, "", unix.MS_BIND, "") })
 }
 
 // sameFile reports whether two names are of one namespace. One that is another's already is an error.

@@ -92,8 +92,8 @@ slots:
 func others(a netip.Addr, c dataplane.GatewayClient, bySlot map[int]dataplane.GatewaySlot) (out []client) {
 	for _, n := range slices.Compact(slices.Sorted(slices.Values(c.Also))) {
 		s, ok := bySlot[n]
-		end := pick(a, s.Endpoint4, s.Endpoint6)
-		if ok && n != c.Slot && n <= maxAlso && end.IsValid() && pick(a, s.Source4, s.Source6).IsValid() {
+		end := dataplane.Pick(a, s.Endpoint4, s.Endpoint6)
+		if ok && n != c.Slot && n <= maxAlso && end.IsValid() && dataplane.Pick(a, s.Source4, s.Source6).IsValid() {
 			out = append(out, client{addr: a, slot: n, end: end, also: true})
 		}
 	}
@@ -103,19 +103,8 @@ func others(a netip.Addr, c dataplane.GatewayClient, bySlot map[int]dataplane.Ga
 func (p *plan) sort() {
 	slices.SortFunc(p.slots, func(a, b dataplane.GatewaySlot) int { return cmp.Compare(a.Number, b.Number) })
 	slices.SortFunc(p.clients, func(a, b client) int {
-		return cmp.Or(a.addr.Compare(b.addr), compareBools(a.also, b.also), cmp.Compare(a.slot, b.slot))
+		return cmp.Or(a.addr.Compare(b.addr), dataplane.Bit(a.also)-dataplane.Bit(b.also), cmp.Compare(a.slot, b.slot))
 	})
-}
-
-// compareBools has false first.
-func compareBools(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 func or(a, b netip.Addr) netip.Addr {
@@ -152,7 +141,7 @@ func (p plan) keep(have nftable.State) plan {
 			a, ok := netip.AddrFromSlice([]byte(k))
 			n, ok2 := toSlot(v)
 			if ok && ok2 && !named[n] {
-				*pick(a, &at(n).Endpoint4, &at(n).Endpoint6) = a
+				*dataplane.Pick(a, &at(n).Endpoint4, &at(n).Endpoint6) = a
 			}
 		}
 	}
@@ -161,7 +150,7 @@ func (p plan) keep(have nftable.State) plan {
 			n, ok := toSlot(k)
 			a, ok2 := netip.AddrFromSlice([]byte(v))
 			if ok && ok2 && !named[n] {
-				*pick(a, &at(n).Source4, &at(n).Source6) = a
+				*dataplane.Pick(a, &at(n).Source4, &at(n).Source6) = a
 			}
 		}
 	}
@@ -178,7 +167,7 @@ func (p plan) keep(have nftable.State) plan {
 				continue
 			}
 			s := kept[n]
-			if end := pick(a, s.Endpoint4, s.Endpoint6); end.IsValid() {
+			if end := dataplane.Pick(a, s.Endpoint4, s.Endpoint6); end.IsValid() {
 				p.clients = append(p.clients, client{addr: a, slot: n, end: end})
 			}
 		}
@@ -218,7 +207,7 @@ func (p plan) tunnels() fou.Spec {
 		out.IPv6 = out.IPv6 || s.Endpoint6.IsValid()
 	}
 	for _, c := range p.clients {
-		overhead := pick(c.addr, dataplane.FoUOverhead4, dataplane.FoUOverhead6)
+		overhead := dataplane.Pick(c.addr, dataplane.FoUOverhead4, dataplane.FoUOverhead6)
 		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: c.end, Remote: c.addr, SourcePortAuto: p.auto,
 			MTU: p.mtu - overhead})
 	}

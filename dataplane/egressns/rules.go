@@ -3,10 +3,10 @@ package egressns
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -98,123 +98,68 @@ func one(way direction, parts ...part) rule {
 
 // family is what differs between IPv4 and IPv6.
 type family struct {
-	ip           string
-	proto        byte
-	src, dst, n  uint32 // in the header, in bytes
-	icmp         byte
-	slot, source string
-	endpoint     string
-	address      string
-	way          string
-	to, inside   string
+	nftable.IP
+	slot, source, endpoint, address, way, to, inside string // the sets and maps
 }
 
-var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4,
-		MapWay4, SetTo4, SetInside4}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6,
-		MapAddress6, MapWay6, SetTo6, SetInside6}
-	// families in the order that rules come in.
-	families = []family{ipv4, ipv6}
-)
-
-const (
-	reg      = 1                 // the register rules work in
-	regAfter = unix.NFT_REG32_04 // behind an interface's name
-	transp   = expr.PayloadBaseTransportHeader
-	netHead  = expr.PayloadBaseNetworkHeader
-	udpDport = 2 // in UDP's header, in bytes
-)
-
-func ifname(name string) []byte {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, name)
-	return b
+// families in the order that rules come in.
+var families = []family{
+	{nftable.IPv4, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, MapWay4, SetTo4, SetInside4},
+	{nftable.IPv6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, MapWay6, SetTo6, SetInside6},
 }
+
+func (f family) six() bool { return f.Proto == unix.NFPROTO_IPV6 }
+
+const regAfter = unix.NFT_REG32_04 // behind an interface's name
 
 func iif(name string) part {
-	return part{fmt.Sprintf("iifname %q", name), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname(name)}}}
+	return part{fmt.Sprintf("iifname %q", name), nftable.Link(expr.MetaKeyIIFNAME, name)}
 }
 
 func oif(name string) part {
-	return part{fmt.Sprintf("oifname %q", name), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname(name)}}}
+	return part{fmt.Sprintf("oifname %q", name), nftable.Link(expr.MetaKeyOIFNAME, name)}
 }
 
 // iifTunnel is any tunnel's device.
 func iifTunnel() part {
 	const prefix = "fou"
-	return part{`iifname "` + prefix + `*"`, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
-			Data: []byte(prefix)}}}
+	return part{`iifname "` + prefix + `*"`,
+		[]expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.Equal([]byte(prefix)...)}}
 }
 
-func (f family) only() part {
-	return part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{f.proto}}}}
-}
-
-func (f family) saddr() part {
-	return part{f.ip + " saddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead,
-		Offset: f.src, Len: f.n})}
-}
-
-func (f family) daddr() part {
-	return part{f.ip + " daddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead,
-		Offset: f.dst, Len: f.n})}
-}
+func (f family) saddr() part { return part{f.Word + " saddr", f.Source()} }
+func (f family) daddr() part { return part{f.Word + " daddr", f.Destination()} }
 
 // fromTunnel is the device with the source address.
 func (f family) fromTunnel() part {
-	return part{"iifname . " + f.ip + " saddr", append(f.only().exprs, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Payload{DestRegister: regAfter, Base: netHead, Offset: f.src, Len: f.n})}
+	return part{"iifname . " + f.Word + " saddr", append(f.Only(), nftable.Meta(expr.MetaKeyIIFNAME),
+		nftable.Load(expr.PayloadBaseNetworkHeader, f.Src, f.Len, regAfter))}
 }
 
-func in(set string) part {
-	return part{"@" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}}
-}
-
-func notIn(set string) part {
-	return part{"!= @" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}}}
-}
+func in(set string) part    { return part{"@" + set, []expr.Any{nftable.In(set)}} }
+func notIn(set string) part { return part{"!= @" + set, []expr.Any{nftable.NotIn(set)}} }
 
 // marked gives the packet the mark that a map has for an address: its slot's. Marks are known in this namespace only,
 // and are how a rule goes on from one map to the next: a command that lists rules cannot show maps that lead into one
 // another.
 func marked(key part, m string) part {
-	return part{"meta mark set " + key.text + " map @" + m, append(key.exprs,
-		&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: m},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg})}
+	return part{"meta mark set " + key.text + " map @" + m, append(key.exprs, nftable.Mapped(m), nftable.SetMark())}
 }
 
-func byMark() part {
-	return part{"meta mark", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg}}}
-}
-
-func is(a netip.Addr) part {
-	return part{a.String(), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}}}
-}
-
-func l4(name string, proto byte) part {
-	return part{"meta l4proto " + name, []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}}}}
-}
+func byMark() part                    { return part{"meta mark", []expr.Any{nftable.Meta(expr.MetaKeyMARK)}} }
+func is(a netip.Addr) part            { return part{a.String(), []expr.Any{nftable.Equal(a.AsSlice()...)}} }
+func l4(name string, proto byte) part { return part{"meta l4proto " + name, nftable.L4(proto)} }
 
 // neighbours are IPv6's questions and answers for neighbours; none of them leaves a link.
 func neighbours() part {
 	const solicit, advertise = 135, 136
-	p := l4("ipv6-icmp", unix.IPPROTO_ICMPV6)
-	return part{"icmpv6 type nd-neighbor-solicit-nd-neighbor-advert", append(p.exprs,
-		&expr.Payload{DestRegister: reg, Base: transp, Offset: 0, Len: 1},
-		&expr.Range{Op: expr.CmpOpEq, Register: reg, FromData: []byte{solicit}, ToData: []byte{advertise}})}
+	return part{"icmpv6 type nd-neighbor-solicit-nd-neighbor-advert", append(nftable.L4(unix.IPPROTO_ICMPV6),
+		nftable.LoadL4(0, 1),
+		&expr.Range{Op: expr.CmpOpEq, Register: nftable.Reg, FromData: []byte{solicit}, ToData: []byte{advertise}})}
 }
 
 func toFoU() part {
-	p := l4("udp", unix.IPPROTO_UDP)
-	return part{"udp dport @" + SetPorts, append(p.exprs,
-		&expr.Payload{DestRegister: reg, Base: transp, Offset: udpDport, Len: 2},
-		&expr.Lookup{SourceRegister: reg, SetName: SetPorts})}
+	return part{"udp dport @" + SetPorts, append(nftable.L4(unix.IPPROTO_UDP), nftable.DestPort(), nftable.In(SetPorts))}
 }
 
 const (
@@ -224,29 +169,16 @@ const (
 )
 
 func ctState(text string, bits uint32, without bool) part {
-	op := expr.CmpOpNeq
+	is := nftable.Differ
 	if without {
-		op = expr.CmpOpEq
+		is = nftable.Equal
 	}
-	return part{"ct state " + text, []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits),
-			Xor: make([]byte, 4)},
-		&expr.Cmp{Op: op, Register: reg, Data: make([]byte, 4)}}}
+	return part{"ct state " + text, []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: nftable.Reg},
+		nftable.Masked(nftable.Native(bits), nil), is(make([]byte, 4)...)}}
 }
 
-// clamp makes both ends of a TCP connection send segments that fit the route. The kernel never raises the option.
-func clamp() rule {
-	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
-	return one(both, l4("tcp", unix.IPPROTO_TCP),
-		part{"tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", []expr.Any{
-			&expr.Payload{DestRegister: reg, Base: transp, Offset: flags, Len: 1},
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synRst}, Xor: []byte{0}},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{syn}},
-			&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
-			&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: size, Size: size},
-			&expr.Exthdr{SourceRegister: reg, Type: maxseg, Offset: 2, Len: size, Op: expr.ExthdrOpTcpopt}}})
-}
+// clamp makes both ends of a TCP connection send segments that fit the route.
+func clamp() rule { return one(both, part{"meta l4proto tcp " + nftable.ClampText, nftable.Clamp()}) }
 
 func count(name string) part {
 	return part{fmt.Sprintf("counter name %q", name),
@@ -254,8 +186,8 @@ func count(name string) part {
 }
 
 var (
-	accept  = part{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}}
-	drop    = part{"drop", []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}}
+	accept  = part{"accept", []expr.Any{nftable.Accept}}
+	drop    = part{"drop", []expr.Any{nftable.Drop}}
 	notrack = part{"notrack", []expr.Any{&expr.Notrack{}}}
 )
 
@@ -272,9 +204,9 @@ func limited() part {
 
 // snat gives the packet its slot's source.
 func (f family) snat() part {
-	return part{"snat " + f.ip + " to meta mark map @" + f.source, list(f.only().exprs, byMark().exprs, []expr.Any{
-		&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: f.source},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg}})}
+	return part{"snat " + f.Word + " to meta mark map @" + f.source, append(f.Only(), nftable.Meta(expr.MetaKeyMARK),
+		nftable.Mapped(f.source),
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: nftable.Reg})}
 }
 
 // holdNot is the form of a kernel that queues no packets from a rule of nftables.
@@ -289,15 +221,8 @@ func queue(h hold.Form) part {
 func each(way direction, parts func(f family) []part) (out []rule) {
 	for _, f := range families {
 		r := one(way, parts(f)...)
-		r.sixth = f.proto == unix.NFPROTO_IPV6
+		r.sixth = f.six()
 		out = append(out, r)
-	}
-	return out
-}
-
-func list[T any](groups ...[]T) (out []T) {
-	for _, g := range groups {
-		out = append(out, g...)
 	}
 	return out
 }
@@ -309,20 +234,20 @@ func chains(h hold.Form) []chain {
 			priority: -300, rules: inRules(h)},
 		{name: chainRecall, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: -150,
 			rules: []rule{one(inward, iif(Uplink), part{recall().Text, recall().Exprs})}},
-		{name: chainDoor, rules: list(
+		{name: chainDoor, rules: slices.Concat(
 			each(wrapped, func(f family) []part { return []part{marked(f.saddr(), f.slot), notrack, accept} }),
 			[]rule{one(wrapped, count(countStrangers), drop)})},
 		{name: chainForward, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
-			drop: true, rules: list(
+			drop: true, rules: slices.Concat(
 				[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
 				[]rule{one(inward, iif(Uplink), goTo(chainBack))},
 				each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.fromTunnel(), f.way), goTo(chainOut)} }),
 				each(0, func(f family) []part {
-					return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)),
+					return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.six())),
 						goTo(chainProbe)}
 				}),
 				[]rule{one(outward, count(countStrangers), drop)})},
-		{name: chainOut, rules: list(
+		{name: chainOut, rules: slices.Concat(
 			[]rule{
 				one(outward, l4("4", unix.IPPROTO_IPIP), count(countNested), drop),
 				one(outward, l4("41", unix.IPPROTO_IPV6), count(countNested), drop),
@@ -331,36 +256,36 @@ func chains(h hold.Form) []chain {
 			destinations(outward),
 			leased(outward, chainOutLease))},
 		{name: chainOutLease, rules: live(outward, chainSent)},
-		{name: chainSent, rules: list([]rule{clamp()}, wayOf(), []rule{one(outward, remember()),
+		{name: chainSent, rules: slices.Concat([]rule{clamp()}, wayOf(), []rule{one(outward, remember()),
 			one(outward, byMark(), in(SetSent), accept), one(outward, drop)})},
-		{name: chainBack, rules: list(
+		{name: chainBack, rules: slices.Concat(
 			[]rule{
 				one(inward, ctState("!= established,related", ctEstablished|ctRelated, true), count(countStrangers), drop),
 				one(inward, oif(Uplink), count(countStrangers), drop), // its client is gone, and it would go back
 			},
 			each(0, func(f family) []part {
-				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), accept}
+				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.six())), accept}
 			}),
 			slotOf(inward, family.daddr), []rule{recall()},
 			leased(inward, chainBackLease))},
 		{name: chainBackLease, rules: live(inward, chainReceived)},
-		{name: chainReceived, rules: list([]rule{clamp()}, slotOf(inward, family.daddr), []rule{recall(),
+		{name: chainReceived, rules: slices.Concat([]rule{clamp()}, slotOf(inward, family.daddr), []rule{recall(),
 			one(inward, byMark(), in(SetReceived), accept), one(inward, drop)})},
-		{name: chainProbe, rules: list(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
-			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
+		{name: chainProbe, rules: slices.Concat(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
+			return []part{l4(map[bool]string{false: "icmp", true: "ipv6-icmp"}[f.six()], f.ICMP), limited(), accept}
 		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
 		{name: chainSource, kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
 		{name: chainLast, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: 300,
 			// the host looks for a slot's address before its lease runs
-			rules: list([]rule{one(0, oif(Uplink), neighbours(), accept)},
+			rules: slices.Concat([]rule{one(0, oif(Uplink), neighbours(), accept)},
 				each(outward, func(f family) []part {
 					return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)}
 				}))},
 		{name: chainLastLease, rules: leased(outward, chainLastTicket)},
 		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept),
 			one(outward, count(countLease), drop)}},
-		{name: chainInput, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, rules: list(
+		{name: chainInput, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, rules: slices.Concat(
 			each(wrapped, func(f family) []part { return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), accept} }),
 			each(inward, func(f family) []part {
 				return []part{iif(Uplink), marked(f.daddr(), f.address), count(countStrangers), drop}
@@ -381,7 +306,7 @@ func inRules(h hold.Form) []rule {
 	if h == holdNot {
 		return out
 	}
-	return list(out,
+	return slices.Concat(out,
 		each(inward, func(f family) []part {
 			return []part{iif(Uplink), marked(f.daddr(), f.address), byMark(), in(SetHeld), queue(h)}
 		}),
@@ -392,7 +317,7 @@ func inRules(h hold.Form) []rule {
 
 // destinations drop what goes elsewhere.
 func destinations(way direction) []rule {
-	return list(
+	return slices.Concat(
 		each(way, func(f family) []part { return []part{f.daddr(), in(f.inside), count(countDestination), drop} }),
 		each(way, func(f family) []part { return []part{f.daddr(), notIn(f.to), count(countDestination), drop} }))
 }
@@ -405,16 +330,15 @@ func wayOf() []rule {
 // remember notes in the connection which slot it takes; the last packet counts. A client that belongs to another slot
 // by now keeps flows by this one.
 func remember() part {
-	return part{"ct mark set meta mark", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
-		&expr.Ct{Key: expr.CtKeyMARK, Register: reg, SourceRegister: true}}}
+	return part{"ct mark set meta mark", []expr.Any{nftable.Meta(expr.MetaKeyMARK),
+		&expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg, SourceRegister: true}}}
 }
 
 // recall marks an answer with the slot that its connection takes. One that has none noted is from before there were
 // notes, and takes the client's.
 func recall() rule {
-	return one(inward, part{"ct mark != 0 meta mark set ct mark", []expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg}}})
+	return one(inward, part{"ct mark != 0 meta mark set ct mark", []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg}, nftable.Differ(make([]byte, 4)...), nftable.SetMark()}})
 }
 
 // slotOf marks packets with the slot of their client.

@@ -182,7 +182,8 @@ func (s *scene) clientPorts(p dataplane.FoUPorts) {
 // lead makes the client send what is for a destination through the tunnel to one of the endpoints.
 func (s *scene) lead(to, end netip.Addr) {
 	s.t.Helper()
-	route(s.client, netip.PrefixFrom(to, to.BitLen()).String(), "", s.far.Link(pick(end, client4, client6), end))
+	route(s.client, netip.PrefixFrom(to, to.BitLen()).String(), "",
+		s.far.Link(dataplane.Pick(end, client4, client6), end))
 }
 
 // open opens the namespace, again when it is open.

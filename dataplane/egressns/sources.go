@@ -7,12 +7,10 @@ import (
 	"os"
 	"slices"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/nftable"
-	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // change is what a new source address means for who sends already.
@@ -118,30 +116,29 @@ func forgetConnections(ns *os.File, former []netip.Addr) error {
 	if len(former) == 0 {
 		return nil
 	}
-	h, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_NETFILTER)
+	t, err := conntrack.Open(int(ns.Fd()))
 	if err != nil {
-		return fmt.Errorf("opening conntrack's netlink socket: %w", err)
+		return err
 	}
-	defer h.Close()
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		err := error(netlink.ErrDumpInterrupted)
-		for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			_, err = nlcount.One(h).ConntrackDeleteFilters(netlink.ConntrackTable, family, translatedTo(former))
+	defer t.Close()
+	var gone []conntrack.Key
+	err = t.Dump(func(f *conntrack.Flow) error {
+		if slices.Contains(former, f.Reply.Dst) {
+			gone = append(gone, conntrack.Key{Tuple: f.Original, Zone: f.Zone, ID: f.ID})
 		}
-		if err != nil {
-			return fmt.Errorf("ending connections that leave with addresses their slots have no more: %w", err)
+		return nil
+	})
+	if err == nil {
+		var refused map[int]unix.Errno
+		refused, err = t.Delete(gone)
+		for _, errno := range refused {
+			if errno != unix.ENOENT { // else it has ended meanwhile
+				err = errors.Join(err, errno)
+			}
 		}
+	}
+	if err != nil {
+		return fmt.Errorf("ending connections that leave with addresses their slots have no more: %w", err)
 	}
 	return nil
 }
-
-// translatedTo matches connections whose answers come to one of the addresses.
-type translatedTo []netip.Addr
-
-// MatchConntrackFlow is netlink's interface.
-func (t translatedTo) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	a, ok := netip.AddrFromSlice(f.Reverse.DstIP)
-	return ok && slices.Contains(t, a.Unmap())
-}
-
-var _ netlink.CustomConntrackFilter = translatedTo(nil)

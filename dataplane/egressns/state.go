@@ -79,15 +79,7 @@ func toSlot(b string) (int, bool) {
 func bytesOf(a netip.Addr) string { return string(a.AsSlice()) }
 
 // tunnelKey is a device with the source that may come out of it.
-func tunnelKey(link string, a netip.Addr) string { return string(ifname(link)) + bytesOf(a) }
-
-// pick is the wanted state of the slot in one family.
-func pick[T any](a netip.Addr, four, six T) T {
-	if a.Is4() {
-		return four
-	}
-	return six
-}
+func tunnelKey(link string, a netip.Addr) string { return string(nftable.LinkName(link)) + bytesOf(a) }
 
 // want is the table that a checked plan asks for. link is the device of a tunnel.
 func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftable.Table {
@@ -99,21 +91,21 @@ func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftab
 		put(SetReceived, n, "")
 		for _, e := range []netip.Addr{sl.Endpoint4, sl.Endpoint6} {
 			if e.IsValid() {
-				put(pick(e, MapEndpoint4, MapEndpoint6), bytesOf(e), n)
+				put(dataplane.Pick(e, MapEndpoint4, MapEndpoint6), bytesOf(e), n)
 			}
 		}
 		for _, a := range []netip.Addr{sl.Source4, sl.Source6} {
 			if a.IsValid() {
-				put(pick(a, MapSource4, MapSource6), n, bytesOf(a))
+				put(dataplane.Pick(a, MapSource4, MapSource6), n, bytesOf(a))
 				if a != p.local4 && a != p.local6 {
-					put(pick(a, MapAddress4, MapAddress6), bytesOf(a), n)
+					put(dataplane.Pick(a, MapAddress4, MapAddress6), bytesOf(a), n)
 				}
 			}
 		}
 		for _, six := range []bool{false, true} {
 			if a := ProbeSource(sl.Number, six); a.IsValid() {
-				put(pick(a, MapSlot4, MapSlot6), bytesOf(a), n)
-				put(pick(a, MapWay4, MapWay6), tunnelKey(Probe, a), n)
+				put(dataplane.Pick(a, MapSlot4, MapSlot6), bytesOf(a), n)
+				put(dataplane.Pick(a, MapWay4, MapWay6), tunnelKey(Probe, a), n)
 			}
 		}
 	}
@@ -124,14 +116,14 @@ func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftab
 		if !l.IsValid() {
 			continue
 		}
-		put(pick(l, MapSource4, MapSource6), slotKey(nobody), bytesOf(l))
-		put(pick(l, MapSlot4, MapSlot6), bytesOf(ProbeSource(-1, l.Is6())), slotKey(nobody))
+		put(dataplane.Pick(l, MapSource4, MapSource6), slotKey(nobody), bytesOf(l))
+		put(dataplane.Pick(l, MapSlot4, MapSlot6), bytesOf(ProbeSource(-1, l.Is6())), slotKey(nobody))
 	}
 	for _, c := range p.clients {
 		if !c.also {
-			put(pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), slotKey(c.slot))
+			put(dataplane.Pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), slotKey(c.slot))
 		}
-		put(pick(c.addr, MapWay4, MapWay6), tunnelKey(link(c.end, c.addr), c.addr), slotKey(c.slot))
+		put(dataplane.Pick(c.addr, MapWay4, MapWay6), tunnelKey(link(c.end, c.addr), c.addr), slotKey(c.slot))
 	}
 	for _, d := range []struct {
 		prefixes  []netip.Prefix

@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
 	"github.com/skeinmesh/skein/dataplane/nftable"
@@ -34,9 +33,7 @@ func (t *table) probeHold() error {
 		pr := nftables.ChainPriority(*nftables.ChainPriorityRaw)
 		c := t.Nft().AddChain(&nftables.Chain{Table: x, Name: "trial", Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookPrerouting, Priority: &pr})
-		nowhere := part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname("none/")}}}
-		t.Nft().AddRule(&nftables.Rule{Table: x, Chain: c, Exprs: one(0, nowhere, queue(h)).Exprs})
+		t.Nft().AddRule(&nftables.Rule{Table: x, Chain: c, Exprs: one(0, iif("none/"), queue(h)).Exprs})
 		t.Nft().DelTable(x)
 		err := t.Nft().Flush()
 		if err == nil {

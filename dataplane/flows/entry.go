@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 )
 
 // ErrEntry is wrapped by what is said of an entry that is malformed or not of the slot.
@@ -28,15 +30,11 @@ const (
 	maxScale   = 14     // RFC 7323 section 2.3
 )
 
-// Of linux/netfilter/nf_conntrack_tcp.h: the states an entry may have, and the flags that are carried over.
+// Of linux/netfilter/nf_conntrack_tcp.h and others: the states an entry may have, and the flags that are carried over.
 const (
 	tcpStateMin   = 1 // SYN_SENT
 	tcpStateMax   = 9 // SYN_SENT2
-	tcpScale      = 0x01
-	tcpSACK       = 0x02
-	tcpCloseInit  = 0x04
-	tcpLiberal    = 0x08
-	tcpFlags      = tcpScale | tcpSACK | tcpCloseInit
+	tcpFlags      = conntrack.TCPScale | conntrack.TCPSACK | conntrack.TCPCloseInit
 	sctpStateMin  = 1 // CLOSED
 	sctpStateMax  = 9 // HEARTBEAT_SENT and, before Linux 6.3, HEARTBEAT_ACKED
 	icmpEcho      = 8

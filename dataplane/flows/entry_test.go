@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/internal/nfnl"
 	"github.com/skeinmesh/skein/internal/testns"
 )
@@ -144,29 +145,29 @@ func FuzzParse(f *testing.F) {
 		if got := e.append(nil); !bytes.Equal(got, b) {
 			t.Fatalf("%x became %x", b, got)
 		}
-		var k table
-		k.create(&e)
-		k.remove(&e)
-		n := 0
-		for m := range nfnl.Messages(k.w.B) {
-			if n++; n > 1 {
-				break
-			}
-			d := decode(m.Attributes())
-			if d.src != e.src || d.dst != e.dst || d.srcPort != e.srcPort || d.dstPort != e.dstPort || d.state != e.state {
-				t.Fatalf("%+v in the kernel's form is %+v", e, d)
-			}
+		flow := e.flow()
+		if got := entryOf(&flow); got != e {
+			t.Fatalf("%+v for the table is %+v", e, got)
+		}
+		var w nfnl.Writer
+		flow.Encode(&w)
+		flow = conntrack.Decode(w.B)
+		d := entryOf(&flow)
+		if d.src != e.src || d.dst != e.dst || d.srcPort != e.srcPort || d.dstPort != e.dstPort || d.state != e.state {
+			t.Fatalf("%+v in the kernel's form is %+v", e, d)
 		}
 	})
 }
 
 func FuzzDecode(f *testing.F) {
 	e := tcp4()
-	var k table
-	k.create(&e)
-	f.Add(k.w.B[20:])
+	flow := e.flow()
+	var w nfnl.Writer
+	flow.Encode(&w)
+	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		d := decode(b)
+		flow := conntrack.Decode(b)
+		d := entryOf(&flow)
 		if d.invalid == nil && d.check() == nil {
 			if _, err := parse(d.append(nil)); err != nil {
 				t.Fatal(err)

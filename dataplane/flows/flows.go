@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 )
 
 // Match says which flows are of a slot. Source4 and Source6 are where it translates to; a flow of that family must
@@ -59,16 +61,17 @@ const MaxEntries = 1 << 20
 // Dump reads the slot's flows from the connection table of the network namespace at path; "" is the calling thread's
 // own. What cannot be moved (other protocols, destination translation, flows that are about to end) is left out.
 func Dump(path string, match Match) ([][]byte, error) {
-	t, err := open(path)
+	t, err := conntrack.OpenPath(path)
 	if err != nil {
 		return nil, err
 	}
-	defer t.close()
+	defer t.Close()
 	m := match.sorted()
 	var out [][]byte
 	var room []byte // entries share blocks
-	err = t.dump(func(e *entry) error {
-		if e.invalid != nil || e.check() != nil || m.has(e) != nil {
+	err = t.Dump(func(f *conntrack.Flow) error {
+		e := entryOf(f)
+		if e.invalid != nil || e.check() != nil || m.has(&e) != nil {
 			return nil
 		}
 		if len(out) == MaxEntries {
@@ -115,11 +118,11 @@ func Load(path string, match Match, entries [][]byte) (loaded, failed int, err e
 	if len(good) == 0 {
 		return 0, failed, first
 	}
-	t, err := open(path)
+	t, err := conntrack.OpenPath(path)
 	if err != nil {
 		return 0, len(entries), errors.Join(err, first)
 	}
-	defer t.close()
-	loaded, err = t.load(good)
+	defer t.Close()
+	loaded, err = load(t, good)
 	return loaded, len(entries) - loaded, errors.Join(err, first)
 }

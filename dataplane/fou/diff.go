@@ -239,12 +239,7 @@ func diff(want, have []device) []op {
 }
 
 // family is 0 for IPv4 and 1 for IPv6.
-func family(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
-}
+func family(a netip.Addr) int { return dataplane.Bit(a.Is6()) }
 
 var (
 	anyNames  = [2]string{dataplane.FoUAny4, dataplane.FoUAny6}

@@ -75,8 +75,7 @@ func leftListeners(have, want, last []listener, p dataplane.FoUPorts) (out []lis
 func (c *fouConn) list() (out []listener, err error) {
 	nlcount.Sent(1)
 	m, err := c.Execute(genetlink.Message{Header: genetlink.Header{Command: netlink.FOU_CMD_GET,
-		Version: c.family.Version}}, c.family.ID,
-		mdlayher.Request|mdlayher.Dump)
+		Version: c.family.Version}}, c.family.ID, mdlayher.Request|mdlayher.Dump)
 	if err != nil {
 		return nil, fmt.Errorf("reading FoU listeners: %w", err)
 	}
@@ -126,8 +125,7 @@ func (c *fouConn) do(command uint8, l listener) error {
 	}
 	nlcount.Sent(1)
 	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: command, Version: c.family.Version},
-		Data: data}, c.family.ID,
-		mdlayher.Request|mdlayher.Acknowledge)
+		Data: data}, c.family.ID, mdlayher.Request|mdlayher.Acknowledge)
 	return err
 }
 

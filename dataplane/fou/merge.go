@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // maxMerged bounds how many segments are merged: writev(2) takes 1024 pieces.
@@ -84,7 +86,7 @@ func mergeable(p []byte) (at, head int, ok bool) {
 		return 0, 0, false // its number would be lost when the kernel splits it again
 	}
 	t := p[at:]
-	return at, head, fold(sum(t, pseudo(ends(p), unix.IPPROTO_TCP, len(t)))) == 0xffff
+	return at, head, inet.Fold(inet.Sum(t, inet.Pseudo(ends(p), unix.IPPROTO_TCP, len(t)))) == 0xffff
 }
 
 // follows tells whether p is the next segment of the flow, equal in all that a split would make equal.
@@ -125,11 +127,11 @@ func (m *merger) take() (pieces [][]byte) {
 		if f[0]>>4 == 4 {
 			binary.BigEndian.PutUint16(f[2:], uint16(m.total))
 			f[10], f[11] = 0, 0
-			binary.BigEndian.PutUint16(f[10:], ^fold(sum(f[:ipv4Bytes], 0)))
+			binary.BigEndian.PutUint16(f[10:], inet.Checksum(f[:ipv4Bytes]))
 		} else {
 			binary.BigEndian.PutUint16(f[4:], uint16(m.total-ipv6Bytes))
 		}
-		binary.BigEndian.PutUint16(f[at+16:], fold(pseudo(ends(f), unix.IPPROTO_TCP, m.total-at)))
+		binary.BigEndian.PutUint16(f[at+16:], inet.Fold(inet.Pseudo(ends(f), unix.IPPROTO_TCP, m.total-at)))
 	}
 	h.encode(m.header[:])
 	m.pieces = m.pieces[:0]
@@ -155,8 +157,8 @@ func unfinished(p []byte, mtu int) vnetHeader {
 		return vnetHeader{}
 	}
 	t := p[at:]
-	s := pseudo(ends(p), proto, len(t))
-	if binary.BigEndian.Uint16(t[offset:]) != fold(s) || fold(sum(t, s)) == 0xffff {
+	s := inet.Pseudo(ends(p), proto, len(t))
+	if binary.BigEndian.Uint16(t[offset:]) != inet.Fold(s) || inet.Fold(inet.Sum(t, s)) == 0xffff {
 		return vnetHeader{}
 	}
 	h := vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, sumStart: uint16(at), sumAtFromThat: uint16(offset)}

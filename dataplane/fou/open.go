@@ -35,13 +35,9 @@ func Open(o Options) (Driver, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	path := o.NetNS
-	if path == "" {
-		path = "/proc/thread-self/ns/net"
-	}
-	ns, err := netns.GetFromPath(path)
+	ns, err := rtnl.Namespace(o.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)
+		return nil, err
 	}
 	var d Driver
 	switch o.Driver {
@@ -131,20 +127,6 @@ func loadFoU() error {
 		return err
 	}
 	return c.Close()
-}
-
-// inside runs f on a thread in the namespace.
-func inside(ns netns.NsHandle, f func() error) error {
-	result := make(chan error, 1)
-	go func() { // the thread ends with the goroutine
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			result <- fmt.Errorf("entering the network namespace: %w", err)
-			return
-		}
-		result <- f()
-	}()
-	return <-result
 }
 
 // readDevices reads our devices.

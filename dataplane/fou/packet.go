@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // Header lengths in bytes.
@@ -35,7 +37,7 @@ func trim(b []byte, family int) (packet []byte, ok bool) {
 			return nil, false
 		}
 		header, total := int(b[0]&15)*4, int(binary.BigEndian.Uint16(b[2:]))
-		if header < ipv4Bytes || total < header || total > len(b) || fold(sum(b[:header], 0)) != 0xffff {
+		if header < ipv4Bytes || total < header || total > len(b) || inet.Fold(inet.Sum(b[:header], 0)) != 0xffff {
 			return nil, false
 		}
 		return b[:total], true
@@ -78,7 +80,7 @@ func setECN(p []byte, ecn uint8) {
 	if p[0]>>4 == 4 {
 		old := binary.BigEndian.Uint16(p)
 		p[1] = p[1]&^ecnMask | ecn
-		adjust(p[10:], old, binary.BigEndian.Uint16(p))
+		inet.Adjust(p[10:], old, binary.BigEndian.Uint16(p))
 		return
 	}
 	p[1] = p[1]&^(ecnMask<<4) | ecn<<4
@@ -177,12 +179,12 @@ func tooBig4(p []byte, mtu int) []byte {
 	b[8], b[9] = 64, unix.IPPROTO_ICMP
 	copy(b[12:16], p[16:20])
 	copy(b[16:20], p[12:16])
-	binary.BigEndian.PutUint16(b[10:], ^fold(sum(b[:ipv4Bytes], 0)))
+	binary.BigEndian.PutUint16(b[10:], inet.Checksum(b[:ipv4Bytes]))
 	m := b[ipv4Bytes:]
 	m[0], m[1] = unreachable, needsSplitting
 	binary.BigEndian.PutUint16(m[6:], uint16(min(mtu, 0xffff)))
 	copy(m[icmpBytes:], quote)
-	binary.BigEndian.PutUint16(m[2:], ^fold(sum(m, 0)))
+	binary.BigEndian.PutUint16(m[2:], inet.Checksum(m))
 	return b
 }
 
@@ -202,6 +204,6 @@ func tooBig6(p []byte, mtu int) []byte {
 	m[0] = packetTooBig
 	binary.BigEndian.PutUint32(m[4:], uint32(mtu))
 	copy(m[icmpBytes:], quote)
-	binary.BigEndian.PutUint16(m[2:], ^fold(sum(m, pseudo(b[8:40], unix.IPPROTO_ICMPV6, len(m)))))
+	binary.BigEndian.PutUint16(m[2:], ^inet.Fold(inet.Sum(m, inet.Pseudo(b[8:40], unix.IPPROTO_ICMPV6, len(m)))))
 	return b
 }

@@ -9,33 +9,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
-
-// slow is the sum of RFC 1071, word by word.
-func slow(b []byte) uint16 {
-	s := uint32(0)
-	for i, c := range b {
-		s += uint32(c) << (8 * (1 - i%2))
-		s = s&0xffff + s>>16
-	}
-	return uint16(s)
-}
-
-func TestSumEqualsTheSlowOne(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	for n := range 300 {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte(random.Uint32())
-			if n%7 == 0 {
-				b[i] = 0xff
-			}
-		}
-		if got, want := fold(sum(b, 0)), slow(b); got != want {
-			t.Fatalf("%d bytes: %#x, want %#x", n, got, want)
-		}
-	}
-}
 
 // segment makes a TCP packet of a flow, all right; family is 4 or 6.
 func segment(version int, port uint16, seq uint32, payload int, flags uint8) []byte {
@@ -59,11 +35,11 @@ func segment(version int, port uint16, seq uint32, payload int, flags uint8) []b
 	}
 	if version == 4 {
 		binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
-		binary.BigEndian.PutUint16(p[10:], ^fold(sum(p[:20], 0)))
+		binary.BigEndian.PutUint16(p[10:], inet.Checksum(p[:20]))
 	} else {
 		binary.BigEndian.PutUint16(p[4:], uint16(len(p)-40))
 	}
-	binary.BigEndian.PutUint16(p[at+16:], ^fold(sum(p[at:], pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))))
+	binary.BigEndian.PutUint16(p[at+16:], ^inet.Fold(inet.Sum(p[at:], inet.Pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))))
 	return p
 }
 
@@ -171,7 +147,7 @@ func TestUnfinished(t *testing.T) {
 		if h := unfinished(p, 1400); h != (vnetHeader{}) {
 			t.Errorf("IPv%d: a broken packet has %+v", version, h)
 		}
-		binary.BigEndian.PutUint16(p[at+16:], fold(pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at)))
+		binary.BigEndian.PutUint16(p[at+16:], inet.Fold(inet.Pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at)))
 		h := unfinished(p, 1400)
 		frame := make([]byte, vnetBytes, vnetBytes+len(p))
 		h.encode(frame)
@@ -179,7 +155,7 @@ func TestUnfinished(t *testing.T) {
 		err := split(append(frame, p...), roomy, func(p []byte) {
 			sizes = append(sizes, len(p))
 			if _, ok := trim(p, (version-4)/2); !ok ||
-				fold(sum(p[at:], pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))) != 0xffff {
+				inet.Fold(inet.Sum(p[at:], inet.Pseudo(ends(p), unix.IPPROTO_TCP, len(p)-at))) != 0xffff {
 				t.Errorf("IPv%d: a segment is wrong", version)
 			}
 		})
@@ -224,11 +200,11 @@ func TestTooBig(t *testing.T) {
 	four, six := segment(4, 1, 1, 1400, tcpAck), segment(6, 1, 1, 1400, tcpAck)
 	m4, m6 := tooBig(four, 1300), tooBig(six, 1300)
 	if p, ok := trim(m4, 0); !ok || len(p) != len(m4) || len(p) > 576 || m4[20] != 3 || m4[21] != 4 ||
-		binary.BigEndian.Uint16(m4[26:]) != 1300 || fold(sum(m4[20:], 0)) != 0xffff {
+		binary.BigEndian.Uint16(m4[26:]) != 1300 || inet.Fold(inet.Sum(m4[20:], 0)) != 0xffff {
 		t.Errorf("IPv4: % x", m4)
 	}
 	if p, ok := trim(m6, 1); !ok || len(p) != 1280 || m6[40] != 2 || binary.BigEndian.Uint32(m6[44:]) != 1300 ||
-		fold(sum(m6[40:], pseudo(ends(m6), unix.IPPROTO_ICMPV6, len(m6)-40))) != 0xffff {
+		inet.Fold(inet.Sum(m6[40:], inet.Pseudo(ends(m6), unix.IPPROTO_ICMPV6, len(m6)-40))) != 0xffff {
 		t.Errorf("IPv6: % x", m6)
 	}
 	for _, c := range []struct{ packet, message []byte }{{four, m4}, {six, m6}} {

@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // vnetBytes is the length of the header that stands before each packet that a TUN device reads and writes.
@@ -96,7 +98,7 @@ func whole(h vnetHeader, p []byte, room func(n int) []byte, each func(packet []b
 		if start > len(out) || at+2 > len(out) {
 			return errFrame
 		}
-		s := ^fold(sum(out[start:], 0)) // the sum of the pseudo header is there already
+		s := inet.Checksum(out[start:]) // the sum of the pseudo header is there already
 		if s == 0 && out[0]>>4 == 6 && out[6] == unix.IPPROTO_UDP || s == 0 && out[0]>>4 == 4 && out[9] == unix.IPPROTO_UDP {
 			s = 0xffff // 0 says that there is none
 		}
@@ -122,7 +124,7 @@ func (c *cutter) cut(out, payload []byte, last bool) {
 		binary.BigEndian.PutUint16(out[2:], uint16(len(out)))
 		binary.BigEndian.PutUint16(out[4:], binary.BigEndian.Uint16(c.head[4:])+uint16(c.n))
 		out[10], out[11] = 0, 0
-		binary.BigEndian.PutUint16(out[10:], ^fold(sum(out[:int(out[0]&15)*4], 0)))
+		binary.BigEndian.PutUint16(out[10:], inet.Checksum(out[:int(out[0]&15)*4]))
 	} else {
 		binary.BigEndian.PutUint16(out[4:], uint16(len(out)-ipv6Bytes))
 	}
@@ -137,11 +139,11 @@ func (c *cutter) cut(out, payload []byte, last bool) {
 			t[13] &^= cwr
 		}
 		t[16], t[17] = 0, 0
-		binary.BigEndian.PutUint16(t[16:], ^fold(sum(t, pseudo(ends(out), unix.IPPROTO_TCP, len(t)))))
+		binary.BigEndian.PutUint16(t[16:], ^inet.Fold(inet.Sum(t, inet.Pseudo(ends(out), unix.IPPROTO_TCP, len(t)))))
 	} else {
 		binary.BigEndian.PutUint16(t[4:], uint16(len(t)))
 		t[6], t[7] = 0, 0
-		s := ^fold(sum(t, pseudo(ends(out), unix.IPPROTO_UDP, len(t))))
+		s := ^inet.Fold(inet.Sum(t, inet.Pseudo(ends(out), unix.IPPROTO_UDP, len(t))))
 		if s == 0 {
 			s = 0xffff
 		}

@@ -14,8 +14,6 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-const tunPath = "/dev/net/tun"
-
 // Memory of a batch on its way from a TUN device, in bytes. A frame of 64 KiB grows when it is cut: at the smallest
 // segments that Linux makes by default (48 bytes) it triples.
 const (
@@ -81,16 +79,16 @@ type tunDevice struct {
 
 // openTUN makes a TUN device that stays, or takes one that a former run left; called inside its namespace.
 func openTUN(c *rtnl.Conn, d device) (*tunDevice, error) {
-	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
+	fd, err := rtnl.TUN(d.Name, unix.IFF_VNET_HDR)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, fmt.Errorf("taking the TUN device %s: %w: another process has it; stop that", d.Name, err)
+	case err != nil:
+		return nil, fmt.Errorf("making the TUN device %s: %w", d.Name, err)
 	}
 	t := &tunDevice{name: d.Name}
-	if t.index, err = t.attach(c, fd); err != nil {
+	if t.index, err = t.prepare(c, fd); err != nil {
 		unix.Close(fd)
-		if errors.Is(err, unix.EBUSY) {
-			return nil, fmt.Errorf("taking the TUN device %s: %w: another process has it; stop that", d.Name, err)
-		}
 		return nil, fmt.Errorf("making the TUN device %s: %w", d.Name, err)
 	}
 	t.file = os.NewFile(uintptr(fd), d.Name)
@@ -107,15 +105,7 @@ func openTUN(c *rtnl.Conn, d device) (*tunDevice, error) {
 	return t, nil
 }
 
-func (t *tunDevice) attach(c *rtnl.Conn, fd int) (index int, err error) {
-	r, err := unix.NewIfreq(t.name)
-	if err != nil {
-		return 0, err
-	}
-	r.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, r); err != nil {
-		return 0, err
-	}
+func (t *tunDevice) prepare(c *rtnl.Conn, fd int) (index int, err error) {
 	const tcp, udp = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6, unix.TUN_F_USO4 | unix.TUN_F_USO6
 	if unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, tcp|udp) != nil { // UDP since Linux 6.2
 		if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, tcp); err != nil {

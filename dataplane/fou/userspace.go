@@ -76,8 +76,8 @@ func (u *userspace) Link(local, remote netip.Addr) string {
 // Stats implements Driver.
 func (u *userspace) Stats() (Stats, error) {
 	return Stats{RxPackets: u.rxPackets.Load(), RxBytes: u.rxBytes.Load(), TxPackets: u.txPackets.Load(),
-		TxBytes:         u.txBytes.Load(),
-		DroppedStranger: u.stranger.Load(), DroppedMalformed: u.malformed.Load(), DroppedTx: u.unsent.Load()}, nil
+		TxBytes: u.txBytes.Load(), DroppedStranger: u.stranger.Load(), DroppedMalformed: u.malformed.Load(),
+		DroppedTx: u.unsent.Load()}, nil
 }
 
 // Close implements Driver.
@@ -143,7 +143,7 @@ func (u *userspace) openSockets(s Spec) (writes int, err error) {
 			continue
 		}
 		var opened []*portSocket
-		err := inside(u.ns, func() (err error) {
+		err := rtnl.Inside(u.ns, func() (err error) {
 			if u.sockets[i] == nil {
 				if u.sockets[i], err = newSockets(i); err != nil {
 					return err
@@ -261,7 +261,7 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 // take opens a device. start reads it.
 func (u *userspace) take(d device, of tunnelEnds) error {
 	var t *tunDevice
-	err := inside(u.ns, func() (err error) {
+	err := rtnl.Inside(u.ns, func() (err error) {
 		t, err = openTUN(u.conn, d)
 		return err
 	})

@@ -70,7 +70,7 @@ type packet struct{ id, mark uint32 }
 // Open takes over a queue of the network namespace at path; "" is the calling thread's own. It fails when somebody else
 // has it.
 func Open(path string, queue uint16, log *slog.Logger) (*Queue, error) {
-	c, err := nfnl.Dial(path, receiveBuffer)
+	c, err := nfnl.DialPath(path, receiveBuffer)
 	if err != nil {
 		return nil, fmt.Errorf("queue %d for held packets: %w", queue, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 var (
@@ -57,7 +58,7 @@ func packet(from, to string, class byte, n int) []byte {
 	}
 	b = append(append(b, src.AsSlice()...), dst.AsSlice()...)
 	if src.Is4() {
-		binary.BigEndian.PutUint16(b[10:], checksum(b))
+		binary.BigEndian.PutUint16(b[10:], inet.Checksum(b))
 	}
 	for i := range n {
 		b = append(b, byte(i))
@@ -85,7 +86,7 @@ func class(p []byte) byte {
 
 func sound(t *testing.T, header []byte) {
 	t.Helper()
-	if s := checksum(header[:20]); header[0]>>4 == 4 && s != 0 {
+	if s := inet.Checksum(header[:20]); header[0]>>4 == 4 && s != 0 {
 		t.Errorf("the checksum of % x is wrong by %#x", header[:20], s)
 	}
 }
@@ -523,7 +524,7 @@ func FuzzUnwrap(f *testing.F) {
 		if via, ok := tab.next(inner); ok { // and back
 			b := append(make([]byte, overhead), inner...)
 			tab.wrap(b, via)
-			if checksum(b[:overhead]) != 0 || length(b[overhead:], b[9]) != n {
+			if inet.Checksum(b[:overhead]) != 0 || length(b[overhead:], b[9]) != n {
 				t.Fatalf("% x was wrapped as % x", inner, b)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 const (
@@ -50,7 +51,7 @@ func (t *Table) wrap(b []byte, via [4]byte) {
 	h[8], h[9], h[10], h[11] = ttl, protocol, 0, 0
 	copy(h[12:16], t.self[:])
 	copy(h[16:20], via[:])
-	binary.BigEndian.PutUint16(h[10:], checksum(h))
+	binary.BigEndian.PutUint16(h[10:], inet.Checksum(h))
 }
 
 // redirects tells whether a packet is an ICMP redirect. Links without link-local addresses send none in IPv6.
@@ -150,23 +151,6 @@ func combine(p []byte, outer byte) bool {
 	}
 	before := binary.BigEndian.Uint16(p)
 	p[1] = p[1]&^ecnMask | outer
-	sum := uint32(^binary.BigEndian.Uint16(p[10:])) + uint32(^before) + uint32(binary.BigEndian.Uint16(p)) // RFC 1624
-	binary.BigEndian.PutUint16(p[10:], ^fold(sum))
+	inet.Adjust(p[10:], before, binary.BigEndian.Uint16(p))
 	return true
-}
-
-// checksum is the Internet checksum of a header without it.
-func checksum(h []byte) uint16 {
-	sum := uint32(0)
-	for i := 0; i+1 < len(h); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(h[i:]))
-	}
-	return ^fold(sum)
-}
-
-func fold(sum uint32) uint16 {
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
 }

@@ -3,6 +3,8 @@ package hop
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // ranges are values of address ranges: each is that of the longest prefix around. An address has the value of the last
@@ -87,12 +89,7 @@ func (r *ranges[V]) of(a netip.Addr) (v V) {
 
 // behind is the first address behind a prefix; the end of IPv4 is the begin of IPv6. False: there is none.
 func behind(p netip.Prefix) (netip.Addr, bool) {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	if next := last.Next(); next.IsValid() {
+	if next := inet.Last(p).Next(); next.IsValid() {
 		return next, true
 	}
 	return netip.IPv6Unspecified(), p.Addr().Is4()

@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
@@ -20,8 +21,7 @@ const (
 	setGuards6  = "skein_hop_sources_ipv6"
 	beforeAll   = -311 // the chain's priority: before all others of ours
 
-	reg, reg2 = unix.NFT_REG_1, unix.NFT_REG32_01 // the latter is behind the first four bytes of the former
-	header    = expr.PayloadBaseNetworkHeader
+	behind = unix.NFT_REG32_01 // the register behind the first four bytes of nftable.Reg
 )
 
 // guardRules let pass what the sets have, and drop whatever else is for the link: also what is not whole or has
@@ -29,26 +29,22 @@ const (
 func guardRules(self netip.Addr) (out []nftable.Rule) {
 	address := self.As4()
 	for _, c := range []struct {
-		protocol     byte
-		set          string
-		offset, size uint32 // of the source inside
-	}{{unix.IPPROTO_IPIP, setGuards4, 32, 4}, {unix.IPPROTO_IPV6, setGuards6, 28, 16}} {
-		ours := []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equals(unix.NFPROTO_IPV4),
-			load(16, 4, reg), equals(address[:]...),
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equals(c.protocol),
-		}
+		protocol byte
+		set      string
+		inside   nftable.IP
+	}{{unix.IPPROTO_IPIP, setGuards4, nftable.IPv4}, {unix.IPPROTO_IPV6, setGuards6, nftable.IPv6}} {
+		ours := slices.Concat(nftable.IPv4.Destination(), []expr.Any{nftable.Equal(address[:]...)}, nftable.L4(c.protocol))
 		add := func(what string, exprs ...expr.Any) {
 			out = append(out, nftable.Rule{Text: fmt.Sprintf("ip daddr %s protocol %d %s", self, c.protocol, what),
 				Exprs: slices.Concat(ours, exprs)})
 		}
-		drop := []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
-		add("malformed options drop", append([]expr.Any{load(0, 1, reg), differs(0x45)}, drop...)...)
-		add("malformed fragments drop", append([]expr.Any{load(6, 2, reg),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0xbf, 0xff}, Xor: []byte{0, 0}},
-			differs(0, 0)}, drop...)...)
-		add("saddr and saddr inside @"+c.set+" accept", load(12, 4, reg), load(c.offset, c.size, reg2),
-			&expr.Lookup{SourceRegister: reg, SetName: c.set}, &expr.Verdict{Kind: expr.VerdictAccept})
+		drop := nftable.CountedDrop()
+		add("malformed options drop", append([]expr.Any{nftable.LoadIP(0, 1), nftable.Differ(0x45)}, drop...)...)
+		add("malformed fragments drop", append([]expr.Any{nftable.LoadIP(6, 2), nftable.Masked([]byte{0xbf, 0xff}, nil),
+			nftable.Differ(0, 0)}, drop...)...)
+		add("saddr and saddr inside @"+c.set+" accept", nftable.LoadIP(nftable.IPv4.Src, 4),
+			nftable.Load(expr.PayloadBaseNetworkHeader, dataplane.HopOverhead+c.inside.Src, c.inside.Len, behind),
+			nftable.In(c.set), nftable.Accept)
 		add("refused drop", drop...)
 	}
 	return out
@@ -57,32 +53,16 @@ func guardRules(self netip.Addr) (out []nftable.Rule) {
 // ownRules keep what is for this host's own overlay addresses here. When the tunnel is deleted its addresses go, and
 // errors of the kernel about what was sent from them, with the packets in them, would leave by the default route.
 func ownRules(g Guards) (out []nftable.Rule) {
-	leaves := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: append([]byte("lo"), make([]byte, unix.IFNAMSIZ-len("lo"))...)},
-		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
-	add := func(family byte, offset uint32, a netip.Addr) {
-		b := a.AsSlice()
-		out = append(out, nftable.Rule{Text: fmt.Sprintf("daddr %s oifname != lo drop", a), Exprs: slices.Concat([]expr.Any{
-			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equals(family),
-			load(offset, uint32(len(b)), reg), equals(b...)}, leaves)})
+	add := func(f nftable.IP, a netip.Addr) {
+		out = append(out, nftable.Rule{Text: fmt.Sprintf("daddr %s oifname != lo drop", a), Exprs: slices.Concat(
+			f.Destination(), []expr.Any{nftable.Equal(a.AsSlice()...), nftable.Meta(expr.MetaKeyOIFNAME),
+				nftable.Differ(nftable.LinkName("lo")...)}, nftable.CountedDrop())})
 	}
-	add(unix.NFPROTO_IPV4, 16, g.Self)
+	add(nftable.IPv4, g.Self)
 	if g.Self6.IsValid() {
-		add(unix.NFPROTO_IPV6, 24, g.Self6)
+		add(nftable.IPv6, g.Self6)
 	}
 	return out
-}
-
-func load(offset, length, register uint32) expr.Any {
-	return &expr.Payload{DestRegister: register, Base: header, Offset: offset, Len: length}
-}
-
-func equals(data ...byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
-}
-
-func differs(data ...byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: data}
 }
 
 // guardTable is the table of guards.
@@ -92,10 +72,9 @@ func guardTable(name string, g Guards) nftable.Table {
 			Rules: guardRules(g.Self)},
 		{Name: chainOwn, Type: nftables.ChainTypeFilter, Hook: nftables.ChainHookOutput, Rules: ownRules(g)},
 	}}
-	for f, name := range []string{setGuards4, setGuards6} {
-		set := nftable.Set{Name: name, Interval: true, Concat: true, Elements: map[string]string{},
-			Key: nftables.MustConcatSetType(nftables.TypeIPAddr, []nftables.SetDatatype{nftables.TypeIPAddr,
-				nftables.TypeIP6Addr}[f])}
+	for f, inside := range []nftable.IP{nftable.IPv4, nftable.IPv6} {
+		set := nftable.Set{Name: []string{setGuards4, setGuards6}[f], Interval: true, Concat: true,
+			Elements: map[string]string{}, Key: nftables.MustConcatSetType(nftable.IPv4.Addr, inside.Addr)}
 		for _, s := range g.Sources {
 			if family(s.First) == f {
 				from := s.From.AsSlice()

@@ -227,19 +227,10 @@ func families(h Host) []int {
 	return []int{4}
 }
 
-func af(family int) int {
-	if family == 6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
+func af(family int) int { return dataplane.Family(family).AF() }
 
 func (r *Reconciler) readRules(f int) (out []Rule, err error) {
-	list, err := r.c.One().RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol},
-		netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("reading IPv%d rules: %w", f, err)
-	}
+	list, err := r.c.Rules(af(f), dataplane.RouteProtocol)
 	for _, k := range list {
 		switch {
 		case k.Priority == r.n.HopRule() && k.Table == r.n.HopTable() && k.Invert && k.Mark == r.n.MarkWG:
@@ -248,7 +239,7 @@ func (r *Reconciler) readRules(f int) (out []Rule, err error) {
 			out = append(out, Rule{Family: f, Last: true})
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 func (r *Reconciler) readRoutes(f int, last bool, link int) (out []Route, err error) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // State is what the kernel has for hops, or shall have. The zero value is nothing.
@@ -72,7 +73,7 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 		w.RPFilter = loose // the way back need not lead by the link; the guards have checked the source
 	}
 	w.Forward4 = s.Pods.Forward || len(s.Pods.Blocks)+len(s.Pods.Routes) > 0
-	w.Forward6 = h.IPv6 && (s.Pods.Forward || has6(s.Pods)) // an older kernel has a switch for the whole host only
+	w.Forward6 = h.IPv6 && (s.Pods.Forward || s.Pods.Has6()) // an older kernel has a switch for the whole host only
 	var own [2]netip.Addr
 	for _, a := range s.Link.Addresses {
 		own[family(a.Addr())] = a.Addr()
@@ -123,7 +124,7 @@ func plain(routes []Route) (out []Route) {
 	all := slices.Clone(routes)
 	slices.SortFunc(all, func(a, b Route) int {
 		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), a.Prefix.Bits()-b.Prefix.Bits(),
-			boolean(a.Last)-boolean(b.Last))
+			dataplane.Bit(a.Last)-dataplane.Bit(b.Last))
 	})
 	var around []netip.Prefix
 	for _, r := range all {
@@ -140,11 +141,6 @@ func plain(routes []Route) (out []Route) {
 	return out
 }
 
-func has6(p dataplane.Pods) bool {
-	return slices.ContainsFunc(p.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }) ||
-		slices.ContainsFunc(p.Routes, func(r dataplane.PodRoute) bool { return r.Addr.Is6() })
-}
-
 // sources are the ranges of a guard, without overlaps, which the kernel's sets refuse.
 func sources(g dataplane.HopGuard) (out []Source) {
 	prefixes := slices.Clone(g.Sources)
@@ -152,44 +148,25 @@ func sources(g dataplane.HopGuard) (out []Source) {
 	for _, p := range prefixes {
 		p = p.Masked()
 		if n := len(out); p.IsValid() && (n == 0 || out[n-1].Last.Less(p.Addr())) {
-			out = append(out, Source{From: g.From, First: p.Addr(), Last: last(p)})
+			out = append(out, Source{From: g.From, First: p.Addr(), Last: inet.Last(p)})
 		}
 	}
 	return out
 }
 
-func last(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
-func family(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
-}
+func family(a netip.Addr) int { return dataplane.Bit(a.Is6()) }
 
 func compareRoutes(a, b Route) int {
-	return cmp.Or(a.Prefix.Compare(b.Prefix), boolean(a.Last)-boolean(b.Last), boolean(a.Plain)-boolean(b.Plain),
-		a.Via.Compare(b.Via), cmp.Compare(a.Other, b.Other))
+	return cmp.Or(a.Prefix.Compare(b.Prefix), dataplane.Bit(a.Last)-dataplane.Bit(b.Last),
+		dataplane.Bit(a.Plain)-dataplane.Bit(b.Plain), a.Via.Compare(b.Via), cmp.Compare(a.Other, b.Other))
 }
 
-func compareRules(a, b Rule) int { return cmp.Or(a.Family-b.Family, boolean(a.Last)-boolean(b.Last)) }
+func compareRules(a, b Rule) int {
+	return cmp.Or(a.Family-b.Family, dataplane.Bit(a.Last)-dataplane.Bit(b.Last))
+}
 
 func compareSources(a, b Source) int {
 	return cmp.Or(a.From.Compare(b.From), a.First.Compare(b.First), a.Last.Compare(b.Last))
-}
-
-func boolean(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Verb is what an Op does.

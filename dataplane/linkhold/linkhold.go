@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -56,27 +58,25 @@ func (h *Hold) End() (n int, err error) {
 
 // empty removes the rules, so that no more packets come to the queue.
 func (h *Hold) empty() error {
-	c, err := nlcount.NewNft()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	c.FlushTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: h.table})
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("empty the nft table %s: %w", h.table, err)
-	}
-	return nil
+	return transact("empty", h.table, func(c *nlcount.Nft, t *nftables.Table) { c.FlushTable(t) })
 }
 
 // Remove takes a hold's table away, if it is there.
 func Remove(table string) error {
+	return transact("remove", table, func(c *nlcount.Nft, t *nftables.Table) {
+		c.AddTable(t) // so that there is one to remove
+		c.DelTable(t)
+	})
+}
+
+func transact(what, table string, fill func(*nlcount.Nft, *nftables.Table)) error {
 	c, err := nlcount.NewNft()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: table}) // so that there is one to remove
-	c.DelTable(t)
+	fill(c, &nftables.Table{Family: nftables.TableFamilyINet, Name: table})
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("remove the nft table %s: %w", table, err)
+		return fmt.Errorf("%s the nft table %s: %w", what, table, err)
 	}
 	return nil
 }
@@ -95,28 +95,17 @@ func enter(o Options) error {
 }
 
 func enterWith(o Options, queue expr.Any) error {
-	c, err := nlcount.NewNft()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: o.Table}
-	c.AddTable(table)
-	c.DelTable(table) // one that a former run has left
-	c.AddTable(table)
-	chain := c.AddChain(&nftables.Chain{Name: "skein_leaving", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityLast})
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, o.Link)
-	link := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name}}
-	for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(append([]expr.Any(nil), link...),
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(o.Port)},
-			&expr.Verdict{Kind: expr.VerdictAccept})})
-	}
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(link, queue)})
-	return c.Flush()
+	return transact("make", o.Table, func(c *nlcount.Nft, table *nftables.Table) {
+		c.AddTable(table)
+		c.DelTable(table) // one that a former run has left
+		c.AddTable(table)
+		chain := c.AddChain(&nftables.Chain{Name: "skein_leaving", Table: table, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityLast})
+		link := nftable.Link(expr.MetaKeyOIFNAME, o.Link)
+		for _, proto := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: slices.Concat(link, nftable.L4(proto), []expr.Any{
+				nftable.DestPort(), nftable.Equal(binaryutil.BigEndian.PutUint16(o.Port)...), nftable.Accept})})
+		}
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(link, queue)})
+	})
 }

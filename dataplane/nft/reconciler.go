@@ -83,7 +83,7 @@ func (r *Reconciler) lacksFib() bool {
 	conn := r.t.Nft()
 	conn.AddTable(t)
 	conn.AddChain(c)
-	conn.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: append(noWayBack(), drop)})
+	conn.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: append(noWayBack(), nftable.Drop)})
 	conn.DelTable(t)
 	err := conn.Flush()
 	if err != nil {

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -61,122 +60,99 @@ func withoutSources(t nftable.Table) nftable.Table {
 // plain: this host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes,
 // so the control net is not theirs.
 func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []nftable.Rule {
-	out := []nftable.Rule{rule(`iifname "lo" accept`, append(cameBy("lo"), accept))}
+	out := []nftable.Rule{cameBy("lo")}
+	protocols, families := []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP}, []nftable.IP{nftable.IPv4, nftable.IPv6}
 	if control != 0 {
 		if plain {
-			for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-				out = append(out, plainControlRule(n.PlainLink, 4, proto, control), plainControlRule(n.PlainLink, 6,
-					proto, control))
+			for _, proto := range protocols {
+				for _, f := range families {
+					out = append(out, plainControlRule(n.PlainLink, f, proto, control))
+				}
 			}
 		}
-		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			out = append(out, controlRule(4, proto, control), controlRule(6, proto, control))
+		for _, proto := range protocols {
+			for _, f := range families {
+				out = append(out, controlRule(f, proto, control))
+			}
 		}
 	}
-	links := []string{link}
-	if hops {
-		links = append(links, n.HopLink)
+	if link != "" {
+		out = append(out, cameBy(link))
 	}
-	for _, l := range links {
-		if l != "" {
-			out = append(out, rule(fmt.Sprintf("iifname %q accept", l), append(cameBy(l), accept)))
-		}
+	if hops && n.HopLink != "" {
+		out = append(out, cameBy(n.HopLink))
 	}
 	if plain {
-		out = append(out, rule(fmt.Sprintf("iifname %q accept", n.PlainLink), append(cameBy(n.PlainLink), accept)))
+		out = append(out, cameBy(n.PlainLink))
 	}
 	const missing = "fib saddr . iif oif missing"
-	overlay := func(f int, set string) nftable.Rule {
-		return rule(fmt.Sprintf("%s saddr @%s counter drop", protocol(f), set),
-			append(source(f), &expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop))
+	overlay := func(f nftable.IP) nftable.Rule {
+		set := overlaySet(f)
+		return rule(fmt.Sprintf("%s saddr @%s counter drop", f.Word, set),
+			slices.Concat(f.Source(), []expr.Any{nftable.In(set)}, nftable.CountedDrop()))
 	}
-	pool := func(f int, set string) nftable.Rule {
-		return rule(fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
-			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(),
-				[]expr.Any{&expr.Counter{}, drop}))
+	pool := func(f nftable.IP, set string) nftable.Rule {
+		return rule(fmt.Sprintf("%s saddr @%s %s counter drop", f.Word, set, missing),
+			slices.Concat(f.Source(), []expr.Any{nftable.In(set)}, noWayBack(), nftable.CountedDrop()))
 	}
 	return append(out,
-		overlay(4, dataplane.SetOverlayIPv4), overlay(6, dataplane.SetOverlayIPv6),
+		overlay(nftable.IPv4), overlay(nftable.IPv6),
 		rule("iifname @"+dataplane.SetGateways+" accept",
-			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-				&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}),
-		rule("ip6 saddr fe80::/10 accept", append(source(6),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16,
-				Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))},
-			accept)),
-		rule("ip6 saddr :: accept", append(source(6),
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)),
-		pool(4, dataplane.SetPoolsIPv4), pool(6, dataplane.SetPoolsIPv6),
+			[]expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.In(dataplane.SetGateways), nftable.Accept}),
+		rule("ip6 saddr fe80::/10 accept", append(nftable.IPv6.Source(),
+			nftable.Masked(slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), nil),
+			nftable.Equal(slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))...), nftable.Accept)),
+		rule("ip6 saddr :: accept", append(nftable.IPv6.Source(), nftable.Equal(make([]byte, 16)...), nftable.Accept)),
+		pool(nftable.IPv4, dataplane.SetPoolsIPv4), pool(nftable.IPv6, dataplane.SetPoolsIPv6),
 		rule(`iifname "`+dataplane.PodLinkPrefix+`" and 12 digits `+missing+" counter drop",
-			slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})),
+			slices.Concat(podLink(), noWayBack(), nftable.CountedDrop())),
 	)
 }
 
 // rule is one in nft's words and in the kernel's form.
 func rule(text string, exprs []expr.Any) nftable.Rule { return nftable.Rule{Text: text, Exprs: exprs} }
 
-var (
-	accept = &expr.Verdict{Kind: expr.VerdictAccept}
-	drop   = &expr.Verdict{Kind: expr.VerdictDrop}
-)
-
-func protocol(family int) string {
-	if family == 6 {
-		return "ip6"
+func overlaySet(f nftable.IP) string {
+	if f.Proto == unix.NFPROTO_IPV6 {
+		return dataplane.SetOverlayIPv6
 	}
-	return "ip"
+	return dataplane.SetOverlayIPv4
 }
 
 // controlRule keeps pods and whoever else is no node from the control net of this host and of others.
-func controlRule(family int, proto byte, port int) nftable.Rule {
-	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
-	exprs := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-		load(transport, udpDestination, 2, reg), // TCP's is there as well
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
-	}
-	exprs = slices.Concat(exprs, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}},
-		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true},
-			&expr.Counter{}, drop})
-	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule(fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
-		protocol(family), set), exprs)
+func controlRule(f nftable.IP, proto byte, port int) nftable.Rule {
+	set := overlaySet(f)
+	text, exprs := toControl(f, proto, port)
+	return rule(fmt.Sprintf("%s %s saddr != @%s counter drop", text, f.Word, set),
+		slices.Concat(exprs, f.Source(), []expr.Any{nftable.NotIn(set)}, nftable.CountedDrop()))
 }
 
 // plainControlRule keeps plain peers, which have addresses of the overlay, from the control net.
-func plainControlRule(link string, family int, proto byte, port int) nftable.Rule {
-	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
-	exprs := slices.Concat(cameBy(link), []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-		load(transport, udpDestination, 2, reg),
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
-	}, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop})
+func plainControlRule(link string, f nftable.IP, proto byte, port int) nftable.Rule {
+	text, exprs := toControl(f, proto, port)
+	return rule(fmt.Sprintf("iifname %q %s counter drop", link, text),
+		slices.Concat(nftable.Link(expr.MetaKeyIIFNAME, link), exprs, nftable.CountedDrop()))
+}
+
+// toControl matches what is sent to the control net.
+func toControl(f nftable.IP, proto byte, port int) (text string, exprs []expr.Any) {
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule(fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", link, name, port,
-		protocol(family), set), exprs)
+	return fmt.Sprintf("%s dport %d %s daddr @%s", name, port, f.Word, overlaySet(f)),
+		slices.Concat(nftable.L4(proto), []expr.Any{nftable.DestPort(), nftable.Equal(bigEndian(port)...)}, f.Destination(),
+			[]expr.Any{nftable.In(overlaySet(f))})
 }
 
-// cameBy matches packets that came in by a link.
-func cameBy(link string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
-}
-
-// linkName is a name as the kernel compares it.
-func linkName(link string) []byte {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, link)
-	return b
+// cameBy accepts packets that came in by a link.
+func cameBy(link string) nftable.Rule {
+	return rule(fmt.Sprintf("iifname %q accept", link),
+		append(nftable.Link(expr.MetaKeyIIFNAME, link), nftable.Accept))
 }
 
 // podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for
 // all (podnet.HostLink). Gateways' have such names, too.
 func podLink() []expr.Any {
 	const digits = 12
-	mask, want, more := make([]byte, unix.IFNAMSIZ), linkName(dataplane.PodLinkPrefix), make([]byte, unix.IFNAMSIZ)
+	mask, more := make([]byte, unix.IFNAMSIZ), make([]byte, unix.IFNAMSIZ)
 	end := len(dataplane.PodLinkPrefix) + digits
 	for i := range mask {
 		if i < len(dataplane.PodLinkPrefix) || i >= end {
@@ -184,35 +160,15 @@ func podLink() []expr.Any {
 		}
 	}
 	more[end-1] = 0xff
-	bits := func(mask []byte) expr.Any {
-		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask,
-			Xor: make([]byte, unix.IFNAMSIZ)}
-	}
-	name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}
-	return []expr.Any{name, bits(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: want},
-		name, bits(more), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, unix.IFNAMSIZ)}}
+	name := nftable.Meta(expr.MetaKeyIIFNAME)
+	return []expr.Any{name, nftable.Masked(mask, nil), nftable.Equal(nftable.LinkName(dataplane.PodLinkPrefix)...),
+		name, nftable.Masked(more, nil), nftable.Differ(make([]byte, unix.IFNAMSIZ)...)}
 }
 
 // noWayBack matches packets to whose source the kernel would not send by the link that they came in by.
 func noWayBack() []expr.Any {
-	return []expr.Any{&expr.Fib{Register: reg, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}}}
-}
-
-func source(family int) []expr.Any      { return address(family, ipSource, 8) }
-func destination(family int) []expr.Any { return address(family, ipDestination, 24) }
-
-// address loads one of a packet's addresses, of one family.
-func address(family int, offset4, offset6 uint32) []expr.Any {
-	proto, offset, length := byte(unix.NFPROTO_IPV4), offset4, uint32(4)
-	if family == 6 {
-		proto, offset, length = unix.NFPROTO_IPV6, offset6, 16
-	}
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-		load(header, offset, length, reg),
-	}
+	return []expr.Any{&expr.Fib{Register: nftable.Reg, ResultOIF: true, FlagSADDR: true, FlagIIF: true,
+		FlagPRESENT: true}, nftable.Equal(0)}
 }
 
 // trim is a link's name as people write it.

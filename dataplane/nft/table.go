@@ -68,7 +68,7 @@ func links(set string, names ...string) nftable.Set {
 	s := nftable.Set{Name: set, Key: nftables.TypeIFName, Elements: map[string]string{},
 		Text: func(key, _ string) string { return string(trim(key)) }}
 	for _, n := range names {
-		s.Elements[string(linkName(n))] = ""
+		s.Elements[string(nftable.LinkName(n))] = ""
 	}
 	return s
 }

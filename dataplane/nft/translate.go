@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -54,19 +55,17 @@ func translateRules(ts []dataplane.Translation, in bool) []nftable.Rule {
 
 // untranslated let pass what comes by other links, or from nodes of the own site, or goes there.
 func untranslated(in bool) []nftable.Rule {
-	key, name, end := expr.MetaKeyIIFNAME, "iifname", source
-	word := "saddr"
+	key, name, end, word := expr.MetaKeyIIFNAME, "iifname", nftable.IP.Source, "saddr"
 	if !in {
-		key, name, end, word = expr.MetaKeyOIFNAME, "oifname", destination, "daddr"
+		key, name, end, word = expr.MetaKeyOIFNAME, "oifname", nftable.IP.Destination, "daddr"
 	}
-	inside := func(f int, set string) nftable.Rule {
-		return rule(fmt.Sprintf("%s %s @%s accept", protocol(f), word, set),
-			append(end(f), &expr.Lookup{SourceRegister: reg, SetName: set}, accept))
+	inside := func(f nftable.IP, set string) nftable.Rule {
+		return rule(fmt.Sprintf("%s %s @%s accept", f.Word, word, set), append(end(f), nftable.In(set), nftable.Accept))
 	}
 	return []nftable.Rule{
-		rule(fmt.Sprintf("%s != @%s accept", name, dataplane.SetTunnels), []expr.Any{&expr.Meta{Key: key, Register: reg},
-			&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetTunnels, Invert: true}, accept}),
-		inside(4, dataplane.SetInsideIPv4), inside(6, dataplane.SetInsideIPv6),
+		rule(fmt.Sprintf("%s != @%s accept", name, dataplane.SetTunnels),
+			[]expr.Any{nftable.Meta(key), nftable.NotIn(dataplane.SetTunnels), nftable.Accept}),
+		inside(nftable.IPv4, dataplane.SetInsideIPv4), inside(nftable.IPv6, dataplane.SetInsideIPv6),
 	}
 }
 
@@ -74,73 +73,53 @@ func untranslated(in bool) []nftable.Rule {
 // errors are about, then in the packet's own.
 func translationRules(from, to netip.Prefix, in bool) (out []nftable.Rule) {
 	const ipSum, icmpHeader, icmpSum = 10, 8, 2
-	f, icmp, offsets := 6, byte(unix.IPPROTO_ICMPV6), [2]uint32{8, 24} // of source and destination
-	if from.Addr().Is4() {
-		f, icmp, offsets = 4, unix.IPPROTO_ICMP, [2]uint32{ipSource, ipDestination}
+	f, v6 := nftable.IPv4, ""
+	if from.Addr().Is6() {
+		f, v6 = nftable.IPv6, "v6"
 	}
 	// The packet's own: in, its destination. What an error is about went the other way.
-	own, about, word, aboutWord := offsets[1], offsets[0], "daddr", "saddr"
+	own, about, word, aboutWord := f.Dst, f.Src, "daddr", "saddr"
 	if !in {
-		own, about, word, aboutWord = offsets[0], offsets[1], "saddr", "daddr"
+		own, about, word, aboutWord = f.Src, f.Dst, "saddr", "daddr"
 	}
-	size := uint32(len(from.Addr().AsSlice()))
-	network := mask(from)
+	network := net.CIDRMask(from.Bits(), from.Addr().BitLen())
 	host := bytes.Clone(network)
 	for i := range host {
 		host[i] = ^host[i]
 	}
 	matches := func(base expr.PayloadBase, offset uint32) []expr.Any {
-		return []expr.Any{load(base, offset, size, reg),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: size, Mask: network, Xor: make([]byte, size)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: from.Masked().Addr().AsSlice()},
-			load(base, offset, size, reg),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: size, Mask: host, Xor: to.Masked().Addr().AsSlice()},
-		}
+		load := nftable.Load(base, offset, f.Len, nftable.Reg)
+		return []expr.Any{load, nftable.Masked(network, nil), nftable.Equal(from.Masked().Addr().AsSlice()...),
+			load, nftable.Masked(host, to.Masked().Addr().AsSlice())}
 	}
-	family := []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{map[int]byte{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[f]}}}
+	write := func(base expr.PayloadBase, offset, sum, flags uint32) expr.Any {
+		return &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: nftable.Reg, Base: base, Offset: offset,
+			Len: f.Len, CsumType: expr.CsumTypeInet, CsumOffset: sum, CsumFlags: flags}
+	}
+	// IPv6 has no checksum of its own, but the library sends the flag with one only. The kernel changes it before it
+	// writes the address (nft_payload_set_eval), so one within the address leaves nothing behind.
+	sum, aboutSum := own, uint32(icmpSum)
+	if v6 == "" {
+		sum, aboutSum = ipSum, icmpHeader+ipSum
+	}
 	for _, types := range icmpErrors(f) {
-		write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: transport,
-			Offset: icmpHeader + about, Len: size, CsumType: expr.CsumTypeInet, CsumOffset: icmpHeader + ipSum}
-		if f == 6 {
-			write.CsumOffset = icmpSum
-		}
-		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", []string{4: "", 6: "v6"}[f],
-			types.mask, types.is, aboutWord, from, to)
-		out = append(out, rule(text,
-			slices.Concat(family, []expr.Any{
-				&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{icmp}},
-				load(transport, 0, 1, reg),
-				&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{types.mask}, Xor: []byte{0}},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{types.is}},
-			}, matches(transport, icmpHeader+about), []expr.Any{write})))
+		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", v6, types.mask, types.is, aboutWord, from,
+			to)
+		out = append(out, rule(text, slices.Concat(f.Only(), nftable.L4(f.ICMP), []expr.Any{nftable.LoadL4(0, 1),
+			nftable.Masked([]byte{types.mask}, nil), nftable.Equal(types.is)}, matches(transport, icmpHeader+about),
+			[]expr.Any{write(transport, icmpHeader+about, aboutSum, 0)})))
 	}
-	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: header, Offset: own, Len: size,
-		CsumType: expr.CsumTypeInet, CsumOffset: ipSum, CsumFlags: unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR}
-	if f == 6 {
-		// IPv6 has no checksum of its own, but the library sends the flag with one only. The kernel changes it before
-		// it writes the address (nft_payload_set_eval), so one within the address leaves nothing behind.
-		write.CsumOffset = own
-	}
-	return append(out, rule(fmt.Sprintf("%s %s %s set %s accept", protocol(f), word, from, to),
-		slices.Concat(family, matches(header, own), []expr.Any{write, accept})))
+	return append(out, rule(fmt.Sprintf("%s %s %s set %s accept", f.Word, word, from, to),
+		slices.Concat(f.Only(), matches(header, own),
+			[]expr.Any{write(header, own, sum, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR), nftable.Accept})))
 }
 
 // icmpErrors are the types of messages that have a packet in them and go to its sender: those that have a value under
 // a mask.
-func icmpErrors(family int) []struct{ mask, is byte } {
-	if family == 6 {
+func icmpErrors(f nftable.IP) []struct{ mask, is byte } {
+	if f.Proto == unix.NFPROTO_IPV6 {
 		return []struct{ mask, is byte }{{0x80, 0}} // RFC 4443: all below 128
 	}
 	// RFC 792: destination unreachable (3), time exceeded (11), parameter problem.
 	return []struct{ mask, is byte }{{0xf7, 3}, {0xff, 12}}
-}
-
-// mask has the bits of a prefix's network set.
-func mask(p netip.Prefix) []byte {
-	out := make([]byte, len(p.Addr().AsSlice()))
-	for i := range p.Bits() {
-		out[i/8] |= 0x80 >> (i % 8)
-	}
-	return out
 }

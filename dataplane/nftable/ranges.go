@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 // Range is an inclusive range of addresses of one family.
@@ -21,7 +23,7 @@ func (r Range) String() string {
 		if p.Addr() != r.From {
 			break
 		}
-		if last(p) == r.To {
+		if inet.Last(p) == r.To {
 			return p.String()
 		}
 	}
@@ -35,7 +37,7 @@ func Ranges(ps []netip.Prefix) (four, six []Range) {
 			continue
 		}
 		p = p.Masked()
-		r := Range{From: p.Addr(), To: last(p)}
+		r := Range{From: p.Addr(), To: inet.Last(p)}
 		if p.Addr().Is4() {
 			four = append(four, r)
 		} else {
@@ -61,15 +63,6 @@ func disjoint(rs []Range) []Range {
 		out = append(out, r)
 	}
 	return out
-}
-
-func last(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // Without is what of a is not in b; both are sorted and without overlaps, and so is the result.
@@ -144,7 +137,7 @@ func fromElements(es []nftables.SetElement) []Range {
 	}
 	if open {
 		n := &out[len(out)-1]
-		n.To = last(netip.PrefixFrom(n.From, 0))
+		n.To = inet.Last(netip.PrefixFrom(n.From, 0))
 	}
 	return out
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -23,8 +22,7 @@ import (
 )
 
 // keepalive is that of a session which was begun here. The client has its own in its configuration; this one is what
-// begins
-// the session, and begins it again when nobody has answered for a while.
+// begins the session, and begins it again when nobody has answered for a while.
 const keepalive = 25 // seconds
 
 // Config of a Carrier.
@@ -117,10 +115,8 @@ func open(c Config, t tun.Device, bind conn.Bind) (*Carrier, error) {
 	if err != nil {
 		t.Close()
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil,
-				fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in the "+
-					"configuration",
-					c.Port, syscall.EADDRINUSE)
+			return nil, fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in "+
+				"the configuration", c.Port, syscall.EADDRINUSE)
 		}
 		return nil, fmt.Errorf("UDP port %d, for plain peers: %w", c.Port, err)
 	}
@@ -141,10 +137,7 @@ func (c *Carrier) newUnit(private dataplane.Key, l *link) (*unit, error) {
 	log := c.cfg.Log
 	u.dev = device.NewDevice(u.tap, u.port, &device.Logger{
 		Verbosef: device.DiscardLogf,
-		Errorf: func(f string, a ...any) {
-			log.Debug("wireguard-go for plain peers", "message", fmt.Sprintf(f,
-				a...))
-		},
+		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go for plain peers", "message", fmt.Sprintf(f, a...)) },
 	})
 	if err := errors.Join(u.dev.IpcSet("private_key="+hexOf(private)+"\n"), u.dev.Up()); err != nil {
 		c.end(u)
@@ -159,8 +152,7 @@ func (c *Carrier) end(u *unit) {
 }
 
 // Set makes these the peers that are carried; they are sorted by ID. Sessions of those that are the same go on. Peers
-// that cannot be carried
-// are in the error, and the others are carried all the same.
+// that cannot be carried are in the error, and the others are carried all the same.
 func (c *Carrier) Set(peers []Peer) error {
 	var errs []error
 	want := map[uint64]bool{}
@@ -245,9 +237,8 @@ func (c *Carrier) Begin(id uint64, at netip.AddrPort) error {
 	return s.configure(at)
 }
 
-// Drop ends this node's session with a plain peer, which another node has now: nothing is sent to it any more, so
-// that it does not
-// follow back.
+// Drop ends this node's session with a plain peer, which another node has now: nothing is sent to it any more, so that
+// it does not follow back.
 func (c *Carrier) Drop(id uint64) error { return c.Begin(id, netip.AddrPort{}) }
 
 // Status tells of all plain peers.
@@ -273,56 +264,18 @@ func (u *unit) read(now time.Time) {
 	}
 	defer clear(b.Bytes()) // there are keys in it
 	u.came = came
-	next := parse(b.String())
-	for key, v := range next {
-		if old, known := u.seen[key]; known && old.Received == v.Received {
+	peers, _ := wireguard.ParseStatus(b.Bytes()) // it is what the library writes
+	next := map[dataplane.Key]Seen{}
+	for _, p := range peers {
+		v := Seen{Handshake: p.LastHandshake, Endpoint: p.Endpoint, Received: p.RxBytes, Sent: p.TxBytes}
+		if old, known := u.seen[p.PublicKey]; known && old.Received == v.Received {
 			v.Heard = old.Heard
 		} else if v.Received > 0 {
 			v.Heard = now
 		}
-		next[key] = v
+		next[p.PublicKey] = v
 	}
 	u.seen = next
-}
-
-// parse reads what wireguard-go tells of peers.
-func parse(text string) map[dataplane.Key]Seen {
-	out := map[dataplane.Key]Seen{}
-	var key dataplane.Key
-	var v Seen
-	var sec, nsec int64
-	known := false
-	put := func() {
-		if known {
-			if sec != 0 || nsec != 0 {
-				v.Handshake = time.Unix(sec, nsec)
-			}
-			out[key] = v
-		}
-		v, sec, nsec, known = Seen{}, 0, 0, false
-	}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		switch name {
-		case "public_key":
-			put()
-			if raw, err := hex.DecodeString(value); err == nil && len(raw) == len(key) {
-				key, known = dataplane.Key(raw), true
-			}
-		case "endpoint":
-			v.Endpoint = endpointOf(value)
-		case "last_handshake_time_sec":
-			sec, _ = strconv.ParseInt(value, 10, 64)
-		case "last_handshake_time_nsec":
-			nsec, _ = strconv.ParseInt(value, 10, 64)
-		case "rx_bytes":
-			v.Received, _ = strconv.ParseUint(value, 10, 64)
-		case "tx_bytes":
-			v.Sent, _ = strconv.ParseUint(value, 10, 64)
-		}
-	}
-	put()
-	return out
 }
 
 // Close ends all sessions and takes the link away.

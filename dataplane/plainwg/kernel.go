@@ -3,7 +3,6 @@ package plainwg
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // setUpLink brings the link up and makes the kernel forward what comes by it.
@@ -27,15 +27,11 @@ func setUpLink(name string, mtu int) error {
 	if err != nil {
 		return fmt.Errorf("setting up link %s: %w", name, err)
 	}
-	for _, setting := range []string{name + "/forwarding", name + "/rp_filter"} {
-		value := "1"
-		if setting == name+"/rp_filter" {
-			value = "0" // WireGuard has checked what comes; a peer that comes here before others know is not to be dropped
-		}
-		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+setting, []byte(value), 0o644); err != nil {
-			return fmt.Errorf("setting net.ipv4.conf.%s: %w: the agent needs a writable /proc/sys to carry plain peers",
-				setting, err)
-		}
+	// WireGuard has checked what comes; a peer that comes here before others know is not to be dropped.
+	err = errors.Join(rtnl.WriteSetting(unix.AF_INET, name, "forwarding", 1),
+		rtnl.WriteSetting(unix.AF_INET, name, "rp_filter", 0))
+	if err != nil {
+		return fmt.Errorf("%w: the agent needs a writable /proc/sys to carry plain peers", err)
 	}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
 		return nil // a host without IPv6
@@ -44,8 +40,7 @@ func setUpLink(name string, mtu int) error {
 }
 
 // routes leads these prefixes, and no others, to the link: in the main table, so that on a carrier that does not have
-// the peer's session
-// the mark that leads into the tunnel comes first.
+// the peer's session the mark that leads into the tunnel comes first.
 func (c *Carrier) routes(want []netip.Prefix) error {
 	l, err := netlink.LinkByName(c.cfg.Link)
 	if err != nil {
@@ -62,11 +57,9 @@ func (c *Carrier) routes(want []netip.Prefix) error {
 		if r.Dst == nil || r.Protocol != dataplane.RouteProtocol {
 			continue
 		}
-		ip, _ := netip.AddrFromSlice(r.Dst.IP)
-		ones, _ := r.Dst.Mask.Size()
-		p := netip.PrefixFrom(ip.Unmap(), ones)
+		p := rtnl.Prefix(r.Dst)
 		if there[p] = slices.Contains(want, p); !there[p] {
-			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := rtnl.Ignore(netlink.RouteDel(&r), unix.ESRCH); err != nil {
 				errs = append(errs, fmt.Errorf("taking the route %s dev %s away: %w", p, c.cfg.Link, err))
 			}
 		}
@@ -76,7 +69,7 @@ func (c *Carrier) routes(want []netip.Prefix) error {
 			continue
 		}
 		r := &netlink.Route{LinkIndex: l.Attrs().Index, Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_LINK,
-			Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+			Dst: rtnl.Net(p)}
 		for _, s := range c.cfg.Source {
 			if s.Is4() == p.Addr().Is4() {
 				r.Src = s.AsSlice()

@@ -112,25 +112,10 @@ func (t *tap) take(b []byte) {
 }
 
 // Read waits for packets that the kernel sends.
-func (t *tap) Read(packets [][]byte, sizes []int, offset int) (n int, err error) {
-	put := func(b []byte) {
-		sizes[n] = copy(packets[n][offset:], b)
-		n++
-	}
-	select {
-	case b := <-t.packets:
-		put(b)
-	case <-t.closed:
+func (t *tap) Read(packets [][]byte, sizes []int, offset int) (int, error) {
+	n, open := drain(t.packets, t.closed, len(packets), func(i int, b []byte) { sizes[i] = copy(packets[i][offset:], b) })
+	if !open {
 		return 0, os.ErrClosed
-	}
-	for n < len(packets) {
-		select {
-		case b := <-t.packets:
-			put(b)
-			continue
-		default:
-		}
-		break
 	}
 	return n, nil
 }

@@ -4,8 +4,9 @@ import (
 	"crypto/hmac"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net"
-	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,8 +32,7 @@ const (
 )
 
 const (
-	// indexLife is how long an index is remembered: sessions and handshakes end after three minutes at most, by the
-	// paper.
+	// indexLife is how long an index is remembered: by the paper sessions and handshakes end after three minutes at most.
 	indexLife = 7 * time.Minute
 	// waiting is how many datagrams may wait for a device; more are dropped, as a socket drops them.
 	waiting = 512
@@ -163,17 +163,8 @@ func (s *splitter) newPort(key dataplane.Key) *port {
 func (s *splitter) drop(p *port) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, o := range s.ports {
-		if o == p {
-			s.ports = append(s.ports[:i:i], s.ports[i+1:]...)
-			break
-		}
-	}
-	for index, o := range s.indexes {
-		if o.port == p {
-			delete(s.indexes, index)
-		}
-	}
+	s.ports = slices.DeleteFunc(slices.Clone(s.ports), func(o *port) bool { return o == p })
+	maps.DeleteFunc(s.indexes, func(_ uint32, o owned) bool { return o.port == p })
 }
 
 // sends notes the index under which a device will be answered.
@@ -189,11 +180,7 @@ func (s *splitter) sends(p *port, b []byte, now time.Time) {
 		return
 	}
 	s.swept = now
-	for index, o := range s.indexes {
-		if now.Sub(o.at) > indexLife {
-			delete(s.indexes, index)
-		}
-	}
+	maps.DeleteFunc(s.indexes, func(_ uint32, o owned) bool { return now.Sub(o.at) > indexLife })
 }
 
 // addressed reports whether a handshake's mac1 is made with this device's public key.
@@ -239,27 +226,34 @@ func (p *port) Open(uint16) ([]conn.ReceiveFunc, uint16, error) {
 	}}, dataplane.PlainPort, nil
 }
 
-func (p *port) receive(closed chan struct{}, packets [][]byte, sizes []int, from []conn.Endpoint) (n int, err error) {
-	put := func(d datagram) {
-		sizes[n], from[n] = copy(packets[n], d.b), d.from
-		n++
-	}
-	select {
-	case d := <-p.packets:
-		put(d)
-	case <-closed:
+func (p *port) receive(closed chan struct{}, packets [][]byte, sizes []int, from []conn.Endpoint) (int, error) {
+	n, open := drain(p.packets, closed, len(packets), func(i int, d datagram) {
+		sizes[i], from[i] = copy(packets[i], d.b), d.from
+	})
+	if !open {
 		return 0, net.ErrClosed
 	}
-	for n < len(packets) {
-		select {
-		case d := <-p.packets:
-			put(d)
-			continue
-		default:
-		}
-		break
-	}
 	return n, nil
+}
+
+// drain waits for the first of what comes, and gives put all that is there, up to most. It tells how many these are;
+// open is false when nothing more will come.
+func drain[T any](from <-chan T, closed <-chan struct{}, most int, put func(i int, v T)) (n int, open bool) {
+	select {
+	case v := <-from:
+		put(0, v)
+	case <-closed:
+		return 0, false
+	}
+	for n = 1; n < most; n++ {
+		select {
+		case v := <-from:
+			put(n, v)
+		default:
+			return n, true
+		}
+	}
+	return n, true
 }
 
 // Close ends receiving; the sockets stay.
@@ -290,12 +284,3 @@ func (p *port) BatchSize() int { return batch }
 
 // ParseEndpoint reads address and port.
 func (p *port) ParseEndpoint(s string) (conn.Endpoint, error) { return p.s.bind.ParseEndpoint(s) }
-
-// endpointOf reads an endpoint as wireguard-go tells it.
-func endpointOf(text string) netip.AddrPort {
-	at, err := netip.ParseAddrPort(text)
-	if err != nil {
-		return netip.AddrPort{}
-	}
-	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
-}

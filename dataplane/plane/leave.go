@@ -23,20 +23,10 @@ import (
 // packets find their way before and after. What is not there is no error.
 func Leave(ctx context.Context, o Options, former dataplane.Numbers) error {
 	o = o.filled()
-	result := make(chan error, 1)
-	go func() { result <- leave(o, former.Filled()) }()
-	select {
-	case err := <-result:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return o.aside(ctx, func() error { return leave(o, former.Filled()) })
 }
 
 func leave(o Options, former dataplane.Numbers) error {
-	if err := enter(o.Namespace); err != nil {
-		return err
-	}
 	c, err := rtnl.Open()
 	if err != nil {
 		return err
@@ -89,13 +79,9 @@ func (l leaving) nftTables() error {
 
 // family removes rules and routes of one address family.
 func (l leaving) family(f int) error {
-	rules, err := l.c.One().RuleListFiltered(f, &netlink.Rule{Protocol: dataplane.RouteProtocol},
-		netlink.RT_FILTER_PROTOCOL)
-	if rtnl.Lacks(err) {
-		return nil
-	}
+	rules, err := l.c.Rules(f, dataplane.RouteProtocol)
 	if err != nil {
-		return fmt.Errorf("reading rules: %w", err)
+		return err
 	}
 	ours, others := map[int][]netlink.Route{}, false
 	for _, table := range l.former.Tables() {
@@ -120,17 +106,17 @@ func (l leaving) family(f int) error {
 	var errs []error
 	for _, r := range rules {
 		pods := r.Priority == l.former.PodRule() && r.Table == l.former.PodTable()
-		if r.Protocol != dataplane.RouteProtocol || !l.former.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) ||
+		if !l.former.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) ||
 			l.now.OwnsRule(r.Priority, r.Table, unix.RT_TABLE_MAIN) || pods && others {
 			continue
 		}
-		if err := l.c.One().RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := rtnl.Ignore(l.c.One().RuleDel(&r), unix.ENOENT); err != nil {
 			errs = append(errs, fmt.Errorf("deleting rule %s: %w", r, err))
 		}
 	}
 	for _, routes := range ours {
 		for _, r := range routes {
-			if err := l.c.One().RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := rtnl.Ignore(l.c.One().RouteDel(&r), unix.ESRCH); err != nil {
 				errs = append(errs, fmt.Errorf("deleting route %s of table %d: %w", r, r.Table, err))
 			}
 		}
@@ -166,7 +152,7 @@ func (l leaving) ownLinks() error {
 		if name != l.former.HopLink || slices.Contains(l.now.Links(), name) || link.Type() != "sit" {
 			continue
 		}
-		if err := l.c.One().LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		if err := rtnl.Ignore(l.c.One().LinkDel(link), unix.ENODEV); err != nil {
 			errs = append(errs, fmt.Errorf("deleting link %s: %w", name, err))
 		}
 	}

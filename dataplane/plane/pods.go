@@ -20,13 +20,7 @@ type podSet struct {
 
 func newPodSet(p dataplane.Pods) *podSet {
 	s := &podSet{links: map[string]bool{}, dsts: map[netip.Prefix]bool{}}
-	for _, b := range p.Blocks {
-		s.dsts[b.Masked()] = true
-	}
-	for _, b := range p.Refused {
-		s.dsts[b.Masked()] = true
-	}
-	for _, b := range slices.Concat(p.Pools, p.Elsewhere) {
+	for _, b := range slices.Concat(p.Blocks, p.Refused, p.Pools, p.Elsewhere) {
 		s.dsts[b.Masked()] = true
 	}
 	for _, a := range p.Exported {

@@ -158,8 +158,19 @@ func (p *Plane) checkPeers() {
 // there is no error.
 func Purge(ctx context.Context, o Options) error {
 	o = o.filled()
+	return o.aside(ctx, func() error { return purge(o) })
+}
+
+// aside runs f in the options' network namespace, and waits for it no longer than until ctx ends.
+func (o Options) aside(ctx context.Context, f func() error) error {
 	result := make(chan error, 1)
-	go func() { result <- purge(o) }()
+	go func() {
+		err := enter(o.Namespace)
+		if err == nil {
+			err = f()
+		}
+		result <- err
+	}()
 	select {
 	case err := <-result:
 		return err
@@ -169,9 +180,6 @@ func Purge(ctx context.Context, o Options) error {
 }
 
 func purge(o Options) error {
-	if err := enter(o.Namespace); err != nil {
-		return err
-	}
 	var errs []error
 	// First what leads packets to the tunnel, so that none finds it missing.
 	if n, err := nft.NewReconciler(o.Numbers); err != nil {

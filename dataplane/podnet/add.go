@@ -11,6 +11,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Add makes the link of a pod with its addresses and routes. A host or a namespace with IPv6 disabled gets IPv4 only,
@@ -66,7 +68,7 @@ func (w *work) do(netns int) (out Link, err error) {
 	defer func() {
 		if err != nil { // the pod's end, and all addresses and routes, go with it
 			_, undone := w.host.do(deleteLink(out.Host, w.hostEnd.index))
-			err = errors.Join(err, ignoring(undone, unix.ENODEV))
+			err = errors.Join(err, rtnl.Ignore(undone, unix.ENODEV))
 		}
 	}()
 	if err := w.hostIPv6(); err != nil {
@@ -159,7 +161,7 @@ func (w *work) makePair(out Link, netns int) error {
 			err = fmt.Errorf("reading link %s: the kernel's answer is not understood", out.Host)
 		}
 		_, undone := w.host.do(deleteLink(out.Host, 0))
-		return errors.Join(err, ignoring(undone, unix.ENODEV))
+		return errors.Join(err, rtnl.Ignore(undone, unix.ENODEV))
 	}
 	return nil
 }
@@ -206,16 +208,17 @@ func (w *work) dropIPv6(where string) error {
 // setUpHost gives the host's end its addresses. It is up before the pod's end, which has a carrier at once by that.
 func (w *work) setUpHost() error {
 	i := w.hostEnd.index
+	four, six := Gateways()
 	var reqs []request
 	if w.hostEnd.ipv6 {
 		reqs = append(reqs, noGeneratedAddress(i))
 	}
 	reqs = append(reqs, setUp("link "+w.hostEnd.name, i))
 	if w.IPv4.IsValid() {
-		reqs = append(reqs, newAddress(netip.PrefixFrom(gateway4, 32), unix.RT_SCOPE_LINK, i))
+		reqs = append(reqs, newAddress(four, unix.RT_SCOPE_LINK, i))
 	}
 	if w.IPv6.IsValid() {
-		reqs = append(reqs, newAddress(netip.PrefixFrom(gateway6, 64), unix.RT_SCOPE_LINK, i))
+		reqs = append(reqs, newAddress(six, unix.RT_SCOPE_LINK, i))
 	}
 	_, err := w.host.do(reqs...)
 	return err
@@ -272,11 +275,4 @@ func newMAC() net.HardwareAddr {
 	const local, group = 2, 1
 	m[0] = m[0]&^group | local
 	return m
-}
-
-func ignoring(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
-	}
-	return err
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 // ErrDiffers says that the kernel has not what the attachment says.
@@ -161,12 +163,7 @@ func differences(a Attachment, v view) []string {
 	return out
 }
 
-func gatewayOf(a netip.Addr) netip.Addr {
-	if a.Is6() {
-		return gateway6
-	}
-	return gateway4
-}
+func gatewayOf(a netip.Addr) netip.Addr { return dataplane.Pick(a, gateway4, gateway6) }
 
 func forwardsIPv6(link string) bool {
 	if v, err := readSetting("all", "forwarding"); err == nil && v != "0" {

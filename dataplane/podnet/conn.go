@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -99,12 +101,7 @@ func (c *conn) dump(r request) ([]netlink.Message, error) {
 }
 
 func interrupted(ms []netlink.Message) bool {
-	for _, m := range ms {
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ms, func(m netlink.Message) bool { return m.Header.Flags&netlink.DumpInterrupted != 0 })
 }
 
 // link reads one link; ok is false when there is none.
@@ -130,7 +127,7 @@ func (c *conn) routes(table, index int) ([]route, error) {
 	var out []route
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {
 		ms, err := c.dump(dumpRoutes(f, table, index))
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) { // a kernel without IPv6
+		if rtnl.Lacks(err) { // a kernel without IPv6
 			continue
 		}
 		if err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Del removes the link of an attachment, and with it addresses and routes. What is gone already is no error, the
@@ -70,7 +72,7 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 		}
 	}
 	_, err = pod.do(deleteLink(ifname, inside.index))
-	return ignoring(err, unix.ENODEV)
+	return rtnl.Ignore(err, unix.ENODEV)
 }
 
 // Purge removes every link that has an alias of ours with a table; 0 is the default one.
@@ -80,19 +82,15 @@ func Purge(table int) error {
 		return err
 	}
 	defer c.close()
-	ms, err := c.dump(dumpLinks())
+	links, err := c.links()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, m := range ms {
-		l, ok := decodeLink(m)
-		if !ok {
-			continue
-		}
+	for _, l := range links {
 		if a, ours := ParseAlias(l.alias); ours && a.of(table) {
 			_, err := c.do(deleteLink(l.name, l.index))
-			errs = append(errs, ignoring(err, unix.ENODEV))
+			errs = append(errs, rtnl.Ignore(err, unix.ENODEV))
 		}
 	}
 	return errors.Join(errs...)

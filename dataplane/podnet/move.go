@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Move gives all pods of ours whose routes are in one table the same routes in another, and notes the other in their
@@ -34,10 +36,10 @@ func Move(from, to int) error {
 				continue
 			}
 			_, err := c.do(newHostRoute(addr, l.index, a.Table))
-			errs = append(errs, ignoring(err, unix.EEXIST))
+			errs = append(errs, rtnl.Ignore(err, unix.EEXIST))
 		}
 		_, err := c.do(describe(l.name, a.String()))
-		errs = append(errs, ignoring(err, unix.ENODEV))
+		errs = append(errs, rtnl.Ignore(err, unix.ENODEV))
 	}
 	return errors.Join(errs...)
 }

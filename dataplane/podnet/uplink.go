@@ -2,7 +2,7 @@ package podnet
 
 import (
 	"fmt"
-	"net"
+	"net/netip"
 )
 
 // Uplink is the link of a network namespace of our own that is no pod's: a pair like a pod's, to which its owner gives
@@ -37,7 +37,6 @@ func AddUplink(u Uplink) error {
 }
 
 // Gateways are the addresses of each host end: IPv4's as the only one of its network, IPv6's link-local.
-func Gateways() (ipv4, ipv6 net.IPNet) {
-	return net.IPNet{IP: gateway4.AsSlice(), Mask: net.CIDRMask(32, 32)}, net.IPNet{IP: gateway6.AsSlice(),
-		Mask: net.CIDRMask(64, 128)}
+func Gateways() (ipv4, ipv6 netip.Prefix) {
+	return netip.PrefixFrom(gateway4, 32), netip.PrefixFrom(gateway6, 64)
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
 // Numbers of the kernel's interface (linux/veth.h, ip.h, ipv6.h, if_link.h, rtnetlink.h) that golang.org/x/sys has not.
@@ -165,12 +166,7 @@ func dumpLinks() request {
 		})}
 }
 
-func family(a netip.Addr) byte {
-	if a.Is6() {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
+func family(a netip.Addr) byte { return byte(rtnl.Family(a)) }
 
 // ifaddr is struct ifaddrmsg.
 func ifaddr(family byte, bits int, flags, scope byte, index int) []byte {

@@ -3,13 +3,14 @@ package relaynft
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
@@ -46,21 +47,21 @@ func layout(n dataplane.Numbers) nftable.Table {
 	}
 	return nftable.Table{Name: n.RelayNftTable, Sets: maps(), Chains: []nftable.Chain{
 		chain(chainIn, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, prioIn,
-			translate(false, expr.NATTypeDestNAT, mapFlows4), translate(true, expr.NATTypeDestNAT, mapFlows6)),
+			translate(nftable.IPv4, expr.NATTypeDestNAT, mapFlows4), translate(nftable.IPv6, expr.NATTypeDestNAT, mapFlows6)),
 		chain(chainMark, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, prioMark,
-			mark(n, false, mapSources4), mark(n, true, mapSources6)),
+			mark(n, nftable.IPv4, mapSources4), mark(n, nftable.IPv6, mapSources6)),
 		chain(chainOut, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, prioOut,
-			append(translated(), translate(false, expr.NATTypeSourceNAT, mapSources4)...),
-			append(translated(), translate(true, expr.NATTypeSourceNAT, mapSources6)...)),
+			append(translated(), translate(nftable.IPv4, expr.NATTypeSourceNAT, mapSources4)...),
+			append(translated(), translate(nftable.IPv6, expr.NATTypeSourceNAT, mapSources6)...)),
 	}}
 }
 
 // maps are our maps. Their elements come and go with sessions.
 func maps() (out []nftable.Set) {
 	for _, name := range []string{mapFlows4, mapFlows6, mapSources4, mapSources6} {
-		ip := nftables.TypeIPAddr
+		ip := nftable.IPv4.Addr
 		if name == mapFlows6 || name == mapSources6 {
-			ip = nftables.TypeIP6Addr
+			ip = nftable.IPv6.Addr
 		}
 		out = append(out, nftable.Set{Name: name, Timeout: true, Foreign: true,
 			Key: nftables.MustConcatSetType(ip, nftables.TypeInetService, ip, nftables.TypeInetService),
@@ -74,59 +75,37 @@ func (t *Table) named(name string) *nftables.Set {
 }
 
 // key loads source and destination of a UDP packet of one family.
-func key(ipv6 bool) []expr.Any {
-	proto, source, dest, n := byte(unix.NFPROTO_IPV4), uint32(12), uint32(16), uint32(4)
-	if ipv6 {
-		proto, source, dest, n = unix.NFPROTO_IPV6, 8, 24, 16
-	}
-	words := n / 4
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Payload{DestRegister: firstReg, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: n},
-		&expr.Payload{DestRegister: firstReg + words, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2},
-		&expr.Payload{DestRegister: firstReg + words + 1, Base: expr.PayloadBaseNetworkHeader, Offset: dest, Len: n},
-		&expr.Payload{DestRegister: firstReg + 2*words + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-	}
+func key(f nftable.IP) []expr.Any {
+	const header, transport = expr.PayloadBaseNetworkHeader, expr.PayloadBaseTransportHeader
+	words := f.Len / 4
+	return slices.Concat(f.Only(), nftable.L4(unix.IPPROTO_UDP), []expr.Any{
+		nftable.Load(header, f.Src, f.Len, firstReg), nftable.Load(transport, 0, 2, firstReg+words),
+		nftable.Load(header, f.Dst, f.Len, firstReg+words+1), nftable.Load(transport, 2, 2, firstReg+2*words+1)})
+}
+
+func lookup(m string) expr.Any {
+	return &expr.Lookup{SourceRegister: firstReg, DestRegister: firstReg, IsDestRegSet: true, SetName: m}
 }
 
 // translate is: dnat (or snat) to source . destination map @m.
-func translate(ipv6 bool, kind expr.NATType, m string) []expr.Any {
-	family, port := uint32(unix.NFPROTO_IPV4), uint32(firstReg+1)
-	if ipv6 {
-		family, port = unix.NFPROTO_IPV6, firstReg+4
-	}
-	return append(key(ipv6),
-		&expr.Lookup{SourceRegister: firstReg, DestRegister: firstReg, IsDestRegSet: true, SetName: m},
-		&expr.NAT{Type: kind, Family: family, RegAddrMin: firstReg, RegProtoMin: port, Specified: true},
-	)
+func translate(f nftable.IP, kind expr.NATType, m string) []expr.Any {
+	return append(key(f), lookup(m), &expr.NAT{Type: kind, Family: uint32(f.Proto), RegAddrMin: firstReg,
+		RegProtoMin: firstReg + f.Len/4, Specified: true})
 }
 
 // translated is: ct status dnat.
 func translated() []expr.Any {
-	const dnat = 1 << 5 // IPS_DST_NAT
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(dnat),
-			Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
-	}
+	return []expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: nftable.Reg},
+		nftable.Masked(nftable.Native(conntrack.DstNAT), nil), nftable.Differ(make([]byte, 4)...)}
 }
 
 // mark gives relayed packets the mark by which the tunnel's own chain lets them pass: else a client at an address that
 // goes through the tunnel would have its tunnel led into ours.
-func mark(n dataplane.Numbers, ipv6 bool, m string) []expr.Any {
-	native := binaryutil.NativeEndian.PutUint32
-	rule := append(translated(), key(ipv6)...)
-	return append(rule,
+func mark(n dataplane.Numbers, f nftable.IP, m string) []expr.Any {
+	return slices.Concat(translated(), key(f), []expr.Any{
 		// The result is not needed; but kernels before 6.14 or so look up in a map only for one.
-		&expr.Lookup{SourceRegister: firstReg, DestRegister: firstReg, IsDestRegSet: true, SetName: m},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^n.MarkMask), Xor: native(n.MarkWG)},
-		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
-	)
+		lookup(m), nftable.Meta(expr.MetaKeyMARK), nftable.Masked(nftable.Native(^n.MarkMask), nftable.Native(n.MarkWG)),
+		nftable.SetMark()})
 }
 
 type elementsOf struct {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/conntrack"
 	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/dataplane/rtnl"
@@ -56,7 +58,7 @@ type Table struct {
 
 	mu    sync.Mutex
 	nft   *nftable.Conn
-	ct    *conntrack
+	ct    *conntrack.Conn
 	pairs map[flow]Mapping   // that are wanted, by both their flows
 	stale map[flow]time.Time // of a former run, and when they end
 	timer *time.Timer
@@ -81,7 +83,7 @@ func Open(c Config) (*Table, error) {
 	if t.nft, err = nftable.Open(c.NetNS); err != nil {
 		return nil, err
 	}
-	if t.ct, err = openConntrack(c.NetNS); err != nil {
+	if t.ct, err = conntrack.Open(c.NetNS); err != nil {
 		return nil, errors.Join(err, t.nft.Close())
 	}
 	t.adopt()
@@ -130,7 +132,7 @@ func (t *Table) repair() (r reconcile.Result) {
 			err = t.replace(Mapping{}, m)
 		}
 		if err == nil {
-			err = t.ct.forget(flows(m))
+			err = forget(t.ct, flows(m))
 		}
 		r.Writes++
 	}
@@ -194,7 +196,7 @@ func (t *Table) Close() error {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	return errors.Join(err, t.ct.close(), t.nft.Close())
+	return errors.Join(err, t.ct.Close(), t.nft.Close())
 }
 
 // build makes chains and rules whole, and keeps the elements that are there. A table of our name and another shape is
@@ -228,20 +230,26 @@ func (t *Table) flush() error { return t.renewed(t.nft.Nft().Flush()) }
 // adopt notes what a former run has left, if anything. The caller is alone with t.
 func (t *Table) adopt() {
 	end := time.Now().Add(adoptFor)
-	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, err := t.nft.Nft().GetSetElements(t.named(name))
-		if err != nil {
-			continue // it is not there, or has another shape, and write will find out
-		}
-		for _, e := range elements {
-			if f, ok := decodeFlow(e.Key); ok {
-				t.stale[f] = end
-			}
-		}
+	for _, f := range t.left() {
+		t.stale[f] = end
 	}
 	if len(t.stale) > 0 {
 		t.timer = time.AfterFunc(adoptFor, func() { _ = t.endStale() })
 	}
+}
+
+// left are the flows that the kernel's maps have, of whoever wrote them. A map that is not there, or has another shape,
+// has none of ours.
+func (t *Table) left() (out []flow) {
+	for _, name := range []string{mapFlows4, mapFlows6} {
+		elements, _ := t.nft.Nft().GetSetElements(t.named(name))
+		for _, e := range elements {
+			if f, ok := decodeFlow(e.Key); ok {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
 }
 
 // Stale tells whether a former run's flows still use a port, so that it must not be reserved again yet.
@@ -266,7 +274,7 @@ func (t *Table) endStale() error {
 	}
 	clear(t.stale)
 	err := t.drop(flows)
-	return errors.Join(err, t.ct.forget(flows))
+	return errors.Join(err, forget(t.ct, flows))
 }
 
 // Map replaces a mapping by another, in one transaction; the zero Mapping stands for none. The flows are then taken out
@@ -292,7 +300,7 @@ func (t *Table) Map(old, new Mapping) error {
 		t.unwant(new) // the caller forwards it by other means, and never takes it back
 		return fmt.Errorf("writing a pair into nftables table inet %s: %w", t.numbers.RelayNftTable, err)
 	}
-	return t.ct.forget(append(flows(old), flows(new)...))
+	return forget(t.ct, append(flows(old), flows(new)...))
 }
 
 // replace adds the old elements before it deletes them: some may have run out, and what is not there cannot be deleted.
@@ -331,7 +339,7 @@ func (t *Table) drop(gone []flow) error {
 		for _, e := range have {
 			f, ok := decodeFlow(e.Key)
 			to, ok2 := decodeEnd(e.Val)
-			if !ok || !ok2 || !contains(gone, f) {
+			if !ok || !ok2 || !slices.Contains(gone, f) {
 				continue
 			}
 			keys = append(keys, nftables.SetElement{Key: e.Key})
@@ -362,26 +370,12 @@ func (t *Table) drop(gone []flow) error {
 }
 
 // both keeps of a what is in b.
-func both(a, b []nftables.SetElement) (out []nftables.SetElement) {
+func both(a, b []nftables.SetElement) []nftables.SetElement {
 	have := map[string]bool{}
 	for _, e := range b {
 		have[string(e.Key)] = true
 	}
-	for _, e := range a {
-		if have[string(e.Key)] {
-			out = append(out, e)
-		}
-	}
-	return out
-}
-
-func contains(all []flow, f flow) bool {
-	for _, x := range all {
-		if x == f {
-			return true
-		}
-	}
-	return false
+	return slices.DeleteFunc(a, func(e nftables.SetElement) bool { return !have[string(e.Key)] })
 }
 
 // Used tells whether the kernel has forwarded packets of the mapping lately: as long as it remembers one of its flows.
@@ -389,8 +383,12 @@ func (t *Table) Used(m Mapping) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, f := range flows(m) {
-		if used, err := t.ct.translated(f); used || err != nil {
-			return used, err
+		entry, there, err := t.ct.Get(f.tuple())
+		if err != nil {
+			return false, fmt.Errorf("looking for the flow from %s to %s in the connection table: %w", f.from, f.to, err)
+		}
+		if there && entry.Status&(conntrack.SrcNAT|conntrack.DstNAT) != 0 {
+			return true, nil
 		}
 	}
 	return false, nil
@@ -421,23 +419,15 @@ func Purge(c Config) error {
 	}
 	defer conn.Close()
 	t := &Table{nft: conn, numbers: c.Numbers.Filled(), stale: map[flow]time.Time{}}
-	var left []flow
-	for _, name := range []string{mapFlows4, mapFlows6} {
-		elements, _ := conn.Nft().GetSetElements(t.named(name)) // of another shape: then there is nothing of ours
-		for _, e := range elements {
-			if f, ok := decodeFlow(e.Key); ok {
-				left = append(left, f)
-			}
-		}
-	}
+	left := t.left()
 	if there, err := conn.Delete(t.numbers.RelayNftTable); err != nil || !there {
 		return err
 	}
-	ct, err := openConntrack(c.NetNS)
+	ct, err := conntrack.Open(c.NetNS)
 	if err != nil {
 		return err
 	}
-	return errors.Join(ct.forget(left), ct.close())
+	return errors.Join(forget(ct, left), ct.Close())
 }
 
 func flows(m Mapping) []flow {
@@ -447,6 +437,23 @@ func flows(m Mapping) []flow {
 	return []flow{{m.ARemote, m.ALocal}, {m.BRemote, m.BLocal}}
 }
 
-func dial(ns int) (*netlink.Conn, error) {
-	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns})
+func (f flow) tuple() conntrack.Tuple {
+	return conntrack.Tuple{Proto: unix.IPPROTO_UDP, Src: f.from.Addr(), Dst: f.to.Addr(), SrcPort: f.from.Port(),
+		DstPort: f.to.Port()}
+}
+
+// forget deletes flows from the connection table, wherever they are translated to. What is not there is no error.
+func forget(ct *conntrack.Conn, flows []flow) error {
+	keys := make([]conntrack.Key, len(flows))
+	for i, f := range flows {
+		keys[i].Tuple = f.tuple()
+	}
+	refused, err := ct.Delete(keys)
+	for i, f := range flows {
+		if errno := refused[i]; errno != 0 && errno != unix.ENOENT {
+			err = errors.Join(err, fmt.Errorf("deleting the flow from %s to %s from the connection table: %w", f.from, f.to,
+				errno))
+		}
+	}
+	return err
 }

@@ -190,8 +190,8 @@ func (o Op) text(n dataplane.Numbers) string {
 	case SetForward:
 		return fmt.Sprintf("set %s forwarding of the link to %d", o.Family, o.Number)
 	case AddHost:
-		return fmt.Sprintf("add route %s %s through %s table %d proto %d", familyOf(o.Host.Addr), o.Host.Addr, o.Host.Link,
-			n.PodTable(), dataplane.RouteProtocol)
+		return fmt.Sprintf("add route %s %s through %s table %d proto %d", dataplane.FamilyOf(o.Host.Addr), o.Host.Addr,
+			o.Host.Link, n.PodTable(), dataplane.RouteProtocol)
 	case SetMTU:
 		return fmt.Sprintf("set MTU %d", o.Number)
 	case SetUp:

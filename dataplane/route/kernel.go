@@ -12,13 +12,6 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-func (f Family) af() int {
-	if f == IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
-}
-
 func toAddr(p netip.Prefix) *netlink.Addr {
 	a := &netlink.Addr{IPNet: rtnl.Net(p)}
 	if p.Addr().Is6() {
@@ -32,12 +25,12 @@ func toAddr(p netip.Prefix) *netlink.Addr {
 func toRule(r Rule, n dataplane.Numbers) *netlink.Rule {
 	k := netlink.NewRule()
 	if r.Pods {
-		k.Family, k.Priority, k.Table, k.Protocol = r.Family.af(), n.PodRule(), n.PodTable(), dataplane.RouteProtocol
+		k.Family, k.Priority, k.Table, k.Protocol = r.Family.AF(), n.PodRule(), n.PodTable(), dataplane.RouteProtocol
 		return k
 	}
 	mask := r.Mask
-	k.Family, k.Priority, k.Mark, k.Mask, k.Table, k.Protocol = r.Family.af(), n.RulePriority, r.Mark, &mask, n.RouteTable,
-		dataplane.RouteProtocol
+	k.Family, k.Priority, k.Table, k.Protocol = r.Family.AF(), n.RulePriority, n.RouteTable, dataplane.RouteProtocol
+	k.Mark, k.Mask = r.Mark, &mask
 	return k
 }
 
@@ -56,7 +49,7 @@ func fromRule(f Family, k netlink.Rule, n dataplane.Numbers) Rule {
 }
 
 func toRoute(r Route, link int, n dataplane.Numbers) *netlink.Route {
-	k := &netlink.Route{Family: r.Family.af(), Dst: rtnl.Anywhere(r.Family.af()), Table: r.Table.table(n),
+	k := &netlink.Route{Family: r.Family.AF(), Dst: rtnl.Anywhere(r.Family.AF()), Table: r.Table.table(n),
 		Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
 	if r.Dst.IsValid() {
 		k.Dst, k.MTU = rtnl.Net(r.Dst), r.MTU
@@ -121,7 +114,7 @@ func fromBlock(f Family, k netlink.Route, link int, in Way) (r Route, ok bool) {
 	case ToPods:
 		ok = k.Priority == fallbackMetric
 	case Exported:
-		ok = k.Priority == rtnl.Metric(f.af())
+		ok = k.Priority == rtnl.Metric(f.AF())
 	}
 	return Route{Table: in, Family: f, Dst: dst, Unreachable: true}, ok
 }

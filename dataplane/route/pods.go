@@ -19,11 +19,15 @@ import (
 
 // wantPods adds what leads to pods to a wanted state.
 func (s *State) wantPods(p dataplane.Pods, h Host) {
-	for _, a := range p.Exported {
-		if f := familyOf(a); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes, Route{Table: Exported, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()),
-				Unreachable: true})
+	refuse := func(p netip.Prefix, tables ...Way) {
+		if f := dataplane.FamilyOf(p.Addr()); f == IPv4 || h.IPv6 {
+			for _, t := range tables {
+				s.Routes = append(s.Routes, Route{Table: t, Family: f, Dst: p.Masked(), Unreachable: true})
+			}
 		}
+	}
+	for _, a := range p.Exported {
+		refuse(netip.PrefixFrom(a, a.BitLen()), Exported)
 	}
 	s.wantForward(p, h)
 	if len(p.Blocks)+len(p.Routes)+len(p.Remote)+len(p.Refused)+len(p.Pools) == 0 {
@@ -34,19 +38,13 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 		s.Rules = append(s.Rules, Rule{Family: IPv6, Pods: true})
 	}
 	for _, b := range p.Blocks {
-		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes,
-				Route{Table: ToPods, Family: f, Dst: b.Masked(), Unreachable: true},
-				Route{Table: Exported, Family: f, Dst: b.Masked(), Unreachable: true})
-		}
+		refuse(b, ToPods, Exported)
 	}
 	for _, b := range p.Refused {
-		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
-			s.Routes = append(s.Routes, Route{Table: ToPods, Family: f, Dst: b.Masked(), Unreachable: true})
-		}
+		refuse(b, ToPods)
 	}
 	for _, n := range p.Remote {
-		if f := familyOf(n.Prefix.Addr()); f == IPv4 || h.IPv6 && h.IPv6OnLink {
+		if f := dataplane.FamilyOf(n.Prefix.Addr()); f == IPv4 || h.IPv6 && h.IPv6OnLink {
 			s.Routes = append(s.Routes, Route{Table: ToPods, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
@@ -68,7 +66,7 @@ func (s *State) wantPools(p dataplane.Pods, h Host) {
 		}
 	}
 	add := func(dst netip.Prefix, r Route) {
-		r.Table, r.Family, r.Dst = ToPods, familyOf(dst.Addr()), dst.Masked()
+		r.Table, r.Family, r.Dst = ToPods, dataplane.FamilyOf(dst.Addr()), dst.Masked()
 		if (r.Family == IPv4 || h.IPv6) && !taken[r.Dst] {
 			taken[r.Dst] = true
 			s.Routes = append(s.Routes, r)
@@ -93,21 +91,9 @@ func (s *State) wantForward(p dataplane.Pods, h Host) {
 	if h.HasForward4 {
 		s.Forward4 = 1
 	}
-	if (has6(p) && h.HasForward6 || p.Forward) && h.IPv6OnLink && !h.ForwardAll6 {
+	if (p.Has6() && h.HasForward6 || p.Forward) && h.IPv6OnLink && !h.ForwardAll6 {
 		s.Forward6 = 1
 	}
-}
-
-func has6(p dataplane.Pods) bool {
-	return slices.ContainsFunc(p.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }) ||
-		slices.ContainsFunc(p.Routes, func(r dataplane.PodRoute) bool { return r.Addr.Is6() })
-}
-
-func familyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
 }
 
 // missing are the wanted ways to pods that the kernel has not.
@@ -147,7 +133,9 @@ func keepsRule(r Rule, actual State) bool {
 		return false
 	}
 	ours := actual.HadPods || slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != ToTunnel })
-	needed := slices.ContainsFunc(actual.Hosts, func(h dataplane.PodRoute) bool { return familyOf(h.Addr) == r.Family })
+	needed := slices.ContainsFunc(actual.Hosts, func(h dataplane.PodRoute) bool {
+		return dataplane.FamilyOf(h.Addr) == r.Family
+	})
 	return !ours || needed
 }
 
@@ -155,13 +143,7 @@ func keepsRule(r Rule, actual State) bool {
 func announcedFirst(routes []Route) []Route {
 	out := slices.Clone(routes)
 	slices.SortStableFunc(out, func(a, b Route) int {
-		switch announced := a.Table == Exported; {
-		case announced == (b.Table == Exported):
-			return 0
-		case announced:
-			return -1
-		}
-		return 1
+		return dataplane.Bit(b.Table == Exported) - dataplane.Bit(a.Table == Exported)
 	})
 	return out
 }

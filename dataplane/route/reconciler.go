@@ -76,11 +76,10 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	for _, op := range Diff(want, *r.cache, s.Complete) {
 		err := r.apply(op)
 		switch {
-		case errors.Is(err, errThere):
-			next := r.cache.Apply([]Op{op})
-			r.cache = &next
-		case err == nil:
-			writes++
+		case err == nil, errors.Is(err, errThere):
+			if err == nil {
+				writes++
+			}
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
 		case op.Verb == SetForward:
@@ -204,24 +203,20 @@ func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
 }
 
 func (r *Reconciler) readRules(f Family) ([]Rule, error) {
-	list, err := r.c.One().RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol},
-		netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return nil, fmt.Errorf("reading %s rules: %w", f, err)
-	}
+	list, err := r.c.Rules(f.AF(), dataplane.RouteProtocol)
 	var out []Rule
 	for _, k := range list {
 		mark := k.Priority == r.n.RulePriority && k.Table == r.n.RouteTable
 		pods := k.Priority == r.n.PodRule() && k.Table == r.n.PodTable()
-		if (mark || pods) && k.Protocol == dataplane.RouteProtocol {
+		if mark || pods {
 			out = append(out, fromRule(f, k, r.n))
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
-	list, err := r.c.Routes(f.af(), r.n.RouteTable)
+	list, err := r.c.Routes(f.AF(), r.n.RouteTable)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +232,7 @@ func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
 // readPods adds what leads to pods.
 func (r *Reconciler) readPods(f Family, s *State) error {
 	for _, in := range []Way{ToPods, Exported} {
-		list, err := r.c.Routes(f.af(), in.table(r.n))
+		list, err := r.c.Routes(f.AF(), in.table(r.n))
 		if err != nil {
 			return err
 		}
@@ -328,7 +323,7 @@ func (r *Reconciler) delRoute(o Route, link int) error {
 	if o.Other == "" {
 		return r.c.One().RouteDel(toRoute(o, link, r.n))
 	}
-	list, err := r.c.Routes(o.Family.af(), r.n.RouteTable)
+	list, err := r.c.Routes(o.Family.AF(), r.n.RouteTable)
 	if err != nil {
 		return err
 	}

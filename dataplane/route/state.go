@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,16 +10,13 @@ import (
 )
 
 // Family is an address family, 4 or 6.
-type Family uint8
+type Family = dataplane.Family
 
 // The two families.
 const (
-	IPv4 Family = 4
-	IPv6 Family = 6
+	IPv4 = dataplane.IPv4
+	IPv6 = dataplane.IPv6
 )
-
-// String is ipv4 or ipv6.
-func (f Family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
 
 // fallbackMetric puts the unreachable route behind every other.
 const fallbackMetric = 30000
@@ -145,10 +143,7 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 		s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: f, Unreachable: true})
 	}
 	for _, n := range l.Narrow {
-		f := IPv4
-		if n.Prefix.Addr().Is6() {
-			f = IPv6
-		}
+		f := dataplane.FamilyOf(n.Prefix.Addr())
 		needed := n.MTU > 0 && n.MTU < l.MTU || n.MTU == l.MTU && within(n, l.Narrow)
 		if needed && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
 			s.Routes = append(s.Routes, Route{Table: ToTunnel, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
@@ -178,10 +173,7 @@ func wantRPFilter(all int) int {
 }
 
 func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
+	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 }
 
 // String is the rule in ip's words, with the default numbers.

@@ -79,6 +79,18 @@ func (c *Conn) Routes(family, table int) ([]netlink.Route, error) {
 	return slices.DeleteFunc(list, func(k netlink.Route) bool { return k.Table != table }), nil
 }
 
+// Rules reads the policy rules of an address family that have a protocol. A family that the kernel lacks has none.
+func (c *Conn) Rules(family int, protocol uint8) ([]netlink.Rule, error) {
+	list, err := c.One().RuleListFiltered(family, &netlink.Rule{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
+	if Lacks(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s rules: %w", FamilyName(family), err)
+	}
+	return slices.DeleteFunc(list, func(k netlink.Rule) bool { return k.Protocol != protocol }), nil
+}
+
 // Lacks reports whether an error says that the kernel has not the address family asked for.
 func Lacks(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nfnl"
 )
 
 // The functions here read a notification without allocating. Of one that is too short they read nothing.
@@ -144,20 +146,14 @@ func Number(m netlink.Message, kind uint16) (n int, ok bool) {
 // Attribute is the first attribute of a type; nil when there is none, or what follows the fixed part is not made of
 // attributes.
 func Attribute(m netlink.Message, kind uint16) []byte {
-	const head, typeMask = 4, 0x3fff
 	n := header(m)
 	if n == 0 || len(m.Data) < n {
 		return nil
 	}
-	for b := m.Data[n:]; len(b) >= head; {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < head || n > len(b) {
-			return nil
+	for typ, v := range nfnl.Attributes(m.Data[n:]) {
+		if typ == kind {
+			return v
 		}
-		if binary.NativeEndian.Uint16(b[2:])&typeMask == kind {
-			return b[head:n]
-		}
-		b = b[min((n+3)&^3, len(b)):]
 	}
 	return nil
 }

@@ -10,15 +10,15 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/hold"
+	"github.com/skeinmesh/skein/dataplane/nftable"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -173,10 +173,7 @@ func (s *Scene) Return(g *Gateway) {
 	Route(s.Target, Source6.String()+"/128", g.LAN6.String())
 }
 
-const (
-	reg     = 1
-	invalid = 1 << 0 // NF_CT_STATE_INVALID_BIT
-)
+const invalid = 1 << 0 // NF_CT_STATE_INVALID_BIT
 
 func (g *Gateway) must(what string, err error) {
 	g.t.Helper()
@@ -203,48 +200,32 @@ func (g *Gateway) rules() {
 	g.raw = chain("raw", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)
 	g.fwd = chain("fwd", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	post := chain("post", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
-	g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.fwd, Exprs: []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(invalid),
-			Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, 4)},
-		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop},
-	}})
+	g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.fwd, Exprs: append([]expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: nftable.Reg}, nftable.Masked(nftable.Native(invalid), nil),
+		nftable.Differ(make([]byte, 4)...)}, nftable.CountedDrop()...)})
 	for _, a := range []netip.Addr{Source4, Source6} {
-		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: post, Exprs: append(family(a),
-			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
-				Data: []byte("lan\x00")},
-			&expr.Immediate{Register: reg, Data: a.AsSlice()},
-			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(proto(a)), RegAddrMin: reg},
-		)})
+		f, _ := family(a)
+		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: post, Exprs: slices.Concat(f.Only(),
+			nftable.Link(expr.MetaKeyOIFNAME, "lan"), []expr.Any{
+				&expr.Immediate{Register: nftable.Reg, Data: a.AsSlice()},
+				&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: nftable.Reg}})})
 	}
 	g.flush("rules")
 }
 
-func proto(a netip.Addr) byte {
+// family is an address's, with its packets' mark in Hold.
+func family(a netip.Addr) (f nftable.IP, mark uint32) {
 	if a.Is4() {
-		return unix.NFPROTO_IPV4
+		return nftable.IPv4, 4
 	}
-	return unix.NFPROTO_IPV6
-}
-
-func mark(a netip.Addr) uint32 {
-	if a.Is4() {
-		return 4
-	}
-	return 6
-}
-
-func family(a netip.Addr) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg,
-		Data: []byte{proto(a)}}}
+	return nftable.IPv6, 6
 }
 
 // Stop ends the gateway's forwarding.
 func (g *Gateway) Stop() {
 	g.t.Helper()
 	g.nft.InsertRule(&nftables.Rule{Table: g.table, Chain: g.fwd,
-		Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
+		Exprs: []expr.Any{nftable.Drop}})
 	g.flush("stopping")
 }
 
@@ -274,19 +255,15 @@ func (g *Gateway) Hold(queue uint16, on bool) {
 
 // queue adds the rules of a hold, which end with a statement.
 func (g *Gateway) queue(statement expr.Any) {
-	for _, c := range []struct {
-		a      netip.Addr
-		offset uint32
-	}{{Client4, 12}, {Source4, 16}, {Client6, 8}, {Source6, 24}} {
-		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(family(c.a),
-			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset,
-				Len: uint32(c.a.BitLen() / 8)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: c.a.AsSlice()},
-			&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark(c.a))},
-			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
-			statement,
-		)})
+	add := func(a netip.Addr, end func(nftable.IP) []expr.Any) {
+		f, mark := family(a)
+		g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(end(f), nftable.Equal(a.AsSlice()...),
+			&expr.Immediate{Register: nftable.Reg, Data: nftable.Native(mark)}, nftable.SetMark(), statement)})
 	}
+	add(Client4, nftable.IP.Source)
+	add(Source4, nftable.IP.Destination)
+	add(Client6, nftable.IP.Source)
+	add(Source6, nftable.IP.Destination)
 }
 
 // Invalid is how many packets the connection table called invalid.

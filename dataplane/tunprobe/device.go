@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -17,9 +16,9 @@ import (
 
 // openDevice makes the TUN device in a namespace, up, with routes for the sources.
 func openDevice(path string, sources []netip.Addr) (*os.File, error) {
-	ns, err := netns.GetFromPath(path)
+	ns, err := rtnl.Namespace(path)
 	if err != nil {
-		return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)
+		return nil, err
 	}
 	defer ns.Close()
 	f, err := openTUN(ns)
@@ -33,46 +32,19 @@ func openDevice(path string, sources []netip.Addr) (*os.File, error) {
 	return f, nil
 }
 
-func openTUN(ns netns.NsHandle) (*os.File, error) {
-	type result struct {
-		fd  int
-		err error
-	}
-	done := make(chan result, 1)
-	go func() { // the thread is not unlocked: it ends with the goroutine
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- result{err: err}
-			return
+func openTUN(ns netns.NsHandle) (f *os.File, err error) {
+	err = rtnl.Inside(ns, func() error {
+		fd, err := rtnl.TUN(Link, 0)
+		switch {
+		case errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("%w: another process probes here", err)
+		case err != nil:
+			return err
 		}
-		fd, err := tun()
-		done <- result{fd, err}
-	}()
-	r := <-done
-	if r.err != nil {
-		return nil, r.err
-	}
-	return os.NewFile(uintptr(r.fd), "/dev/net/tun"), nil
-}
-
-func tun() (int, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return 0, err
-	}
-	req, err := unix.NewIfreq(Link)
-	if err == nil {
-		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
-	}
-	if err != nil {
-		unix.Close(fd)
-		if errors.Is(err, unix.EBUSY) {
-			err = fmt.Errorf("%w: another process probes here", err)
-		}
-		return 0, err
-	}
-	return fd, nil
+		f = os.NewFile(uintptr(fd), "/dev/net/tun")
+		return nil
+	})
+	return f, err
 }
 
 func addRoutes(ns netns.NsHandle, sources []netip.Addr) error {
@@ -90,7 +62,8 @@ func addRoutes(ns netns.NsHandle, sources []netip.Addr) error {
 	}
 	for _, a := range sources {
 		for _, table := range []int{unix.RT_TABLE_MAIN, dataplane.GatewayTable} {
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Table: table, Protocol: routeProtocol, Dst: rtnl.Host(a)}
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Table: table, Protocol: dataplane.RouteProtocol,
+				Dst: rtnl.Host(a)}
 			if a.Is4() {
 				r.Scope = netlink.SCOPE_LINK
 			}

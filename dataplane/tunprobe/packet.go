@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 const (
@@ -57,7 +59,7 @@ func echo(k key, nonce uint64) []byte {
 	binary.BigEndian.PutUint16(b[6:], 1)
 	binary.BigEndian.PutUint64(b[8:], nonce)
 	if k.target.Is4() {
-		binary.BigEndian.PutUint16(b[2:], fold(sum(0, b)))
+		binary.BigEndian.PutUint16(b[2:], inet.Checksum(b))
 	} else {
 		binary.BigEndian.PutUint16(b[2:], checksum(k, types.proto, b))
 	}
@@ -87,7 +89,7 @@ func packet(k key, proto byte, b []byte) []byte {
 		binary.BigEndian.PutUint16(h[2:], uint16(ip4Len+len(b)))
 		copy(h[12:], src)
 		copy(h[16:], dst)
-		binary.BigEndian.PutUint16(h[10:], fold(sum(0, h)))
+		binary.BigEndian.PutUint16(h[10:], inet.Checksum(h))
 		return append(h, b...)
 	}
 	h := make([]byte, ip6Len, ip6Len+len(b))
@@ -98,27 +100,9 @@ func packet(k key, proto byte, b []byte) []byte {
 	return append(h, b...)
 }
 
-func sum(s uint32, b []byte) uint32 {
-	for ; len(b) > 1; b = b[2:] {
-		s += uint32(b[0])<<8 | uint32(b[1])
-	}
-	if len(b) == 1 {
-		s += uint32(b[0]) << 8
-	}
-	return s
-}
-
-func fold(s uint32) uint16 {
-	for s > 0xffff {
-		s = s>>16 + s&0xffff
-	}
-	return ^uint16(s)
-}
-
 // checksum is the one with addresses, of TCP and ICMPv6.
 func checksum(k key, proto byte, b []byte) uint16 {
-	s := sum(uint32(proto)+uint32(len(b)), k.source.AsSlice())
-	return fold(sum(sum(s, k.target.AsSlice()), b))
+	return ^inet.Fold(inet.Sum(b, inet.Pseudo(append(k.source.AsSlice(), k.target.AsSlice()...), proto, len(b))))
 }
 
 // ipPacket is what of an IP packet counts here.

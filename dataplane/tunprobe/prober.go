@@ -11,6 +11,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 const (
@@ -21,9 +23,8 @@ const (
 	// MaxProbes is how many wait for an answer at the same time.
 	MaxProbes = 1024
 
-	routeProtocol = 30 // as all of the gateway's routes
-	firstPort     = 32768
-	readBytes     = 1 << 16
+	firstPort = 32768
+	readBytes = 1 << 16
 )
 
 // ErrBusy is returned when MaxProbes wait already.
@@ -186,10 +187,7 @@ func (p *Prober) source(slot int, t Target) (netip.Addr, error) {
 	if slot != NoSlot {
 		s, ok = p.o.Slots[slot]
 	}
-	a := s.IPv4
-	if t.Addr.Is6() {
-		a = s.IPv6
-	}
+	a := dataplane.Pick(t.Addr, s.IPv4, s.IPv6)
 	if !ok || !a.IsValid() {
 		return a, fmt.Errorf("slot %d has no source of that family for probes", slot)
 	}

@@ -145,7 +145,7 @@ func lacks(set, all []netip.Prefix) bool {
 }
 
 func has(sorted []netip.Prefix, ip netip.Prefix) bool {
-	_, ok := slices.BinarySearchFunc(sorted, ip, comparePrefix)
+	_, ok := slices.BinarySearchFunc(sorted, ip, netip.Prefix.Compare)
 	return ok
 }
 

@@ -182,7 +182,7 @@ func (h *hurrier) look() {
 		return // the device's next reader will say so
 	}
 	defer clear(text.Bytes()) // there are keys in it
-	_, peers, err := decode(text.Bytes(), false)
+	peers, err := ParseStatus(text.Bytes())
 	if err != nil {
 		return
 	}

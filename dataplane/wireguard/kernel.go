@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -79,7 +80,7 @@ func (d *kernelDevice) Read() (State, []dataplane.PeerStatus, error) {
 		peer := dataplane.Peer{PresharedKey: dataplane.Key(p.PresharedKey), Endpoint: fromUDPAddr(p.Endpoint),
 			Keepalive: p.PersistentKeepaliveInterval}
 		for _, n := range p.AllowedIPs {
-			peer.AllowedIPs = append(peer.AllowedIPs, fromIPNet(n))
+			peer.AllowedIPs = append(peer.AllowedIPs, rtnl.Prefix(&n))
 		}
 		peer.AllowedIPs = normal(peer.AllowedIPs)
 		s.Peers[k] = peer
@@ -151,8 +152,7 @@ func peerConfig(p PeerOp) wgtypes.PeerConfig {
 		ips = p.Final
 	}
 	for _, ip := range ips {
-		c.AllowedIPs = append(c.AllowedIPs, net.IPNet{IP: ip.Addr().AsSlice(),
-			Mask: net.CIDRMask(ip.Bits(), ip.Addr().BitLen())})
+		c.AllowedIPs = append(c.AllowedIPs, *rtnl.Net(ip))
 	}
 	return c
 }
@@ -162,12 +162,6 @@ func fromUDPAddr(a *net.UDPAddr) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	return unmapped(a.AddrPort())
-}
-
-func fromIPNet(n net.IPNet) netip.Prefix {
-	a, _ := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(a.Unmap(), bits)
 }
 
 func sortStatus(s []dataplane.PeerStatus) {

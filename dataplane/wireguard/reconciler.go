@@ -101,18 +101,13 @@ func (r *Reconciler) load(writes *int) error {
 	s, _, err := r.dev.Read()
 	if errors.Is(err, ErrGone) {
 		_ = r.dev.Close()
-		dev, n, err := Open(r.cfg)
+		dev, n, oerr := Open(r.cfg)
 		*writes += n
-		if err != nil {
-			return fmt.Errorf("opening the WireGuard device again: %w", err)
+		if oerr != nil {
+			return fmt.Errorf("opening the WireGuard device again: %w", oerr)
 		}
 		r.dev = dev
 		s, _, err = dev.Read()
-		if err != nil {
-			return err
-		}
-		r.cache = &s
-		return nil
 	}
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func Want(w dataplane.WireGuard) (State, []string) {
 			}
 		}
 	}
-	slices.SortFunc(contested, comparePrefix)
+	slices.SortFunc(contested, netip.Prefix.Compare)
 	for _, ip := range slices.Compact(contested) {
 		for k, p := range s.Peers {
 			if owners[ip] == k || !slices.Contains(p.AllowedIPs, ip) {
@@ -70,7 +70,7 @@ func clamped(k dataplane.Key) dataplane.Key {
 func normal(ps []netip.Prefix) []netip.Prefix {
 	ok := true
 	for i, p := range ps {
-		if p != p.Masked() || p.Addr().Is4In6() || i > 0 && comparePrefix(ps[i-1], p) >= 0 {
+		if p != p.Masked() || p.Addr().Is4In6() || i > 0 && ps[i-1].Compare(p) >= 0 {
 			ok = false
 			break
 		}
@@ -87,19 +87,12 @@ func normal(ps []netip.Prefix) []netip.Prefix {
 			out = append(out, p.Masked())
 		}
 	}
-	slices.SortFunc(out, comparePrefix)
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out)
 }
 
 func unmapped(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }
 
 func (s State) clone() State {

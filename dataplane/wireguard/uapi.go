@@ -60,6 +60,12 @@ func encodePeer(b *strings.Builder, p PeerOp) {
 	}
 }
 
+// ParseStatus reads what wireguard-go answers when it is asked for its peers (device.IpcGetOperation); sorted by key.
+func ParseStatus(text []byte) ([]dataplane.PeerStatus, error) {
+	_, peers, err := decode(text, false)
+	return peers, err
+}
+
 // decode reads what a device answers in that protocol. Keys it does not know are ignored. Without
 // state only the peers' status is read, which allocates next to nothing.
 func decode(text []byte, withState bool) (State, []dataplane.PeerStatus, error) {

@@ -15,9 +15,8 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
+	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
-
-const tunPath = "/dev/net/tun"
 
 // tunBatch is how many packets the kernel gives us at a time, as one that we cut up. The link's limit on that
 // is set to the same. wireguard-go keeps a buffer of 64 KiB for each, where its own choice is 128.
@@ -79,23 +78,13 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 }
 
 func openTUN(name string, mtu int) (*quietTUN, *hop.Device, error) {
-	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
-	}
-	ifr, err := unix.NewIfreq(name)
-	if err == nil {
-		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
-	}
-	if err != nil {
-		unix.Close(fd)
-		switch {
-		case errors.Is(err, unix.EBUSY):
-			return nil, nil, fmt.Errorf("TUN link %s: %w: another process holds it, stop that agent first", name, err)
-		case errors.Is(err, unix.EPERM):
-			return nil, nil, fmt.Errorf("TUN link %s: %w: run as root or with CAP_NET_ADMIN", name, err)
-		}
+	fd, err := rtnl.TUN(name, unix.IFF_VNET_HDR)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, nil, fmt.Errorf("TUN link %s: %w: another process holds it, stop that agent first", name, err)
+	case errors.Is(err, unix.EPERM):
+		return nil, nil, fmt.Errorf("TUN link %s: %w: run as root or with CAP_NET_ADMIN", name, err)
+	case err != nil:
 		return nil, nil, fmt.Errorf("creating TUN link %s: %w", name, err)
 	}
 	t, _, err := tun.CreateUnmonitoredTUNFromFD(fd)

@@ -28,27 +28,32 @@ const (
 // Conn is a socket in one network namespace.
 type Conn struct{ s *socket.Conn }
 
-// Dial opens a socket in the network namespace at path; "" is the calling thread's own. buffer is the receive buffer's
-// size in bytes.
-func Dial(path string, buffer int) (*Conn, error) {
-	cfg := &socket.Config{}
-	if path != "" {
-		ns, err := netns.GetFromPath(path)
-		if err != nil {
-			return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)
-		}
-		defer ns.Close()
-		cfg.NetNS = int(ns)
-	}
-	s, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "netfilter", cfg)
+// Dial opens a socket in a network namespace, given by its file descriptor; 0 is the calling thread's. buffer is the
+// receive buffer's size in bytes.
+func Dial(ns, buffer int) (*Conn, error) {
+	s, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "netfilter",
+		&socket.Config{NetNS: ns})
 	if err != nil {
-		return nil, fmt.Errorf("opening a netfilter netlink socket in the network namespace %q: %w", path, err)
+		return nil, fmt.Errorf("opening a netfilter netlink socket: %w", err)
 	}
 	if err := errors.Join(s.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}), s.SetReadBuffer(buffer)); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("preparing a netfilter netlink socket: %w", err)
 	}
 	return &Conn{s}, nil
+}
+
+// DialPath is Dial in the network namespace at path; "" is the calling thread's.
+func DialPath(path string, buffer int) (*Conn, error) {
+	if path == "" {
+		return Dial(0, buffer)
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	return Dial(int(ns), buffer)
 }
 
 // Close ends reads and writes.
@@ -137,9 +142,9 @@ func (m Message) Attributes() []byte {
 	return m.Data[4:]
 }
 
-// Err is the error number of an answer, 0 for an acknowledgement; ok is false when m is no answer.
+// Err is the error number of an answer, or of the end of a dump: 0 where all is well. ok is false when m is neither.
 func (m Message) Err() (e unix.Errno, ok bool) {
-	if m.Type != unix.NLMSG_ERROR || len(m.Data) < 4 {
+	if m.Type != unix.NLMSG_ERROR && m.Type != unix.NLMSG_DONE || len(m.Data) < 4 {
 		return 0, false
 	}
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data))), true
@@ -163,7 +168,7 @@ func Messages(b []byte) iter.Seq[Message] {
 	}
 }
 
-// Attributes walks over attributes by type, to the first that is malformed.
+// Attributes walks over attributes of any netlink message by type, to the first that is malformed.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.NLA_HDRLEN {

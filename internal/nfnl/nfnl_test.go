@@ -2,7 +2,10 @@ package nfnl
 
 import (
 	"bytes"
+	"encoding/binary"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestWhatIsWrittenIsRead(t *testing.T) {
@@ -35,6 +38,27 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 	if seq != 3 {
 		t.Errorf("%d messages", seq)
+	}
+}
+
+// TestAnswers: an acknowledgement, an error, the end of a dump, and what is neither.
+func TestAnswers(t *testing.T) {
+	minus := func(e unix.Errno) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))) }
+	for _, c := range []struct {
+		m    Message
+		want unix.Errno
+		ok   bool
+	}{
+		{Message{Type: unix.NLMSG_ERROR, Data: minus(0)}, 0, true},
+		{Message{Type: unix.NLMSG_ERROR, Data: minus(unix.EEXIST)}, unix.EEXIST, true},
+		{Message{Type: unix.NLMSG_DONE, Data: minus(0)}, 0, true},
+		{Message{Type: unix.NLMSG_DONE, Data: minus(unix.ENOBUFS)}, unix.ENOBUFS, true},
+		{Message{Type: unix.NLMSG_ERROR}, 0, false},
+		{Message{Type: 0x100, Data: minus(unix.EEXIST)}, 0, false},
+	} {
+		if got, ok := c.m.Err(); got != c.want || ok != c.ok {
+			t.Errorf("%+v: %d, %t", c.m, got, ok)
+		}
 	}
 }
 
