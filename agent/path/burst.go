@@ -102,7 +102,7 @@ func (s *step) retry() {
 	}
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
 	if s.Path.MTU > 0 {
-		s.tryWide(s.direct()) // it may carry more again
+		s.startMTUProbe(s.direct()) // it may carry more again
 	}
 	for i := range s.Probes {
 		if p := &s.Probes[i]; p.Planned && p.Answered > 0 {
@@ -142,11 +142,11 @@ func (p *Probe) due() (time.Time, bool) {
 
 // nextWake is the earliest time at which a step would do something, zero: never, and how much sooner it may do it.
 func (s *step) nextWake() (at time.Time, early time.Duration) {
-	at = earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.wideWake()))
+	at = earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.mtuProbeWake()))
 	active := s.active()
 	var beat time.Time
 	if active >= 0 {
-		beat, early = s.beatWake(active)
+		beat, early = s.heartbeatWake(active)
 		at = earlier(at, beat)
 	} else if s.now.Before(s.BurstTo) {
 		at = earlier(at, s.BurstTo) // then the reason changes

@@ -75,7 +75,7 @@ func (s *step) wasLate(p *Probe) bool {
 	// a death too many is not for nothing: what follows it is work, and the machine has too much of that
 	limit := min(slackFirst<<s.Lates, slackMax)
 	s.Lates = min(s.Lates+1, 10)
-	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastBeat), limit)
+	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastHeartbeat), limit)
 	s.SlackUntil = s.now.Add(slackFor * time.Duration(min(s.Lates, 5)))
 	p.Flaps--
 	p.HoldUntil = time.Time{}
@@ -119,7 +119,7 @@ func (s *step) use(i int, rule string) {
 		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.",
 			p.Endpoint, p.label(), round(p.RTT))
 	}
-	s.narrowed(p)
+	s.noteReducedMTU(p)
 	s.LastDirect, s.Lost, s.PortDied = p.Endpoint, "", false
 	s.Retries = 0
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))

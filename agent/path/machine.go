@@ -136,8 +136,8 @@ type Probe struct {
 	Died         time.Time // when a path over it last died
 	HoldUntil    time.Time // not trusted before
 	Flaps        uint8
-	Error        string // why the last ping could not be sent
-	Wide         Wide
+	Error        string   // why the last ping could not be sent
+	MTUProbe     MTUProbe `json:"Wide"` // as traces of before call it
 
 	// Of a port that a relay has reserved.
 	Relay   identity.ID
@@ -175,13 +175,13 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	before := m.Path
 	s.noteStall()
 	s.take(in)
-	s.beat()
+	s.heartbeats()
 	s.burst()
 	s.reserve()
-	s.widen()
+	s.stepMTUProbes()
 	s.settle()
 	s.guess()
-	s.widen() // what has just begun
+	s.stepMTUProbes() // what has just begun
 	s.Path.MTU = s.pathMTU()
 	if !s.Path.same(before) {
 		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
@@ -219,7 +219,7 @@ func (s *step) take(in Input) {
 		s.UnheardUntil, s.UnheardTimes = time.Time{}, 0
 		for i := range s.Probes {
 			s.Probes[i].HoldUntil, s.Probes[i].Flaps = time.Time{}, 0
-			s.Probes[i].Wide.Narrow = time.Time{}
+			s.Probes[i].MTUProbe.Failed = time.Time{}
 		}
 		s.restart()
 	case InputPong:
@@ -469,7 +469,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 		return
 	}
 	p := &s.Probes[i]
-	if p.Sent == 0 || sent.After(later(p.LastSent, p.Wide.Sent)) {
+	if p.Sent == 0 || sent.After(later(p.LastSent, p.MTUProbe.Sent)) {
 		return // no ping of ours can have caused this
 	}
 	if s.now.Sub(p.LastAnswered) > streakGap {
@@ -483,7 +483,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	p.Answered++
 	p.Unanswered, p.Error, p.LastAnswered = 0, "", s.now
 	if size > 0 {
-		s.takeWide(i, size)
+		s.takePadded(i, size)
 	}
 	s.fresh, s.sent, s.AgentAt = e, sent, s.now
 	if i == s.active() {

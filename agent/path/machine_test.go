@@ -325,7 +325,7 @@ func answer(r func(int) int, m Machine, now time.Time, in Input) Input {
 	}
 	in.Endpoint, in.Sent = p.Endpoint, p.LastSent
 	if r(3) == 0 {
-		in.Sent = p.Wide.Sent
+		in.Sent = p.MTUProbe.Sent
 		in.Size = []int{randomMTU, mtuLeast, 1344}[r(3)]
 	}
 	in.RTT = now.Sub(in.Sent)

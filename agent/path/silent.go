@@ -78,7 +78,7 @@ func (s *step) nextCheck() time.Time {
 	if len(s.Pending) == 0 || s.Path.Silent {
 		return time.Time{}
 	}
-	first := s.sure().Add(fastBeat)
+	first := s.sure().Add(fastHeartbeat)
 	switch {
 	case s.Checks == 0 || !s.CheckOf.Equal(s.Pending[0]):
 		return first
@@ -111,8 +111,8 @@ func (s *step) silence() {
 	s.Lost = ""
 }
 
-// beatSilent watches a path whose peer has no agent.
-func (s *step) beatSilent(i int) {
+// heartbeatSilent watches a path whose peer has no agent.
+func (s *step) heartbeatSilent(i int) {
 	switch {
 	case s.fresh == s.Path.Endpoint:
 		s.use(i, "direct-proven")
@@ -126,7 +126,7 @@ func (s *step) beatSilent(i int) {
 		s.ping(i)
 	case s.tunnelGone():
 		s.die(i)
-	case s.beatDue(i):
+	case s.heartbeatDue(i):
 		s.ping(i)
 	}
 }

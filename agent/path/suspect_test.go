@@ -49,7 +49,7 @@ func (s *sim) until(holds func() bool) time.Duration {
 // An agent that woke 300 ms late some seconds ago, and is on time now, waits no longer than others for a peer in whose
 // place others can carry; it still waits before it gives the path up. The same after an answer that was late.
 func TestDeadPeerIsSuspectedInTime(t *testing.T) {
-	const inTime = heartbeat + deadAfter + fastBeat
+	const inTime = heartbeat + deadAfter + fastHeartbeat
 	for name, c := range map[string]struct {
 		late  time.Duration
 		slack bool
@@ -244,7 +244,7 @@ func TestSuspicionsAreDamped(t *testing.T) {
 	s.stall = nil
 	s.run(calmAfter + trustMax + time.Second)
 	s.pause(1, stop)
-	if took := s.until(func() bool { return n.m.Path.Suspect }); took > heartbeat+deadAfter+fastBeat {
+	if took := s.until(func() bool { return n.m.Path.Suspect }); took > heartbeat+deadAfter+fastHeartbeat {
 		t.Errorf("after two calm minutes it took %s", took)
 	}
 	s.until(func() bool { return !n.m.Path.Suspect })

@@ -10,7 +10,7 @@ const (
 	deadAfter = 500 * time.Millisecond // age of the oldest unanswered ping
 	// pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
 	// (overduePace)
-	fastBeat = 50 * time.Millisecond
+	fastHeartbeat = 50 * time.Millisecond
 	// overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
 	deadMissed   = 4
 	controlQuiet = 2 * time.Second        // the control net sends and hears nothing for so long: the path is asked
@@ -33,14 +33,14 @@ const (
 
 // Paths whose peer has no agent.
 const (
-	verdictIn  = 80 * time.Millisecond   // before a death: the last reading of the counters
-	silentBeat = time.Second             // between pings, with traffic
-	muteAfter  = 1500 * time.Millisecond // sending without hearing anything: one ping a second may lose one
-	unheardFor = 3 * time.Second         // without hearing the peer, when a relay claims to reach it
-	agentQuiet = 2 * time.Second         // no word of an agent that relays call absent, too
-	agentGone  = 3 * retryDown           // no word of an agent that relays say nothing about
-	awaySoon   = 3 * time.Second         // after the death of a direct path
-	awayAfter  = time.Second             // otherwise: a peer may just be renewing its session
+	verdictIn       = 80 * time.Millisecond   // before a death: the last reading of the counters
+	silentHeartbeat = time.Second             // between pings, with traffic
+	muteAfter       = 1500 * time.Millisecond // sending without hearing anything: one ping a second may lose one
+	unheardFor      = 3 * time.Second         // without hearing the peer, when a relay claims to reach it
+	agentQuiet      = 2 * time.Second         // no word of an agent that relays call absent, too
+	agentGone       = 3 * retryDown           // no word of an agent that relays say nothing about
+	awaySoon        = 3 * time.Second         // after the death of a direct path
+	awayAfter       = time.Second             // otherwise: a peer may just be renewing its session
 )
 
 // How much sooner a ping may leave when others leave, too.

@@ -119,7 +119,7 @@ func TestVerdictForgetsOtherAddresses(t *testing.T) {
 		}
 		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1,
 			LastSent: now, LastAnswered: now,
-			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps),
+			Next: len(pacing), MTUProbe: MTUProbe{Began: now.Add(-time.Second), Next: len(mtuProbeSteps),
 				Sent: now.Add(-time.Second)}})
 		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven",
 			Reason: "It answers."}

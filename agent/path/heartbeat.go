@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// beat keeps watch over the path in use, if it is pinged: heartbeats while there is traffic, keepalives while
+// heartbeats keeps watch over the path in use, if it is pinged: heartbeats while there is traffic, keepalives while
 // there is none, and death when the answers stay away.
-func (s *step) beat() {
+func (s *step) heartbeats() {
 	s.followTunnel()
 	i := s.active()
 	if i < 0 {
 		return
 	}
 	if s.Path.Silent {
-		s.beatSilent(i)
+		s.heartbeatSilent(i)
 		return
 	}
 	if s.Path.Rule == doubted && s.fresh == s.Path.Endpoint {
@@ -31,9 +31,9 @@ func (s *step) beat() {
 		return
 	}
 	s.suspect()
-	if s.beatDue(i) {
+	if s.heartbeatDue(i) {
 		s.ping(i)
-		s.wideBeat(i)
+		s.padHeartbeat(i)
 	}
 }
 
@@ -101,16 +101,16 @@ func (s *step) dead() bool {
 	return s.overdue() > idleRetries
 }
 
-// nextBeat is when the next ping on the path in use is due, and how much sooner it may be sent along with others.
-func (s *step) nextBeat(i int) (at time.Time, early time.Duration) {
+// nextHeartbeat is when the next ping on the path in use is due, and how much sooner it may be sent along with others.
+func (s *step) nextHeartbeat(i int) (at time.Time, early time.Duration) {
 	last := s.Probes[i].LastSent
 	switch {
 	case s.Path.Silent && s.now.Sub(s.SilentAt) < watchFor:
 		return last.Add(heartbeat), heartbeatEarly
 	case s.Path.Silent && s.busy():
-		return last.Add(silentBeat), heartbeatEarly
+		return last.Add(silentHeartbeat), heartbeatEarly
 	case s.Path.Silent:
-	case s.busy() && (s.unanswered(s.beatRTO()) > 0 || s.doubt()):
+	case s.busy() && (s.unanswered(s.heartbeatRTO()) > 0 || s.doubt()):
 		return last.Add(s.overduePace()), 0
 	case s.busy():
 		return last.Add(heartbeat), heartbeatEarly
@@ -125,27 +125,27 @@ func (s *step) nextBeat(i int) (at time.Time, early time.Duration) {
 // all pairs of a crowd that has no time for its answers would send four times as much as before.
 func (s *step) overduePace() time.Duration {
 	if s.mayBeSuspected() {
-		return fastBeat
+		return fastHeartbeat
 	}
-	return min(fastBeat*s.patience()/s.leastPatience(), heartbeat)
+	return min(fastHeartbeat*s.patience()/s.leastPatience(), heartbeat)
 }
 
-func (s *step) beatDue(i int) bool {
-	at, early := s.nextBeat(i)
+func (s *step) heartbeatDue(i int) bool {
+	at, early := s.nextHeartbeat(i)
 	return !s.now.Before(at.Add(-early))
 }
 
-// beatWake is when beat has something to do again, and how much sooner it may be done.
-func (s *step) beatWake(i int) (time.Time, time.Duration) {
-	beat, early := s.nextBeat(i)
-	if at := earlier(beat, s.beatTrouble()); !at.Equal(beat) {
+// heartbeatWake is when beat has something to do again, and how much sooner it may be done.
+func (s *step) heartbeatWake(i int) (time.Time, time.Duration) {
+	beat, early := s.nextHeartbeat(i)
+	if at := earlier(beat, s.heartbeatTrouble()); !at.Equal(beat) {
 		return at, 0
 	}
 	return beat, early
 }
 
-// beatTrouble is when beat has to look whether the path in use still lives; zero: it does.
-func (s *step) beatTrouble() time.Time {
+// heartbeatTrouble is when beat has to look whether the path in use still lives; zero: it does.
+func (s *step) heartbeatTrouble() time.Time {
 	if s.Path.Silent {
 		return s.tunnelEnd()
 	}
@@ -157,7 +157,7 @@ func (s *step) beatTrouble() time.Time {
 		return earlier(at, s.CheckedAt.Add(verdictIn))
 	}
 	if s.busy() {
-		if rto := s.beatRTO(); s.unanswered(rto) == 0 {
+		if rto := s.heartbeatRTO(); s.unanswered(rto) == 0 {
 			at = earlier(at, s.Pending[0].Add(rto))
 		}
 		at = earlier(at, s.suspectAt())
