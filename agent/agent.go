@@ -201,7 +201,7 @@ type traversal struct {
 	rewrites     rewrites
 	reflection   reflection
 	asked        askedPeers
-	knocks       knocks
+	handshakes   handshakes
 	lazy         atomic.Bool // a large mesh: pairs without traffic are idle
 }
 

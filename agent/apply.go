@@ -18,7 +18,7 @@ import (
 // projectionInput is all that a Spec follows from, with a given agreed state.
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
-		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
+		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, WantHandshake: a.wantHandshakes(),
 		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
 		Rekeys: a.rekeys.View(a.agreedKey, a.keyFree, time.Now()),
 		Host: projection.Host{

@@ -422,7 +422,7 @@ func (a *Agent) syncPeers() {
 	}
 	for id := range a.loop.members {
 		if _, ok := now[id]; !ok {
-			a.knocks.leave(id, time.Now())
+			a.handshakes.leave(id, time.Now())
 			a.dropPath(id)
 		}
 	}
@@ -704,7 +704,7 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	if b := s.GetBirthday(); b != nil && a.guess != nil {
 		a.guess.TakeSignal(from, b)
 	}
-	if s.GetKnock() != nil && a.knocks.take(from, time.Now()) {
+	if s.GetKnock() != nil && a.handshakes.take(from, time.Now()) {
 		a.wakeUp()
 	}
 	if r := s.GetRekey(); r != nil {

@@ -123,7 +123,7 @@ func (a *Agent) tellTraffic() {
 	}
 	late := a.lag.Late(at) >= lateForNAT // then answers may be, too
 	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
-		a.askToKnock(peer)
+		a.askForHandshake(peer)
 	}
 	r.taken(counters)
 }

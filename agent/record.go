@@ -391,7 +391,7 @@ func (a *Agent) offers() []string {
 	return out
 }
 
-// seeds are where a joiner can knock: this node first, then every member that relays or is a server.
+// seeds are where a joiner can ask: this node first, then every member that relays or is a server.
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
 	if a.listener.Load() != nil {

@@ -69,8 +69,8 @@ func (s *step) clearSuspicion() {
 	s.Cleared = min(s.Cleared+1, 10)
 }
 
-// heartbeatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected, or
-// too few would be sent until then.
+// heartbeatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected,
+// or too few would be sent until then.
 func (s *step) heartbeatRTO() time.Duration {
 	if s.mayBeSuspected() {
 		return s.leastRTO()

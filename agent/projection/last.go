@@ -38,13 +38,13 @@ func (l *Last) redirect(in *Input) bool {
 		for id := range side.Endpoints {
 			told[id] = true
 		}
-		for id := range side.Knock {
+		for id := range side.WantHandshake {
 			told[id] = true
 		}
 	}
 	var peers map[dataplane.Key]dataplane.Peer
 	for id := range told {
-		if l.in.Endpoints[id] == in.Endpoints[id] && l.in.Knock[id] == in.Knock[id] {
+		if l.in.Endpoints[id] == in.Endpoints[id] && l.in.WantHandshake[id] == in.WantHandshake[id] {
 			continue
 		}
 		n := in.State.Node(id)

@@ -37,17 +37,17 @@ func TestLastFollowsEveryChange(t *testing.T) {
 	base, ids := remembered(t)
 	key := netip.MustParseAddr("10.4.77.7")
 	changes := map[string]func(in *projection.Input){
-		"Self":         func(in *projection.Input) { in.Self = ids[3] },
-		"State":        func(in *projection.Input) { in.State, _ = mesh(t, 3) },
-		"Records":      func(in *projection.Input) { in.Records = map[identity.ID]*skeinv1.Record{} },
-		"Endpoints":    func(in *projection.Input) { in.Endpoints = map[identity.ID]projection.Endpoint{} },
-		"Knock":        func(in *projection.Input) { in.Knock = map[identity.ID]bool{ids[1]: true} },
-		"Reach":        func(in *projection.Input) { in.Reach = sites.NewReach("", nil, nil, nil, nil) },
-		"PortRewrites": func(in *projection.Input) { in.PortRewrites = []dataplane.PortRewrite{{Local: 1}} },
-		"Pods":         func(in *projection.Input) { in.Pods = []dataplane.PodRoute{{Addr: key, Link: "pod1"}} },
-		"Gateway":      func(in *projection.Input) { in.Gateway = true },
-		"Exported":     func(in *projection.Input) { in.Exported = []netip.Addr{key} },
-		"Complete":     func(in *projection.Input) { in.Complete = false },
+		"Self":          func(in *projection.Input) { in.Self = ids[3] },
+		"State":         func(in *projection.Input) { in.State, _ = mesh(t, 3) },
+		"Records":       func(in *projection.Input) { in.Records = map[identity.ID]*skeinv1.Record{} },
+		"Endpoints":     func(in *projection.Input) { in.Endpoints = map[identity.ID]projection.Endpoint{} },
+		"WantHandshake": func(in *projection.Input) { in.WantHandshake = map[identity.ID]bool{ids[1]: true} },
+		"Reach":         func(in *projection.Input) { in.Reach = sites.NewReach("", nil, nil, nil, nil) },
+		"PortRewrites":  func(in *projection.Input) { in.PortRewrites = []dataplane.PortRewrite{{Local: 1}} },
+		"Pods":          func(in *projection.Input) { in.Pods = []dataplane.PodRoute{{Addr: key, Link: "pod1"}} },
+		"Gateway":       func(in *projection.Input) { in.Gateway = true },
+		"Exported":      func(in *projection.Input) { in.Exported = []netip.Addr{key} },
+		"Complete":      func(in *projection.Input) { in.Complete = false },
 		"Rekeys": func(in *projection.Input) {
 			in.Rekeys = map[identity.ID]projection.Rekey{ids[1]: {To: dataplane.Key{7}}}
 		},
@@ -112,7 +112,7 @@ func TestLastRedirects(t *testing.T) {
 	for _, c := range []struct {
 		what      string
 		endpoints map[identity.ID]projection.Endpoint
-		knock     map[identity.ID]bool
+		handshake map[identity.ID]bool
 		anew      bool
 	}{
 		{"nothing", base.Endpoints, nil, false},
@@ -128,7 +128,7 @@ func TestLastRedirects(t *testing.T) {
 		{"which is gone", nil, nil, true},
 	} {
 		in := base
-		in.Endpoints, in.Knock = c.endpoints, c.knock
+		in.Endpoints, in.WantHandshake = c.endpoints, c.handshake
 		have, refused, anew := l.Project(in)
 		want, refusals := projection.Project(in)
 		if !have.Equal(want) || !reflect.DeepEqual(refused, refusals) || anew != c.anew {

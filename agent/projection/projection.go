@@ -26,10 +26,10 @@ type Input struct {
 	Records map[identity.ID]*skeinv1.Record
 	// Endpoints is where WireGuard sends for each peer.
 	Endpoints map[identity.ID]Endpoint
-	// Knock tells of peers that may remember a session which this host has lost: what they send is lost
+	// WantHandshake tells of peers that may remember a session which this host has lost: what they send is lost
 	// too, until a handshake, and a keepalive makes one at once.
-	Knock map[identity.ID]bool
-	Host  Host
+	WantHandshake map[identity.ID]bool
+	Host          Host
 	// Reach is how members are reached that are no peers.
 	Reach *Reach
 	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
@@ -250,8 +250,8 @@ func narrower(mtu, link int) int {
 	return 0
 }
 
-// knock is the keepalive until a session is there again, where none is asked for.
-const knock = 25 * time.Second
+// handshakeKeepalive is the keepalive until a session is there again, where none is asked for.
+const handshakeKeepalive = 25 * time.Second
 
 // key is the WireGuard key of a member's device.
 func (in *Input) key(id identity.ID, n *skeinv1.Node) dataplane.Key {
@@ -287,8 +287,8 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 	switch e := in.Endpoints[id]; {
 	case !e.Addr.IsValid():
 		peer.Keepalive = dataplane.KeepaliveAsItIs
-	case in.Knock[id]:
-		peer.Keepalive = max(in.Host.Keepalive, knock)
+	case in.WantHandshake[id]:
+		peer.Keepalive = max(in.Host.Keepalive, handshakeKeepalive)
 	case e.Proven:
 		peer.Keepalive = in.Host.Keepalive
 	case e.Relayed:

@@ -246,7 +246,7 @@ func TestKeepalive(t *testing.T) {
 		name      string
 		own, want time.Duration
 		endpoint  projection.Endpoint
-		knock     bool
+		handshake bool
 		asked     time.Duration
 	}{
 		{name: "behind a NAT", own: 20 * time.Second, want: 20 * time.Second,
@@ -258,14 +258,14 @@ func TestKeepalive(t *testing.T) {
 		{name: "over a relay, asked for, while direct paths are probed", own: 20 * time.Second, asked: 15 * time.Second,
 			endpoint: projection.Endpoint{Addr: there}},
 		{name: "over a relay, to one that remembers a session", want: 25 * time.Second,
-			endpoint: projection.Endpoint{Addr: there}, knock: true},
+			endpoint: projection.Endpoint{Addr: there}, handshake: true},
 		{name: "public, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there,
-			Proven: true}, knock: true},
-		{name: "no path yet", own: 20 * time.Second, want: dataplane.KeepaliveAsItIs, knock: true},
+			Proven: true}, handshake: true},
+		{name: "no path yet", own: 20 * time.Second, want: dataplane.KeepaliveAsItIs, handshake: true},
 	} {
 		in := input(s, ids)
 		in.Host.AskedKeepalive = c.asked
-		in.Host.Keepalive, in.Endpoints[peer], in.Knock = c.own, c.endpoint, map[identity.ID]bool{peer: c.knock}
+		in.Host.Keepalive, in.Endpoints[peer], in.WantHandshake = c.own, c.endpoint, map[identity.ID]bool{peer: c.handshake}
 		spec, _ := projection.Project(in)
 		for _, p := range spec.WireGuard.Peers {
 			if p.Keepalive != c.want {

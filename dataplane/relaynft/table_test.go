@@ -119,7 +119,7 @@ func TestMappingsPassAndEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t, ipv6)
 			table := p.open()
-			// The flows are known before, untranslated: both clients have knocked.
+			// The flows are known before, untranslated: both clients have sent.
 			p.nothing()
 			if used, err := table.Used(p.m); used || err != nil {
 				t.Errorf("used before it is there: %t, %v", used, err)

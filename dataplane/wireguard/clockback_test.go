@@ -15,9 +15,9 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 )
 
-// What agent/knock.go is for. A handshake carries the wall clock's time, and a peer refuses one that is not later than
-// the last that it has seen. A host whose clock went back is refused until the clock has caught up; but it answers a
-// handshake that the peer begins, and a keepalive that is new makes the peer begin one.
+// What agent/handshakes.go is for. A handshake carries the wall clock's time, and a peer refuses one that is not later
+// than the last that it has seen. A host whose clock went back is refused until the clock has caught up; but it answers
+// a handshake that the peer begins, and a keepalive that is new makes the peer begin one.
 func TestClockThatWentBack(t *testing.T) {
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	var refused atomic.Int32

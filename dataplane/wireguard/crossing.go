@@ -22,9 +22,9 @@ const (
 	settleWindow = 250 * time.Millisecond
 	// busyWindow is how long a handshake may take on a good path.
 	busyWindow = 200 * time.Millisecond
-	// knockWindow is how long an initiation tells that somebody wants a session: as long as
+	// initiationWindow is how long an initiation tells that somebody wants a session: as long as
 	// wireguard-go waits before it repeats one that was not answered.
-	knockWindow = 6 * time.Second
+	initiationWindow = 6 * time.Second
 	// answerWithin is how long wireguard-go may take from an initiation to its response.
 	answerWithin = 25 * time.Millisecond
 	// repeatAfter is when an initiation that stands, and was not answered, is sent again.
@@ -86,7 +86,7 @@ type meeting struct {
 	held         time.Time  // when one of ours was held back
 	responded    time.Time  // when a response went to it
 	response     []byte     // to the last of theirs
-	knocked      time.Time  // when an initiation came from it
+	initiated    time.Time  // when an initiation came from it
 }
 
 type initiation struct {
@@ -247,7 +247,7 @@ func (c *crossing) admitInitiation(index uint32, who party, from netip.AddrPort)
 		return true, nil
 	}
 	m, now := c.meet(who), time.Now()
-	m.knocked = now
+	m.initiated = now
 	again := m.theirs.index == index && m.theirs.within(crossWindow)
 	if again && m.theirs.within(answerWithin) {
 		return false, nil // two workers would both answer it
@@ -323,7 +323,7 @@ func (c *crossing) answering(key dataplane.Key, endpoints ...netip.AddrPort) boo
 
 // wanted tells whether an initiation came from a peer that may still wait for its answer.
 func (c *crossing) wanted(key dataplane.Key, endpoints ...netip.AddrPort) bool {
-	return c.any(key, endpoints, func(m *meeting) bool { return within(m.knocked, knockWindow) })
+	return c.any(key, endpoints, func(m *meeting) bool { return within(m.initiated, initiationWindow) })
 }
 
 // any tells whether something is so of a peer, or of one of its endpoints.
@@ -399,7 +399,7 @@ func (c *crossing) forget() {
 
 func (m *meeting) old() bool {
 	return !m.ours.within(answerable) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) &&
-		!within(m.knocked, knockWindow)
+		!within(m.initiated, initiationWindow)
 }
 
 func (i *initiation) within(d time.Duration) bool { return within(i.at, d) }

@@ -277,7 +277,7 @@ func TestForgedInitiationsAreBounded(t *testing.T) {
 		if !c.leaves(initiationMessage(7), from(2*maxTracked)) || !c.busy(dataplane.Key{}, from(2*maxTracked)) {
 			t.Error("a handshake of ours is not looked after during the flood")
 		}
-		time.Sleep(knockWindow + time.Second) // virtual
+		time.Sleep(initiationWindow + time.Second) // virtual
 		c.admit(initiationMessage(1), from(1))
 		if len(c.parties) != 1 {
 			t.Errorf("%d endpoints are left after the window, want the new one alone", len(c.parties))

@@ -12,7 +12,7 @@ import (
 
 // A device that removes a peer forgets the session. The peer goes on sending with that session for 15 seconds, also
 // after the device was given the peer once more. A keepalive from the device begins a new session at once; the agent
-// has it sent (agent/knock.go).
+// has it sent (agent/handshakes.go).
 func TestPeerThatWasDroppedAndIsBack(t *testing.T) {
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()

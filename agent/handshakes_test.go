@@ -79,18 +79,18 @@ func TestUnansweredByAll(t *testing.T) {
 }
 
 // Wishes stand for a while, and so many at a time.
-func TestKnocks(t *testing.T) {
-	var k knocks
+func TestHandshakesAreKept(t *testing.T) {
+	var k handshakes
 	now := time.Now()
-	for n := range byte(2 * knocksMost) {
-		if granted := k.take(identity.ID{n}, now); granted != (n < knocksMost) {
+	for n := range byte(2 * handshakesMost) {
+		if granted := k.take(identity.ID{n}, now); granted != (n < handshakesMost) {
 			t.Errorf("wish %d: granted is %v", n, granted)
 		}
 	}
-	if k.take(identity.ID{0}, now) || len(k.standing(now)) != knocksMost {
+	if k.take(identity.ID{0}, now) || len(k.standing(now)) != handshakesMost {
 		t.Errorf("%d wishes stand", len(k.standing(now)))
 	}
-	later := now.Add(knockFor)
+	later := now.Add(handshakeKeepFor)
 	if left := k.standing(later); len(left) != 0 {
 		t.Errorf("%v stand for ever", left)
 	}
@@ -99,10 +99,10 @@ func TestKnocks(t *testing.T) {
 	}
 }
 
-// A peer that was none for a while is knocked at until there was a handshake, as long as it may have a session of
+// A peer that was none for a while is sent handshakes until there was a handshake, as long as it may have a session of
 // before.
-func TestWhoComesBackIsKnockedAt(t *testing.T) {
-	var k knocks
+func TestWhoComesBackGetsAHandshake(t *testing.T) {
+	var k handshakes
 	id, left := identity.ID{1}, time.Unix(1e9, 0)
 	handshake := left.Add(-time.Second)
 	at := func(now time.Time) bool {
@@ -127,7 +127,7 @@ func TestWhoComesBackIsKnockedAt(t *testing.T) {
 }
 
 // A peer's signal makes a keepalive for it, as the data plane is told.
-func TestKnockSignal(t *testing.T) {
+func TestHandshakeSignal(t *testing.T) {
 	self, peer := newHost(t, "a"), newHost(t, "b")
 	a := newTestAgent(self, newWorld(t, self, peer).state)
 	s := &skeinv1.Signal{From: peer.key.ID().String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
@@ -136,16 +136,16 @@ func TestKnockSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.takeSignal(self.key.ID(), b) // in another's name
-	if left := a.knocks.standing(time.Now()); len(left) != 0 {
+	if left := a.handshakes.standing(time.Now()); len(left) != 0 {
 		t.Fatalf("a signal in another's name: %v", left)
 	}
 	a.takeSignal(peer.key.ID(), b)
-	if !a.knocks.standing(time.Now())[peer.key.ID()] {
+	if !a.handshakes.standing(time.Now())[peer.key.ID()] {
 		t.Error("the peer's wish is not noted")
 	}
 }
 
-// A member that is no peer for a moment, since another leader was chosen, is knocked at when it is one again.
+// A member that is no peer for a moment, since another leader was chosen, is sent handshakes when it is one again.
 func TestPeersThatLeaveAreNoted(t *testing.T) {
 	self, peer := newHost(t, "a"), newHost(t, "b")
 	a := newTestAgent(self, newWorld(t, self, peer).state)
@@ -158,7 +158,7 @@ func TestPeersThatLeaveAreNoted(t *testing.T) {
 	}{{map[identity.ID]bool{id: true}, false}, {nil, true}, {map[identity.ID]bool{id: true}, true}} {
 		a.reach.Store(&reach{sites.NewReach("", c.peers, nil, nil, nil)})
 		a.syncPeers()
-		if noted := slices.Contains(a.knocks.parted(time.Now(), none), id); noted != c.noted {
+		if noted := slices.Contains(a.handshakes.parted(time.Now(), none), id); noted != c.noted {
 			t.Errorf("peers %v: noted %t", c.peers, noted)
 		}
 	}

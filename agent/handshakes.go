@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	initiationSize = 148              // bytes of a handshake initiation, as WireGuard counts them
-	dataAligned    = 16               // packets with data in them have a multiple of so many bytes
-	knockAfter     = 2                // initiations that nobody answers: one may be lost
-	knockEvery     = 15 * time.Second // between two times that one peer is asked
-	knockFor       = 10 * time.Second // how long a peer that has asked is knocked at
-	knocksMost     = 8                // of those at a time: who asks is answered by a handshake, and thousands may ask
-	sessionEnds    = 3 * time.Minute  // WireGuard sends nothing with a session that is older
+	initiationSize    = 148              // bytes of a handshake initiation, as WireGuard counts them
+	dataAligned       = 16               // packets with data in them have a multiple of so many bytes
+	unansweredAfter   = 2                // initiations that nobody answers: one may be lost
+	handshakeAskEvery = 15 * time.Second // between two times that one peer is asked
+	handshakeKeepFor  = 10 * time.Second // how long a peer that has asked is sent handshakes
+	handshakesMost    = 8                // of those at a time: who asks is answered by a handshake, and thousands may ask
+	sessionEnds       = 3 * time.Minute  // WireGuard sends nothing with a session that is older
 )
 
-// knock lists the members that are to be sent a keepalive, and so a handshake where there is no session. First, those
-// that asked for it. Second, those that were no peers of this node for a while: with them its device lost the session,
-// and the other end, which may have had this node as a peer all the time, does not know; it would send into the void
-// for 15 s. Third, those that this node has known since before it started, that answer, and with whom the device has
-// had no handshake: a userspace device loses all sessions with the agent.
-func (a *Agent) knock() map[identity.ID]bool {
+// wantHandshakes lists the members that are to be sent a keepalive, and so a handshake where there is no session.
+// First, those that asked for it. Second, those that were no peers of this node for a while: with them its device lost
+// the session, and the other end, which may have had this node as a peer all the time, does not know; it would send
+// into the void for 15 s. Third, those that this node has known since before it started, that answer, and with whom the
+// device has had no handshake: a userspace device loses all sessions with the agent.
+func (a *Agent) wantHandshakes() map[identity.ID]bool {
 	if a.plane == nil {
 		return nil
 	}
@@ -43,8 +43,8 @@ func (a *Agent) knock() map[identity.ID]bool {
 		p, _ := all.of(a.deviceKey(id, m.wg))
 		return p.LastHandshake
 	}
-	out := a.knocks.standing(time.Now())
-	for _, id := range a.knocks.parted(time.Now(), handshake) {
+	out := a.handshakes.standing(time.Now())
+	for _, id := range a.handshakes.parted(time.Now(), handshake) {
 		out[id] = true
 	}
 	if all == nil && a.plane.Driver() == "kernel" {
@@ -72,15 +72,15 @@ func knownPeers(members []identity.ID, r *reach) iter.Seq[identity.ID] {
 	}
 }
 
-// knocks are the peers with which this node is to begin a session.
-type knocks struct {
+// handshakes are the peers with which this node is to begin a session.
+type handshakes struct {
 	mu    sync.Mutex
 	until map[identity.ID]time.Time // of those that asked for it
 	left  map[identity.ID]time.Time // when they ceased to be peers
 }
 
 // leave notes that a member is no peer any more.
-func (k *knocks) leave(id identity.ID, now time.Time) {
+func (k *handshakes) leave(id identity.ID, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.left == nil {
@@ -91,7 +91,7 @@ func (k *knocks) leave(id identity.ID, now time.Time) {
 
 // parted are those that left so lately that they may send with a session of before, and with which there was no
 // handshake since. Nothing is sent to those that still are no peers.
-func (k *knocks) parted(now time.Time, handshake func(identity.ID) time.Time) (out []identity.ID) {
+func (k *handshakes) parted(now time.Time, handshake func(identity.ID) time.Time) (out []identity.ID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for id, at := range k.left {
@@ -106,22 +106,22 @@ func (k *knocks) parted(now time.Time, handshake func(identity.ID) time.Time) (o
 
 // take notes a peer's wish, and tells whether it is granted now. One that is granted already is no news: who repeats it
 // has nothing done again.
-func (k *knocks) take(from identity.ID, now time.Time) bool {
+func (k *handshakes) take(from identity.ID, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	maps.DeleteFunc(k.until, func(_ identity.ID, until time.Time) bool { return !until.After(now) })
-	if _, stands := k.until[from]; stands || len(k.until) >= knocksMost {
+	if _, stands := k.until[from]; stands || len(k.until) >= handshakesMost {
 		return false
 	}
 	if k.until == nil {
 		k.until = map[identity.ID]time.Time{}
 	}
-	k.until[from] = now.Add(knockFor)
+	k.until[from] = now.Add(handshakeKeepFor)
 	return true
 }
 
 // standing are those whose wish stands.
-func (k *knocks) standing(now time.Time) map[identity.ID]bool {
+func (k *handshakes) standing(now time.Time) map[identity.ID]bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := map[identity.ID]bool{}
@@ -163,10 +163,11 @@ func (u *unanswered) look(
 		case sent > 0 && sent%dataAligned == 0: // data: four initiations between two readings hardly ever leave
 			x.initiations = 0
 		case sent > 0:
-			x.initiations = min(x.initiations+int(sent/initiationSize), knockAfter)
+			x.initiations = min(x.initiations+int(sent/initiationSize), unansweredAfter)
 		}
 		x.rx, x.tx = c.RxBytes, c.TxBytes
-		if !any && x.initiations >= knockAfter && (x.asked.IsZero() || now.Sub(x.asked) >= knockEvery) && alive(id) {
+		again := x.asked.IsZero() || now.Sub(x.asked) >= handshakeAskEvery
+		if !any && x.initiations >= unansweredAfter && again && alive(id) {
 			ask, any = id, true
 			x.asked = now
 		}
@@ -175,8 +176,8 @@ func (u *unanswered) look(
 	return ask, any
 }
 
-// askToKnock asks a peer to begin a session: by a relay, since without one the tunnel carries nothing.
-func (a *Agent) askToKnock(peer identity.ID) {
+// askForHandshake asks a peer to begin a session: by a relay, since without one the tunnel carries nothing.
+func (a *Agent) askForHandshake(peer identity.ID) {
 	s := &skeinv1.Signal{From: a.id.String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
 	b, err := proto.Marshal(s)
 	if err == nil {
