@@ -195,8 +195,9 @@ func (f *Flow) Encode(w *nfnl.Writer) {
 		if nat.Is6() {
 			lo, hi = natMin6, natMax6
 		}
-		w.Bytes(lo, nat.AsSlice())
-		w.Bytes(hi, nat.AsSlice())
+		addr := nat.AsSlice()
+		w.Bytes(lo, addr)
+		w.Bytes(hi, addr)
 		w.Nest(natProto, func() { w.Uint16(portMin, port); w.Uint16(portMax, port) })
 	})
 	w.Uint32(ctaStatus, f.Status)
