@@ -3,6 +3,8 @@ package probe
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/skeinmesh/skein/internal/inet"
 )
 
 const protocolUDP = 17
@@ -16,42 +18,8 @@ func appendUDP(b []byte, src, dst netip.AddrPort, payload []byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(length))
 	b = append(b, 0, 0)
 	b = append(b, payload...)
-	binary.BigEndian.PutUint16(b[start+6:], checksum(src.Addr(), dst.Addr(), b[start:]))
+	binary.BigEndian.PutUint16(b[start+6:], inet.UDP(src.Addr(), dst.Addr(), b[start:]))
 	return b
-}
-
-// checksum is UDP's over the pseudo header and the segment, whose checksum field is zero. Zero is sent as all ones.
-func checksum(src, dst netip.Addr, segment []byte) uint16 {
-	sum := uint32(protocolUDP) + uint32(len(segment))
-	for _, a := range [2]netip.Addr{src, dst} {
-		if a.Is4() {
-			v := a.As4()
-			sum = addWords(sum, v[:])
-		} else {
-			v := a.As16()
-			sum = addWords(sum, v[:])
-		}
-	}
-	sum = addWords(sum, segment)
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	if c := ^uint16(sum); c != 0 {
-		return c
-	}
-	return 0xffff
-}
-
-// addWords needs at most 64 KiB, so 32 bits never overflow.
-func addWords(sum uint32, b []byte) uint32 {
-	for len(b) >= 2 {
-		sum += uint32(binary.BigEndian.Uint16(b))
-		b = b[2:]
-	}
-	if len(b) == 1 {
-		sum += uint32(b[0]) << 8
-	}
-	return sum
 }
 
 // datagram is what a raw socket received, taken apart.

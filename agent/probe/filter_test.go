@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/skeinmesh/skein/internal/inet"
 	"golang.org/x/net/bpf"
 )
 
@@ -85,9 +86,9 @@ func TestChecksum(t *testing.T) {
 		if n > 0 {
 			b[len(b)-1] = 0xab
 			binary.BigEndian.PutUint16(b[6:], 0)
-			binary.BigEndian.PutUint16(b[6:], checksum(src.Addr(), dst.Addr(), b))
+			binary.BigEndian.PutUint16(b[6:], inet.UDP(src.Addr(), dst.Addr(), b))
 		}
-		if got := checksum(src.Addr(), dst.Addr(), b); got != 0xffff {
+		if got := inet.UDP(src.Addr(), dst.Addr(), b); got != 0xffff {
 			t.Errorf("%d bytes: the sum over the whole is %#x", n, got)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/skeinmesh/skein/internal/inet"
 	"golang.org/x/sys/unix"
 )
 
@@ -101,13 +102,7 @@ func datagram(from, to netip.AddrPort, content []byte) []byte {
 	binary.BigEndian.PutUint16(u[4:], uint16(len(u)))
 	copy(u[headerUDP:], content)
 	ip(b, unix.IPPROTO_UDP, from.Addr(), to.Addr())
-	pseudo := sum(from.Addr().AsSlice(), 0)
-	pseudo = sum(to.Addr().AsSlice(), pseudo) + unix.IPPROTO_UDP + uint32(len(u))
-	if c := ^fold(sum(u, pseudo)); c != 0 {
-		binary.BigEndian.PutUint16(u[6:], c)
-	} else {
-		binary.BigEndian.PutUint16(u[6:], 0xffff) // 0 says that there is none
-	}
+	binary.BigEndian.PutUint16(u[6:], inet.UDP(from.Addr(), to.Addr(), u))
 	return b
 }
 
@@ -139,22 +134,5 @@ func ip(b []byte, protocol byte, from, to netip.Addr) {
 	b[6], b[8], b[9] = dontFragment, ttl, protocol
 	copy(b[12:], from.AsSlice())
 	copy(b[16:], to.AsSlice())
-	binary.BigEndian.PutUint16(b[10:], ^fold(sum(b[:header4], 0)))
-}
-
-func sum(b []byte, s uint32) uint32 {
-	for ; len(b) > 1; b = b[2:] {
-		s += uint32(b[0])<<8 | uint32(b[1])
-	}
-	if len(b) == 1 {
-		s += uint32(b[0]) << 8
-	}
-	return s
-}
-
-func fold(s uint32) uint16 {
-	for s > 0xffff {
-		s = s>>16 + s&0xffff
-	}
-	return uint16(s)
+	binary.BigEndian.PutUint16(b[10:], inet.Checksum(b[:header4]))
 }

@@ -3,7 +3,10 @@ package inet
 import (
 	"encoding/binary"
 	"math/bits"
+	"net/netip"
 )
+
+const udp = 17 // IPPROTO_UDP
 
 // Sum adds b to a sum of 16-bit words in network byte order (RFC 1071), unfolded. An odd last byte counts as a word's
 // first.
@@ -43,6 +46,24 @@ func Checksum(b []byte) uint16 { return ^Fold(Sum(b, 0)) }
 // Pseudo is the sum of the pseudo header of a transport's checksum: addresses, protocol and length.
 func Pseudo(addresses []byte, proto uint8, length int) uint64 {
 	return Sum(addresses, uint64(proto)+uint64(length))
+}
+
+// UDP is the checksum of a UDP segment whose checksum field is zero (RFC 768). A zero is sent as all ones, since zero
+// says that there is none.
+func UDP(src, dst netip.Addr, segment []byte) uint16 {
+	acc := Sum(segment, udp+uint64(len(segment)))
+	for _, a := range [2]netip.Addr{src, dst} {
+		b := a.As16() // of IPv4 the last four bytes
+		if a.Is4() {
+			acc = Sum(b[12:], acc)
+		} else {
+			acc = Sum(b[:], acc)
+		}
+	}
+	if c := ^Fold(acc); c != 0 {
+		return c
+	}
+	return 0xffff
 }
 
 // Adjust corrects a checksum for a 16-bit word of what it covers that has become another (RFC 1624).
