@@ -20,10 +20,12 @@ const (
 	pingTimeout = 2 * time.Second
 	// idleTimeout is for how long a connection stays that nobody uses. Both ends send pings over it, and where it leads
 	// through a leader of the site these keep the path to that leader busy: more than a new connection costs.
-	idleTimeout  = 10 * time.Second
-	maxMessage   = 64 << 20               // a state in a snapshot
-	maxRequest   = maxImport + maxCommand // what a service reads
-	writeTimeout = 10 * time.Second
+	idleTimeout = 10 * time.Second
+	// serverIdleTimeout is longer than that of clients of any version, so that no request meets a connection that ends.
+	serverIdleTimeout = 4 * time.Minute
+	maxMessage        = 64 << 20               // a state in a snapshot
+	maxRequest        = maxImport + maxCommand // what a service reads
+	writeTimeout      = 10 * time.Second
 )
 
 // NewRequestID makes a random request ID.
@@ -132,7 +134,7 @@ func NewHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 			WriteByteTimeout: writeTimeout, MaxConcurrentStreams: 64},
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    32 << 10,
-		IdleTimeout:       2 * idleTimeout,
+		IdleTimeout:       serverIdleTimeout,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if p, ok := c.(plainConn); ok {
