@@ -24,6 +24,15 @@ type siteMesh struct {
 	replaceable map[identity.ID]bool // as the paths know it
 	replaceIn   *sites.Plan          // by which they do
 	timer       *time.Timer          // looks again
+	last        lastReach
+}
+
+// lastReach is what the newest Reach was made of, where nothing but a plan and faults counted: among ten thousand
+// members most rounds make the same one.
+type lastReach struct {
+	plan   *sites.Plan // nil: more counted
+	faults map[identity.ID]uint8
+	reach  *sites.Reach
 }
 
 // reach is how the other members are reached, as the newest round of the loop has it. It is not changed, and the same
@@ -151,7 +160,41 @@ func (m *siteMesh) reach(paths map[identity.ID]path.Path, shunned map[identity.I
 		suspect: func(id identity.ID) bool { return paths[id].Suspect },
 		shunned: func(id identity.ID) bool { return shunned[id] },
 	}
-	return m.Reach(alive, stands, func(p *sites.Plan, to identity.ID) (sites.Way, bool) { return m.way(p, to, is) }, now)
+	steady := !m.Switching() && m.returned.until().IsZero()
+	var faults map[identity.ID]uint8
+	if steady {
+		faults = is.among(paths, shunned)
+		if m.last.plan == m.Plan() && maps.Equal(m.last.faults, faults) {
+			return m.last.reach
+		}
+	}
+	r := m.Reach(alive, stands, func(p *sites.Plan, to identity.ID) (sites.Way, bool) { return m.way(p, to, is) }, now)
+	m.last = lastReach{}
+	if steady {
+		m.last = lastReach{m.Plan(), faults, r}
+	}
+	return r
+}
+
+// among are the faults of all nodes that have a path, or are shunned; others have the same faults each.
+func (is trouble) among(paths map[identity.ID]path.Path, shunned map[identity.ID]bool) map[identity.ID]uint8 {
+	out := make(map[identity.ID]uint8, len(paths))
+	note := func(id identity.ID) {
+		faults := uint8(0)
+		for i, has := range []func(identity.ID) bool{is.lost, is.dead, is.suspect, is.shunned} {
+			if has(id) {
+				faults |= 1 << i
+			}
+		}
+		out[id] = faults
+	}
+	for id := range paths {
+		note(id)
+	}
+	for id := range shunned {
+		note(id)
+	}
+	return out
 }
 
 // wake has the loop look again when what is left of the plan before ends, or a doubt.

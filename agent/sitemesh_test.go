@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -116,6 +117,49 @@ func (w *meshOf) want(what, have, want string) {
 	w.t.Helper()
 	if have != want {
 		w.t.Errorf("%s: %s, want %s", what, have, want)
+	}
+}
+
+// What is remembered of the last round says what a round of its own would say, whatever happens to paths.
+func TestARememberedReachIsTheSame(t *testing.T) {
+	for _, self := range []string{"a1", "a3"} {
+		w := newMeshOf(t)
+		w.plan(self, sites.Site)
+		hand := func(id identity.ID) time.Time { return w.handshakes[id] }
+		r, remembered := rand.New(rand.NewPCG(1, 2)), 0
+		for range 2000 {
+			w.later(time.Duration(r.IntN(3000)) * time.Millisecond)
+			p, id := w.m.Plan(), w.all[r.IntN(len(w.all))]
+			shunned := map[identity.ID]bool{}
+			switch now := w.paths[id]; r.IntN(8) {
+			case 0:
+				now.Alive, now.Since = !now.Alive, w.now
+				w.paths[id] = now
+			case 1:
+				now.Suspect = !now.Suspect
+				w.paths[id] = now
+			case 2:
+				now.Kind, now.Since = path.Relay, w.now
+				w.paths[id] = now
+			case 3:
+				shunned[id] = true
+			case 4:
+				w.handshakes[id] = w.now
+			}
+			w.m.noteReturned(p, w.paths, hand, w.now)
+			last := w.m.last
+			have := w.m.reach(w.paths, shunned, hand, w.now)
+			if last.plan != nil && w.m.last.reach == last.reach && have == last.reach {
+				remembered++
+			}
+			w.m.last = lastReach{}
+			if want := w.m.reach(w.paths, shunned, hand, w.now); have != want { // it is the same one if it says the same
+				t.Fatalf("from %s: what is remembered is another one", self)
+			}
+		}
+		if remembered < 500 {
+			t.Errorf("from %s: only %d of 2000 rounds said the same", self, remembered)
+		}
 	}
 }
 

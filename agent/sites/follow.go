@@ -78,6 +78,9 @@ func (p *Plan) remade(now *Plan) *Plan {
 	return Make(in)
 }
 
+// Plan is the newest plan.
+func (f *Follower) Plan() *Plan { return f.plan }
+
 // Switching reports whether the topology has changed so lately that the plans before it count.
 func (f *Follower) Switching() bool { return len(f.before) > 0 }
 
