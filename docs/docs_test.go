@@ -69,6 +69,23 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+var goFileRE = regexp.MustCompile(`\b(?:agent|relay|dataplane|events|gossip|consensus|kube|cni|internal|chaos|cmd|docs)` +
+	`/[a-z0-9_/]+\.go\b`)
+
+// TestGoFilesExist: a Go file that a document names is there. Decisions tell of the day when they were made.
+func TestGoFilesExist(t *testing.T) {
+	for _, file := range documents(t) {
+		if strings.Contains(file, "decisions/") {
+			continue
+		}
+		for _, name := range goFileRE.FindAllString(read(t, file), -1) {
+			if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+				t.Errorf("%s: there is no file %s", file, name)
+			}
+		}
+	}
+}
+
 // TestLinesFit: prose and examples end at 120 columns. Rows of tables cannot be broken, nor is what a program writes.
 func TestLinesFit(t *testing.T) {
 	const columns = 120

@@ -113,7 +113,7 @@ var holes = []hole{
 		{"agent/admission/limiter.go", "	connectBurst   = 200", "	connectBurst   = 20000"},
 	}, []string{"hold the port for joiners with more connections than one source may have"}},
 	{"a member may ask as often as it likes, and for as much", []Guard{Fair}, []edit{
-		{"agent/rpclimit.go", "	if path == skeinv1connect.ClusterServiceProposeProcedure && l.server(id) {",
+		{"agent/rpclimit/rpclimit.go", "	if path == skeinv1connect.ClusterServiceProposeProcedure && l.server(id) {",
 			"	if path != \"\" || l.server(id) {"},
 		{"events/decide_block.go", "int(min(total-uint64(held.n), MaxBlocksAtOnce))", "int(total-uint64(held.n))"},
 		{"gossip/fetch.go", "	return l.AllowN(now, 1) && f.all.AllowN(now, 1)", "	return l.AllowN(now, 1) || true"},
