@@ -260,8 +260,8 @@ func (e *udpEnd) port(peer *udpEnd) netip.AddrPort {
 	return netip.AddrPortFrom(at, e.reservation(peer).Endpoint.Port())
 }
 
-// knock sends what goes ahead of a ping.
-func (e *udpEnd) knock(peer *udpEnd) {
+// bind sends the proof of where this end is, which goes ahead of a ping.
+func (e *udpEnd) bind(peer *udpEnd) {
 	r := e.reservation(peer)
 	if b, ok := e.Bind(r.Endpoint); ok {
 		e.mu.Lock()
@@ -297,8 +297,8 @@ func join(t testing.TB, a, b *udpEnd) {
 func proven(t testing.TB, a, b *udpEnd) {
 	t.Helper()
 	relaytest.WaitFor(t, "the proof of both mappings", func() bool {
-		a.knock(b)
-		b.knock(a)
+		a.bind(b)
+		b.bind(a)
 		return a.reservation(b).Ready && b.reservation(a).Ready
 	})
 }

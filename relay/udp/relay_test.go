@@ -132,7 +132,7 @@ func TestUDPFollowsAReboundMappingAndNoReplay(t *testing.T) {
 		}
 
 		a.open() // a new mapping
-		relaytest.WaitFor(t, "the new mapping", func() bool { a.knock(b); return r.udp.Stats().Rebound > before.Rebound })
+		relaytest.WaitFor(t, "the new mapping", func() bool { a.bind(b); return r.udp.Stats().Rebound > before.Rebound })
 		atA, _ := passes(t, a, b)
 		if atA != a.port(b) {
 			t.Errorf("packets come from %s, want %s", atA, a.port(b))
@@ -257,7 +257,7 @@ func TestAFirewallThatDropsIsNoticed(t *testing.T) {
 	a, b := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
 	join(t, a, b)
 	relaytest.WaitFor(t, "the fall back to userspace", func() bool {
-		a.knock(b)
+		a.bind(b)
 		a.send(b, "lost")
 		a.ReservationFailed(r.Key.ID(), b.ID)
 		return r.udp.Stats().FellBack == 1
@@ -289,7 +289,7 @@ func TestMembersWhoCallTheirIdlePairFailedConcernNobodyElse(t *testing.T) {
 	join(t, a, c)
 	passes(t, a, c)
 	a.open() // its mapping towards b moves, so that the pair is written anew
-	relaytest.WaitFor(t, "the new mapping", func() bool { a.knock(b); return r.udp.Stats().Rebound > 0 })
+	relaytest.WaitFor(t, "the new mapping", func() bool { a.bind(b); return r.udp.Stats().Rebound > 0 })
 	passes(t, a, b)
 	if st := r.udp.Stats(); st.Ready != 3 || st.InKernel != 2 {
 		t.Errorf("%d of 3 pairs are in the kernel, want all but the liars': %+v", st.InKernel, st)
@@ -395,8 +395,8 @@ func TestATableThatSomebodyDeletedIsRepaired(t *testing.T) {
 	}
 	a.open() // whose new mapping has no entry in the connection table
 	relaytest.WaitFor(t, "the table to be repaired", func() bool {
-		a.knock(b)
-		b.knock(a)
+		a.bind(b)
+		b.bind(a)
 		return r.udp.Stats().Rebound > 0
 	})
 	passes(t, a, b)
@@ -421,7 +421,7 @@ func TestASessionAfterTheFirstKeepsThePair(t *testing.T) {
 		}
 		binds := r.udp.Stats()
 		a.open() // its key is a new one, and its counter began anew
-		relaytest.WaitFor(t, "the rebinding", func() bool { a.knock(b); return r.udp.Stats().Rebound > binds.Rebound })
+		relaytest.WaitFor(t, "the rebinding", func() bool { a.bind(b); return r.udp.Stats().Rebound > binds.Rebound })
 		passes(t, a, b)
 	})
 }
