@@ -15,43 +15,28 @@ import (
 // meddler stands between a node and its relay and rewrites what passes towards the node, record by record.
 func meddler(t *testing.T, to string, rewrite func(record []byte) []byte) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
+	return relaytest.Serve(t, func(c net.Conn) {
+		defer c.Close()
+		up, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		defer up.Close()
+		go func() { _, _ = io.Copy(up, c); up.Close() }()
 		for {
-			c, err := l.Accept()
-			if err != nil {
+			head := make([]byte, 5) // a TLS record: type 1 · version 2 · length 2
+			if _, err := io.ReadFull(up, head); err != nil {
 				return
 			}
-			up, err := net.Dial("tcp", to)
-			if err != nil {
-				c.Close()
-				continue
+			body := make([]byte, int(head[3])<<8|int(head[4]))
+			if _, err := io.ReadFull(up, body); err != nil {
+				return
 			}
-			go func() { _, _ = io.Copy(up, c); up.Close() }()
-			go func() {
-				defer c.Close()
-				defer up.Close()
-				for {
-					head := make([]byte, 5) // a TLS record: type 1 · version 2 · length 2
-					if _, err := io.ReadFull(up, head); err != nil {
-						return
-					}
-					body := make([]byte, int(head[3])<<8|int(head[4]))
-					if _, err := io.ReadFull(up, body); err != nil {
-						return
-					}
-					if _, err := c.Write(rewrite(append(head, body...))); err != nil {
-						return
-					}
-				}
-			}()
+			if _, err := c.Write(rewrite(append(head, body...))); err != nil {
+				return
+			}
 		}
-	}()
-	return l.Addr().String()
+	}).Addr().String()
 }
 
 // Whoever changes, repeats or drops records on the way ends the session, and nothing of it is taken for a packet.

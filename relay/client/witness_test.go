@@ -131,20 +131,7 @@ func TestARelayThatCannotTellIsNoWitness(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go olderRelay(tls.Server(c, config))
-		}
-	}()
+	l := relaytest.Serve(t, func(c net.Conn) { olderRelay(tls.Server(c, config)) })
 	a := relaytest.NewNode(t, nil, relaytest.NewKey(t))
 	a.SetRelays([]client.Relay{{ID: key.ID(), Addresses: []string{l.Addr().String()}, Key: key.Public()}})
 	relaytest.WaitFor(t, "the session", func() bool { return a.Connected(key.ID()) })

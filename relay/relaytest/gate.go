@@ -16,35 +16,45 @@ type Gate struct {
 	conns   []net.Conn
 }
 
-// StartGate opens a gate to the address of a relay.
-func StartGate(t testing.TB, to string) *Gate {
+// Serve listens until the test ends, and has each connection served on a goroutine of its own.
+func Serve(t testing.TB, serve func(net.Conn)) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gate{Listener: l}
-	g.open = sync.NewCond(&g.mu)
+	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			up, err := net.Dial("tcp", to)
-			if err != nil {
-				c.Close()
-				continue
-			}
-			g.mu.Lock()
-			g.conns = append(g.conns, c, up)
-			g.mu.Unlock()
-			go g.copy(c, up)
-			go g.copy(up, c)
+			go serve(c)
 		}
 	}()
+	return l
+}
+
+// StartGate opens a gate to the address of a relay.
+func StartGate(t testing.TB, to string) *Gate {
+	t.Helper()
+	g := &Gate{}
+	g.open = sync.NewCond(&g.mu)
+	g.Listener = Serve(t, func(c net.Conn) {
+		up, err := net.Dial("tcp", to)
+		if err != nil {
+			c.Close()
+			return
+		}
+		g.mu.Lock()
+		g.conns = append(g.conns, c, up)
+		g.mu.Unlock()
+		go g.copy(c, up)
+		g.copy(up, c)
+	})
 	t.Cleanup(func() {
-		l.Close()
+		g.Listener.Close()
 		g.Stall(false)
 		g.mu.Lock()
 		defer g.mu.Unlock()
