@@ -334,6 +334,14 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	})
 }
 
+// passedBy is the peer of the tunnel by which packets of a node go and come: itself, or a leader.
+func (a *Agent) passedBy(id identity.ID) identity.ID {
+	if via, ok := a.reach.Load().via(id); ok {
+		return via
+	}
+	return id
+}
+
 // tunnelOver is what a path says of the tunnel, in a large mesh or not, with relays to ask and a session of WireGuard's
 // or without.
 func tunnelOver(p path.Path, lazy bool, relays, session func() bool) control.Tunnel {

@@ -68,7 +68,8 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag,
+		Tunnel: a.tunnel, Via: a.passedBy, PacketKey: a.packetKey, OnPacket: a.onPacket,
+		Log: a.log.With("component", "control"), Lag: a.lag,
 		OnEcho: a.onEcho,
 		Coded:  func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {

@@ -18,9 +18,11 @@ import (
 const (
 	pingAfter   = 2 * time.Second // of silence on an RPC connection
 	pingTimeout = 2 * time.Second
-	// idleTimeout is for how long a connection stays that nobody uses. Both ends send pings over it, and where it leads
-	// through a leader of the site these keep the path to that leader busy: more than a new connection costs.
-	idleTimeout = 10 * time.Second
+	// idleTimeout is for how long a connection stays that nobody uses: less than pingAfter. Where it leads through a
+	// leader of the site, pings over it keep the leader's path to this node busy: more than a new connection costs.
+	idleTimeout = 1500 * time.Millisecond
+	// hurriedIdleTimeout is longer than the time between two renewals of a lease.
+	hurriedIdleTimeout = 10 * time.Second
 	// serverIdleTimeout is longer than that of clients of any version, so that no request meets a connection that ends.
 	serverIdleTimeout = 4 * time.Minute
 	maxMessage        = 64 << 20               // a state in a snapshot
@@ -48,13 +50,15 @@ type Conns struct {
 }
 
 // NewConns makes connections as they are needed.
-func NewConns(d Dialer) *Conns { return newConns(d, pingAfter, pingTimeout) }
+func NewConns(d Dialer) *Conns { return newConns(d, pingAfter, pingTimeout, idleTimeout) }
 
 // NewHurriedConns is for requests that come several times a second and must not hang: a connection on which nothing
 // comes for three quarters of a second is given up, and the next request dials anew.
-func NewHurriedConns(d Dialer) *Conns { return newConns(d, 300*time.Millisecond, 450*time.Millisecond) }
+func NewHurriedConns(d Dialer) *Conns {
+	return newConns(d, 300*time.Millisecond, 450*time.Millisecond, hurriedIdleTimeout)
+}
 
-func newConns(d Dialer, pingAfter, pingTimeout time.Duration) *Conns {
+func newConns(d Dialer, pingAfter, pingTimeout, idle time.Duration) *Conns {
 	transport := &http.Transport{
 		Protocols: http2Only(),
 		HTTP2:     &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: writeTimeout},
@@ -73,7 +77,7 @@ func newConns(d Dialer, pingAfter, pingTimeout time.Duration) *Conns {
 			}
 			return plainConn{c}, nil
 		},
-		IdleConnTimeout: idleTimeout,
+		IdleConnTimeout: idle,
 	}
 	return &Conns{client: &http.Client{Transport: transport}, transport: transport}
 }

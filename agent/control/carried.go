@@ -8,24 +8,32 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Carried is what the control net sent to a node and got from it by the tunnel, in bytes as WireGuard counts them.
+// Carried is what the control net sent by a peer of the tunnel and got from there, in bytes as WireGuard counts them.
 // Raft's streams are not among it: a path that carries them is watched as for users' traffic. Acks are the
 // acknowledgements of the streams' segments and what opens and closes streams, at most.
 type Carried struct{ Sent, Received, AcksSent, AcksReceived uint64 }
 
 type carried struct{ sent, received, acksSent, acksReceived atomic.Uint64 }
 
+// count is where packets from and to a node are counted: at the peer of the tunnel that passes them on.
 func (n *Net) count(node identity.ID) *carried {
-	if c, ok := n.carried.Load(node); ok {
+	if n.cfg.Via != nil {
+		node = n.cfg.Via(node)
+	}
+	return n.countAt(node)
+}
+
+func (n *Net) countAt(peer identity.ID) *carried {
+	if c, ok := n.carried.Load(peer); ok {
 		return c.(*carried)
 	}
-	c, _ := n.carried.LoadOrStore(node, &carried{})
+	c, _ := n.carried.LoadOrStore(peer, &carried{})
 	return c.(*carried)
 }
 
-// Carried is what went to a node and came from it since the start.
-func (n *Net) Carried(node identity.ID) Carried {
-	v, ok := n.carried.Load(node)
+// Carried is what went to a peer of the tunnel and came from it since the start, for whatever node.
+func (n *Net) Carried(peer identity.ID) Carried {
+	v, ok := n.carried.Load(peer)
 	if !ok {
 		return Carried{}
 	}
@@ -33,10 +41,12 @@ func (n *Net) Carried(node identity.ID) Carried {
 	return Carried{c.sent.Load(), c.received.Load(), c.acksSent.Load(), c.acksReceived.Load()}
 }
 
-// countedConn is a stream in the tunnel whose bytes are counted, unless it turns out that they are not to be.
+// countedConn is a stream in the tunnel whose bytes are counted, unless it turns out that they are not to be. The peer
+// that passes them on may change while the stream is open.
 type countedConn struct {
 	net.Conn
-	by atomic.Pointer[carried]
+	at   func() *carried
+	ends atomic.Bool // nothing is counted from now on
 }
 
 // counted has a stream that a member began counted, from its handshake on.
@@ -49,15 +59,13 @@ func (n *Net) counted(c net.Conn) net.Conn {
 	if !known {
 		return c
 	}
-	return newCounted(c, n.count(node))
+	return newCounted(c, func() *carried { return n.count(node) })
 }
 
 // newCounted counts a stream that has just been opened.
-func newCounted(c net.Conn, by *carried) *countedConn {
-	t := &countedConn{Conn: c}
-	t.by.Store(by)
-	by.bare(openPackets)
-	return t
+func newCounted(c net.Conn, at func() *carried) *countedConn {
+	at().bare(openPackets)
+	return &countedConn{Conn: c, at: at}
 }
 
 // bare counts packets without data in each direction.
@@ -68,8 +76,8 @@ func (c *carried) bare(n uint64) {
 
 // Close counts the packets of the stream's end.
 func (c *countedConn) Close() error {
-	if by := c.by.Swap(nil); by != nil {
-		by.bare(closePackets)
+	if !c.ends.Swap(true) {
+		c.at().bare(closePackets)
 	}
 	return c.Conn.Close()
 }
@@ -79,7 +87,8 @@ func counts(alpn string) bool { return alpn != identity.ALPNRaft }
 
 func (c *countedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if by := c.by.Load(); by != nil && n > 0 {
+	if n > 0 && !c.ends.Load() {
+		by := c.at()
 		bytes, acks := inSegments(n)
 		by.received.Add(bytes)
 		by.acksSent.Add(acks)
@@ -89,7 +98,8 @@ func (c *countedConn) Read(b []byte) (int, error) {
 
 func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	if by := c.by.Load(); by != nil && n > 0 {
+	if n > 0 && !c.ends.Load() {
+		by := c.at()
 		bytes, acks := inSegments(n)
 		by.sent.Add(bytes)
 		by.acksReceived.Add(acks)

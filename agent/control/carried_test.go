@@ -30,7 +30,9 @@ func TestInTunnel(t *testing.T) {
 func TestStreamsAreCounted(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	c := &countedConn{Conn: a}
+	var nobody, by carried
+	at := &nobody
+	c := &countedConn{Conn: a, at: func() *carried { return at }}
 	defer c.Close()
 	exchange := func(n int) {
 		t.Helper()
@@ -42,10 +44,20 @@ func TestStreamsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	c.ends.Store(true)
 	exchange(100)
-	var by carried
-	c.by.Store(&by)
+	if nobody.sent.Load() != 0 || nobody.received.Load() != 0 {
+		t.Error("a stream is counted that is not to be")
+	}
+	c.ends.Store(false)
 	exchange(100)
+	first := nobody.sent.Load()
+	at = &by // another peer passes it on now
+	exchange(100)
+	if s := nobody.sent.Load(); s != first || s != by.sent.Load() {
+		t.Errorf("100 bytes each way are counted as %d sent at one peer and, later, as %d at another, where the first has %d "+
+			"then", first, by.sent.Load(), s)
+	}
 	if s, r := by.sent.Load(), by.received.Load(); s < 100+52+32 || s > 300 || r != s {
 		t.Errorf("100 bytes each way: %d sent, %d received", s, r)
 	}
@@ -60,7 +72,7 @@ func TestStreamsAreCounted(t *testing.T) {
 		t.Errorf("the end of a stream is counted as %d bytes in each direction, want %d", n, closePackets*ackBytes)
 	}
 	var opened carried
-	newCounted(b, &opened)
+	newCounted(b, func() *carried { return &opened })
 	if s, r := opened.acksSent.Load(), opened.acksReceived.Load(); s != openPackets*ackBytes || r != s {
 		t.Errorf("the start of a stream is counted as %d bytes sent and %d received, want %d", s, r, openPackets*ackBytes)
 	}
@@ -68,5 +80,27 @@ func TestStreamsAreCounted(t *testing.T) {
 		if counts(alpn) != want {
 			t.Errorf("streams of %s are counted: %v", alpn, !want)
 		}
+	}
+}
+
+// What goes to a node and comes from it is counted at the peer of the tunnel that passes it on, as WireGuard counts it.
+func TestPassedPacketsAreCountedAtThePeerThatPassesThem(t *testing.T) {
+	leader, far := identity.ID{1}, identity.ID{2}
+	n := &Net{cfg: Config{Via: func(id identity.ID) identity.ID {
+		if id == far {
+			return leader
+		}
+		return id
+	}}}
+	n.count(far).sent.Add(5)
+	n.count(leader).received.Add(7)
+	if got, want := n.Carried(leader), (Carried{Sent: 5, Received: 7}); got != want {
+		t.Errorf("by the leader went %+v, want %+v", got, want)
+	}
+	if got := n.Carried(far); got != (Carried{}) {
+		t.Errorf("by a node that is no peer went %+v", got)
+	}
+	if n.CountEcho(far, true, 100, netip.IPv6Loopback()); n.Carried(far).Sent == 0 {
+		t.Error("an echo by a peer is counted elsewhere")
 	}
 }

@@ -89,6 +89,9 @@ type Config struct {
 	Link string
 	// Tunnel tells what is known of the tunnel to a node now.
 	Tunnel func(identity.ID) Tunnel
+	// Via is the peer of the tunnel that passes packets on to a node, such as a leader of this node's site; a peer is its
+	// own. It must be quick. nil: every node is a peer.
+	Via func(identity.ID) identity.ID
 	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
 	// it: a relay's word for who sent them is not enough.
 	PacketKey func(identity.ID) (key [32]byte, ok bool)
@@ -242,7 +245,7 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 			}
 			connected()
 			if way == "tunnel" && counts(alpn) {
-				c = newCounted(c, n.count(node))
+				c = newCounted(c, func() *carried { return n.count(node) })
 			}
 			t := tls.Client(c, conf)
 			if err := t.HandshakeContext(ctx); err != nil {
@@ -393,7 +396,7 @@ func (n *Net) serve(c net.Conn, way string, leave func()) {
 		return
 	}
 	if t, ok := c.(*countedConn); ok && !counts(l.alpn) {
-		t.by.Store(nil)
+		t.ends.Store(true)
 	}
 	conn := n.track(t, identity.IDOf(key), way)
 	select {
@@ -524,7 +527,7 @@ func (n *Net) OpenEcho(from identity.ID, data []byte) ([]byte, bool) {
 
 // CountEcho counts a packet of ChannelEcho that went to a peer by the tunnel, or came from it.
 func (n *Net) CountEcho(peer identity.ID, sent bool, bytes int, address netip.Addr) {
-	c := n.count(peer)
+	c := n.countAt(peer)
 	if sent {
 		c.sent.Add(inTunnel(bytes, address))
 		return
