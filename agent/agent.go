@@ -25,6 +25,7 @@ import (
 	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/agent/hostlinks"
 	"github.com/skeinmesh/skein/agent/journal"
+	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/pods"
@@ -251,7 +252,7 @@ type workloads struct {
 // telling is what this node tells its users: problems, metrics, what it has decided, and its API.
 type telling struct {
 	problems    *problems
-	metrics     *metrics
+	metrics     *metrics.Metrics
 	metricsPort net.Listener // nil: none
 	journal     *journal.Journal
 	plans       plans
@@ -285,7 +286,7 @@ func Run(ctx context.Context, opts Options) error {
 	}
 	defer unlock()
 	a.claims, a.links.OfAgents = held, held.OfAgents
-	if a.metricsPort, err = listenMetrics(a.conf().Ports.Metrics); err != nil {
+	if a.metricsPort, err = metrics.Listen(a.conf().Ports.Metrics); err != nil {
 		return err
 	}
 	if a.metricsPort != nil {

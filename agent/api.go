@@ -10,10 +10,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -23,8 +21,6 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
-	"github.com/skeinmesh/skein/consensus"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -230,113 +226,6 @@ func (s services) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*sk
 	}
 	st := s.a.replica.State()
 	return &skeinv1.SettingsResponse{Settings: st.Settings(), Index: st.Index()}, nil
-}
-
-// eventsPage is how many events one read of the archive takes.
-const eventsPage = 512
-
-func (s services) Events(ctx context.Context, r *skeinv1.EventsRequest,
-	stream *connect.ServerStream[skeinv1.EventsResponse]) error {
-	after := r.GetSince()
-	if after > 0 {
-		after--
-	}
-	read := func(after uint64) ([]*skeinv1.Event, uint64, uint64, error) {
-		return s.a.replica.Events(after, eventsPage)
-	}
-	if r.GetSince() > 0 { // what was asked for by its index may be asked of a server, too
-		read = func(after uint64) ([]*skeinv1.Event, uint64, uint64, error) {
-			return s.a.client.ReadEvents(ctx, after, eventsPage)
-		}
-	}
-	sent := uint32(0)
-	for {
-		page, first, _, err := read(after)
-		missing := r.GetSince() > 0 && r.GetSince() < first && sent == 0
-		switch unanswered := errors.Is(err, consensus.ErrUnanswered); {
-		case err != nil && !unanswered:
-			return api.Error(err)
-		case missing && unanswered:
-			return connect.NewError(connect.CodeUnavailable, fmt.Errorf("event %d is no longer kept here, where the oldest is "+
-				"%d, and a server may have it: %w", r.GetSince(), first, err))
-		case missing:
-			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept, here or by a server; "+
-				"the oldest is %d", r.GetSince(), first))
-		}
-		for _, e := range page {
-			if err := stream.Send(&skeinv1.EventsResponse{Event: redact(e)}); err != nil {
-				return err
-			}
-			after = e.GetIndex()
-			if sent++; sent == r.GetLimit() {
-				return nil
-			}
-		}
-		switch {
-		case len(page) > 0:
-		case !r.GetFollow():
-			return nil
-		default:
-			if err := s.a.replica.Wait(ctx, after); err != nil {
-				return nil // the client went away
-			}
-		}
-	}
-}
-
-// stateAt is the agreed state at an index, from this node's archive or else from a server's.
-func (a *Agent) stateAt(ctx context.Context, at uint64) (*events.State, error) {
-	if at == 0 {
-		return a.replica.State(), nil
-	}
-	st, err := a.replica.At(at)
-	if err == nil {
-		return st, nil
-	}
-	if at > a.replica.State().Index() {
-		return nil, connect.NewError(connect.CodeOutOfRange, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, proposeHold)
-	defer cancel()
-	remote, rerr := a.client.ReadState(ctx, at)
-	if rerr != nil {
-		return nil, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("%w; nor has a server: %w", err, rerr))
-	}
-	return remote, nil
-}
-
-type specView struct {
-	Link      dataplane.Link      `json:"link"`
-	Port      int                 `json:"port"`
-	Mark      string              `json:"mark"`
-	Peers     map[string]specPeer `json:"peers"`
-	Targets   []netip.Prefix      `json:"targets"`
-	Pods      dataplane.Pods      `json:"pods"`
-	Completed bool                `json:"complete"`
-}
-
-type specPeer struct {
-	Endpoint   string         `json:"endpoint"`
-	Keepalive  string         `json:"keepalive"`
-	AllowedIPs []netip.Prefix `json:"allowedIPs"`
-}
-
-// publicSpec is a Spec without its secrets.
-func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
-	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16),
-		Peers: map[string]specPeer{}, Targets: s.Targets, Pods: s.Pods, Completed: s.Complete}
-	for k, p := range s.WireGuard.Peers {
-		e := ""
-		if p.Endpoint.IsValid() {
-			e = p.Endpoint.String()
-		}
-		keepalive := ""
-		if p.Keepalive != dataplane.KeepaliveAsItIs {
-			keepalive = p.Keepalive.String()
-		}
-		v.Peers[name(k)] = specPeer{Endpoint: e, Keepalive: keepalive, AllowedIPs: p.AllowedIPs}
-	}
-	return v
 }
 
 func (s services) Down(ctx context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {

@@ -303,7 +303,8 @@ func filterTestTarget(to netip.AddrPort) error {
 
 // rpcService is what this node answers to others.
 func (a *Agent) rpcService() *consensus.Service {
-	plan, steps := a.planForOthers, a.planSteps
+	past := a.historyService()
+	plan, steps := past.PlanForOthers, past.StepsForOthers
 	if a.journal == nil { // it only relays
 		plan, steps = nil, nil
 	}

@@ -29,9 +29,9 @@ func (a *Agent) openEgresses() (err error) {
 		Journal: func(h *skeinv1.SlotHeld) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
 				Body: &skeinv1.JournalEntry_SlotHeld{SlotHeld: h}})
-			a.metrics.egress.slotHeld(h, a.replica.State().Slot(h.GetNamespace(), h.GetName(), h.GetNumber()).GetPlanned())
+			a.metrics.Egress.SlotHeld(h, a.replica.State().Slot(h.GetNamespace(), h.GetName(), h.GetNumber()).GetPlanned())
 		},
-		Renewed: a.metrics.egress.renewed, Report: partHost{a}.Report, Log: a.log.With("component", "egress"),
+		Renewed: a.metrics.Egress.Renewed, Report: partHost{a}.Report, Log: a.log.With("component", "egress"),
 	})
 	return err
 }

@@ -90,7 +90,7 @@ func (a *Agent) run(ctx context.Context) error {
 	if err := a.control.Bind(a.overlayAddrs()...); err != nil {
 		return err
 	}
-	a.metrics.serve(ctx, a.conf().Ports.Metrics, a.metricsPort)
+	a.metrics.Serve(ctx, a.conf().Ports.Metrics, a.metricsPort)
 	a.serve(ctx)
 	stopAPI, err := a.serveAPI(ctx)
 	if err != nil {
@@ -338,7 +338,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.plain.Follow(a.loop.state)
 	a.followAddresses(ctx)
 	a.publish()
-	a.metrics.observe()
+	a.observe()
 	applied := a.plane == nil
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
 		if !a.loop.counted && a.loop.state.Index() > 0 {
@@ -651,7 +651,7 @@ func (a *Agent) rpcMux() *http.ServeMux {
 
 // serveRPC answers the other nodes.
 func (a *Agent) serveRPC(ctx context.Context) {
-	srv := consensus.NewHTTPServer(rpclimit.New(a.rpcMux(), a.votes, a.metrics.rpcRefused), a.log)
+	srv := consensus.NewHTTPServer(rpclimit.New(a.rpcMux(), a.votes, a.metrics.RPCRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil &&
 		!errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
@@ -717,7 +717,7 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 
 // onForeign notes that somebody else changed what is ours, and that it was repaired.
 func (a *Agent) onForeign(subsystem string) {
-	a.metrics.foreign.WithLabelValues(subsystem).Inc()
+	a.metrics.Repaired.WithLabelValues(subsystem).Inc()
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
 		Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true,
 			Cause: "changed by somebody else, and repaired"}}})

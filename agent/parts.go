@@ -13,7 +13,7 @@ import (
 // openParts lets the parts say what they know from their disks.
 func (a *Agent) openParts() error {
 	for _, p := range a.opts.Parts {
-		if err := p.Open(partHost{a}, a.metrics.registry); err != nil {
+		if err := p.Open(partHost{a}, a.metrics.Registry); err != nil {
 			return err
 		}
 	}

@@ -4,16 +4,13 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
+	"github.com/skeinmesh/skein/agent/api"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
-
-// peersPatience is how long another node may take to tell of its peers.
-const peersPatience = 5 * time.Second
 
 // peerPaths is how this node reaches its peers, for other nodes: without addresses and counters, which are nobody's
 // else.
@@ -43,12 +40,12 @@ func (a *Agent) peersOf(ctx context.Context, n *skeinv1.Node, id identity.ID,
 	if err != nil {
 		return nil, err
 	}
-	r, err := consensus.Patiently(ctx, peersPatience,
+	r, err := consensus.Patiently(ctx, api.PeerPatience,
 		func(ctx context.Context) (*skeinv1.PeerPathsResponse, error) {
 			return a.conns.Cluster(id).PeerPaths(ctx, &skeinv1.PeerPathsRequest{})
 		})
 	if err != nil {
-		return nil, toldNothing(n.GetName(), "its peers", "peers", err)
+		return nil, api.ToldNothing(n.GetName(), "its peers", "peers", err)
 	}
 	return peersTold(a.replica.State(), id, r.GetPeers()), nil
 }

@@ -1,11 +1,8 @@
 package agent
 
 import (
-	"errors"
 	"strings"
 	"testing"
-
-	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -36,17 +33,5 @@ func TestPeersTold(t *testing.T) {
 	if tr := r.GetPeerTransports(); len(tr) != 2 || tr["cloud1"] != "relay" || tr["dc1"] != "down" ||
 		r.GetPeers()[0].GetRttNanos() != 0 {
 		t.Errorf("transports %v, RTT %d", tr, r.GetPeers()[0].GetRttNanos())
-	}
-}
-
-func TestPeersRefused(t *testing.T) {
-	for says, err := range map[string]error{
-		"node a runs an older version": connect.NewError(connect.CodeUnimplemented, errors.New("x")),
-		"node a: not you":              connect.NewError(connect.CodePermissionDenied, errors.New("not you")),
-		"node a does not answer: gone": errors.New("gone"),
-	} {
-		if got := toldNothing("a", "its peers", "peers", err); !strings.Contains(got.Error(), says) {
-			t.Errorf("%v, want %q", got, says)
-		}
 	}
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/carrier"
@@ -64,5 +65,15 @@ func (a *Agent) newPlainPeers() *carrier.Peers {
 			return err
 		},
 		Wake: a.wakeUp, Report: partHost{a: a}.Report, Log: a.log,
+	})
+}
+
+// heldPlain are the plain peers that this node holds.
+func (a *Agent) heldPlain() []*skeinv1.PlainPeerView {
+	if !a.plain.View().Carrying {
+		return nil
+	}
+	return slices.DeleteFunc(a.plainPeerService().Views(), func(v *skeinv1.PlainPeerView) bool {
+		return v.GetHolder() != a.id.String()
 	})
 }

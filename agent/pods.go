@@ -17,7 +17,7 @@ func (a *Agent) openPods() (err error) {
 		Link: a.numbers.Link, Table: a.numbers.PodTable(), IdleFor: seconds(a.conf().EmptyBlockSeconds),
 		State: a.replica.State, Leader: a.leader, Propose: a.propose, Site: a.saysSite, MTU: a.linkMTU,
 		Egresses: a.egresses.Clients(), Facts: a.podFacts(), Ready: a.planeStands, Applied: a.applied.Load,
-		Asked: a.metrics.cni.observe,
+		Asked: a.metrics.CNI.Observe,
 		Journal: func(e *skeinv1.PodAddress) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
 				Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})

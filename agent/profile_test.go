@@ -189,7 +189,7 @@ func TestOneProfileAtATime(t *testing.T) {
 func TestNoProfileElsewhere(t *testing.T) {
 	a, _, _ := socketAgent(t)
 	a.metrics = newMetrics(a)
-	for name, h := range map[string]http.Handler{"metrics": a.metrics.handler(), "control net": a.rpcMux()} {
+	for name, h := range map[string]http.Handler{"metrics": a.metrics.Handler(), "control net": a.rpcMux()} {
 		for _, path := range []string{
 			"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile", "/debug/vars",
 			skeinv1connect.AgentServiceProfileProcedure, skeinv1connect.AgentServiceUsageProcedure,

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -72,7 +73,7 @@ func (a *Agent) publish() {
 	late := a.lag.Late(now) > lateForLinks
 	c.keepLinks(next, old, late, now)
 	// A process that wakes late has measured itself.
-	if steadyRTTs(next, old, late || now.Sub(c.rtts) < max(rttEvery, crowd)) {
+	if steadyRTTs(next, old, late || !ownMoment(a.id, c.rtts, now, max(rttEvery, crowd))) {
 		c.rtts = now
 	}
 	st := a.loop.state
@@ -80,7 +81,7 @@ func (a *Agent) publish() {
 		c.index, c.since = st.Index(), now
 	}
 	urgent := !sameObserved(old, next)
-	if urgent || now.Sub(c.summary) >= max(summaryEvery, crowd) {
+	if urgent || ownMoment(a.id, c.summary, now, max(summaryEvery, crowd)) {
 		summarise(next, a.currentPaths())
 		if now.Sub(c.since) >= quietForHash {
 			next.AppliedIndex, next.StateHash = st.Index(), a.hashAt(st)
@@ -284,6 +285,14 @@ const (
 	unhurriedPerPair = 25 * time.Millisecond
 	unhurriedMost    = 10 * time.Minute
 )
+
+// ownMoment reports whether this node may change anew what nobody waits for: it may so often, at moments of its own.
+// Hosts that have started together, as after a power cut, do not all change their records at once.
+func ownMoment(id identity.ID, last, now time.Time, every time.Duration) bool {
+	phase := int64(binary.BigEndian.Uint64(id[:8]) % uint64(every))
+	moment := func(t time.Time) int64 { return (t.UnixNano() - phase) / int64(every) }
+	return last.IsZero() || moment(now) != moment(last)
+}
 
 // turn tells how long a change of the record has to wait where so many records are exchanged, zero: not, and counts it
 // then.

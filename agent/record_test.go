@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
@@ -182,6 +183,41 @@ func TestRecordsTakeTurns(t *testing.T) {
 	}
 	if a, b := unhurried(3), unhurried(1000); a >= time.Second || b != unhurriedMost {
 		t.Errorf("unhurried changes of three are %s apart, of a thousand %s", a, b)
+	}
+}
+
+// Each node has a moment of its own in each ten minutes for changes that nobody waits for, wherever the last one was.
+func TestMomentsOfUnhurriedChanges(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	const nodes, every = 100, 10 * time.Minute
+	var inFirstMinute int
+	for i := range nodes {
+		sum := sha256.Sum256([]byte{byte(i)})
+		id := identity.ID(sum[:len(identity.ID{})])
+		var at []time.Duration
+		last := start
+		for d := time.Duration(0); d < 4*every; d += time.Second {
+			if ownMoment(id, last, start.Add(d), every) {
+				at, last = append(at, d), start.Add(d)
+			}
+		}
+		if len(at) != 4 || at[0] >= every {
+			t.Fatalf("node %d has its moments at %s", i, at)
+		}
+		for n := range at[1:] {
+			if at[n+1]-at[n] != every {
+				t.Errorf("node %d: %s after its last moment", i, at[n+1]-at[n])
+			}
+		}
+		if at[0] < time.Minute {
+			inFirstMinute++
+		}
+	}
+	if inFirstMinute == 0 || inFirstMinute > nodes/4 {
+		t.Errorf("%d of %d nodes have their moment in the first of ten minutes", inFirstMinute, nodes)
+	}
+	if !ownMoment(identity.ID{}, time.Time{}, start, every) {
+		t.Error("a node that has said nothing yet waits")
 	}
 }
 

@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -62,39 +60,4 @@ func (a *Agent) relayServer() *skeinv1.RelayServer {
 		})
 	}
 	return out
-}
-
-// collectRelay tells how relay sessions and the relay server do.
-func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
-	emit := func(kind prometheus.ValueType, d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, kind, v, labels...)
-	}
-	for _, s := range a.pool.Stats() {
-		name, up := a.roster.Name(s.Relay), 0.0
-		if s.Connected && !s.Suspect {
-			up = 1
-		}
-		emit(prometheus.GaugeValue, descSessionUp, up, name, s.Need)
-		emit(prometheus.GaugeValue, descSessionPeers, float64(s.Peers), name)
-		emit(prometheus.CounterValue, descSessionRedial, float64(s.Reconnects), name)
-	}
-	listener := a.listener.Load()
-	if listener == nil {
-		return
-	}
-	s := a.relay.Stats()
-	emit(prometheus.GaugeValue, descServerClients, float64(s.Sessions))
-	emit(prometheus.GaugeValue, descServerStreams, float64(s.Streams))
-	emit(prometheus.GaugeValue, descServerMemory, float64(s.Memory))
-	emit(prometheus.GaugeValue, descServerLimit, float64(s.MaxMemory))
-	emit(prometheus.CounterValue, descServerBytes, float64(s.Bytes), "packets")
-	emit(prometheus.CounterValue, descServerBytes, float64(s.StreamBytes), "streams")
-	_, refused := listener.Stats()
-	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "dropped": s.Dropped, "unroutable": s.Unroutable} {
-		emit(prometheus.CounterValue, descServerPackets, float64(n), outcome)
-	}
-	for event, n := range map[string]uint64{"replaced": s.Replaced, "refused": s.Refused, "limited": s.Limited,
-		"handshakes_refused": refused} {
-		emit(prometheus.CounterValue, descServerEvents, float64(n), event)
-	}
 }

@@ -142,7 +142,7 @@ func (a *Agent) reload(dryRun bool) (r reloaded, err error) {
 		return r, nil
 	}
 	if to := next.Ports.Metrics; to != running.Ports.Metrics {
-		if err := a.metrics.move(to); err != nil {
+		if err := a.metrics.Move(to); err != nil {
 			return reloaded{}, a.refuseConfig(false, fmt.Errorf("%s: %w", config.Locate(a.opts.File, "ports.metrics"), err))
 		}
 	}

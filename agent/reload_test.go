@@ -322,7 +322,7 @@ func TestWatchConfig(t *testing.T) {
 func TestMetricsMove(t *testing.T) {
 	r := newReloads(t, "name: a\nports: {metrics: off}\n")
 	r.metrics = newMetrics(r.Agent)
-	r.metrics.serve(t.Context(), "off", nil)
+	r.metrics.Serve(t.Context(), "off", nil)
 	free := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

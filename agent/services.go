@@ -6,12 +6,14 @@ import (
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/api/addresses"
 	"github.com/skeinmesh/skein/agent/api/egresses"
+	"github.com/skeinmesh/skein/agent/api/history"
 	"github.com/skeinmesh/skein/agent/api/plainpeers"
 	"github.com/skeinmesh/skein/agent/api/pools"
 	"github.com/skeinmesh/skein/agent/ipam"
 	"github.com/skeinmesh/skein/agent/pods"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -21,6 +23,7 @@ type services struct {
 	a *Agent
 	addresses.AddressService
 	egresses.EgressService
+	history.HistoryService
 	plainpeers.PlainPeerService
 	pools.PoolService
 }
@@ -29,8 +32,8 @@ var _ skeinv1connect.AgentServiceHandler = services{}
 
 func (a *Agent) services() services {
 	s := services{a: a, AddressService: a.addressService(), PoolService: pools.PoolService{Agent: answering{a}},
-		PlainPeerService: a.plainPeerService(),
-		EgressService:    egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
+		PlainPeerService: a.plainPeerService(), HistoryService: a.historyService(),
+		EgressService: egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
 	if a.egresses != nil {
 		s.EgressService.Host = a.egresses
 	}
@@ -38,6 +41,25 @@ func (a *Agent) services() services {
 		s.PoolService.Addresses = a.pods.IPAM()
 	}
 	return s
+}
+
+func (a *Agent) historyService() history.HistoryService {
+	return history.HistoryService{
+		Agent: answering{a}, Archive: a.archive, Journal: a.journal, Plans: a.plans.log, Elsewhere: a.elsewhere,
+		Newest: func() (dataplane.Spec, func(dataplane.Key) string, bool) {
+			now := a.plans.now.Load()
+			if now == nil {
+				return dataplane.Spec{}, nil, false
+			}
+			return now.spec, keyName(now.names), true
+		},
+		Changes: func(ctx context.Context, s dataplane.Spec) ([]string, error) { return a.plane.Diff(ctx, s) },
+		Cluster: func(id identity.ID) skeinv1connect.ClusterServiceClient { return a.conns.Cluster(id) },
+	}
+}
+
+func (a *Agent) archive() history.Archive {
+	return history.Archive{Replica: a.replica, Client: a.client}
 }
 
 func (a *Agent) plainPeerService() plainpeers.PlainPeerService {
@@ -80,11 +102,11 @@ func (s answering) SiteOf(n *skeinv1.Node, r *skeinv1.Record) (string, bool) { r
 func (s answering) RecordsAsked(ctx context.Context) api.Records { return s.a.recordsAsked(ctx) }
 
 func (s answering) StateThen(ctx context.Context, index uint64, at int64) (*events.State, error) {
-	return s.a.stateThen(ctx, index, at)
+	return s.a.archive().StateThen(ctx, index, at)
 }
 
 func (s answering) EachEvent(ctx context.Context, last uint64, f func(*skeinv1.Event)) error {
-	return s.a.eachEvent(ctx, last, f)
+	return s.a.archive().EachEvent(ctx, last, f)
 }
 
 func (s answering) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {

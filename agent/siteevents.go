@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -93,28 +94,21 @@ func (a *Agent) passing() int {
 	return 0
 }
 
-// Where a node has the log's events from.
-const (
-	fromRaft, fromServer, fromLeader, fromNobody = "raft", "server", "leader", "none"
-)
-
-var eventSources = []string{fromRaft, fromServer, fromLeader, fromNobody}
-
 func eventSource(st consensus.FollowStatus, server bool) string {
 	switch {
 	case server:
-		return fromRaft
+		return metrics.FromRaft
 	case st.Server.IsZero() || st.Err != nil:
-		return fromNobody
+		return metrics.FromNobody
 	case st.Passed:
-		return fromLeader
+		return metrics.FromLeader
 	}
-	return fromServer
+	return metrics.FromServer
 }
 
 func (a *Agent) eventSource() string {
 	if a.client == nil { // it is starting
-		return fromNobody
+		return metrics.FromNobody
 	}
 	return eventSource(a.client.Status(), a.isServer())
 }
@@ -122,7 +116,7 @@ func (a *Agent) eventSource() string {
 // eventStatus tells whom this node has the events from, and how many have them from it.
 func (a *Agent) eventStatus(r *skeinv1.StatusResponse) {
 	r.EventsStreams = uint32(a.passing())
-	if s := a.eventSource(); s != fromServer && s != fromLeader {
+	if s := a.eventSource(); s != metrics.FromServer && s != metrics.FromLeader {
 		return
 	}
 	st := a.client.Status()

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -117,9 +118,10 @@ func TestEventSource(t *testing.T) {
 		status consensus.FollowStatus
 		server bool
 	}{
-		fromRaft: {consensus.FollowStatus{Server: s}, true}, fromServer: {consensus.FollowStatus{Server: s}, false},
-		fromLeader: {consensus.FollowStatus{Server: s, Passed: true}, false},
-		fromNobody: {consensus.FollowStatus{Server: s, Err: errRevoked}, false},
+		metrics.FromRaft:   {consensus.FollowStatus{Server: s}, true},
+		metrics.FromServer: {consensus.FollowStatus{Server: s}, false},
+		metrics.FromLeader: {consensus.FollowStatus{Server: s, Passed: true}, false},
+		metrics.FromNobody: {consensus.FollowStatus{Server: s, Err: errRevoked}, false},
 	} {
 		if have := eventSource(v.status, v.server); have != want {
 			t.Errorf("%+v: %s, want %s", v.status, have, want)

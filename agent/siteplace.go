@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -256,12 +257,12 @@ func (a *Agent) placeStatus(r *skeinv1.StatusResponse) {
 		return
 	}
 	everybody, site := recordCounts(a.gossip.Records())
-	r.Gossip = &skeinv1.GossipStatus{With: gossipsWithSite, Records: uint32(everybody), SiteRecords: uint32(site)}
+	r.Gossip = &skeinv1.GossipStatus{With: metrics.WithSite, Records: uint32(everybody), SiteRecords: uint32(site)}
 	if h := a.gossip.Held().SiteHash; h != ([32]byte{}) {
 		r.Gossip.SiteRecordsHash = hex.EncodeToString(h[:])
 	}
 	if v.wide {
-		r.Gossip.With, r.Gossip.Because = gossipsWithAll, v.because
+		r.Gossip.With, r.Gossip.Because = metrics.WithEverybody, v.because
 	}
 }
 
@@ -276,12 +277,6 @@ func recordCounts(records map[identity.ID]gossip.Entry) (everybody, site int) {
 	}
 	return everybody, site
 }
-
-// With whom a node gossips, as status and metrics say.
-const (
-	gossipsWithAll  = "everybody"
-	gossipsWithSite = "site"
-)
 
 // joinerIsKnown reports whether a joiner's first record is of no use here: others lead its site, and it finds them by
 // their records, which it gets. The record of a node that leads nothing is not for everybody.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip"
@@ -274,12 +275,12 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 			t.Errorf("in topology full: %s, %v", got, status())
 		}
 		topology("site")
-		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_BOTH || status().GetWith() != gossipsWithAll ||
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_BOTH || status().GetWith() != metrics.WithEverybody ||
 			status().GetBecause() == "" {
 			t.Errorf("after the change: %s, %v", got, status())
 		}
 		time.Sleep(wideFor)
-		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_SITE || status().GetWith() != gossipsWithSite ||
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_SITE || status().GetWith() != metrics.WithSite ||
 			status().GetBecause() != "" || status().GetSiteRecords() != 1 || status().GetRecords() != 5 {
 			t.Errorf("then: %s, %v", got, status())
 		}

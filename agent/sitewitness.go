@@ -157,7 +157,7 @@ func (a *Agent) noteSilent(p *sites.Plan) {
 		subject := subjectSilent + a.roster.Name(id)
 		told[subject] = true
 		if !a.loop.sites.silent[subject] {
-			a.metrics.demotions.Inc()
+			a.metrics.Demotions.Inc()
 		}
 		advice := "see on that host whether"
 		if id == a.id {

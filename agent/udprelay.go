@@ -3,8 +3,6 @@ package agent
 import (
 	"errors"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 	"github.com/skeinmesh/skein/relay/client"
@@ -128,28 +126,5 @@ func (a *Agent) checkUDPRelay() {
 func (a *Agent) onReserved(r client.Reservation) {
 	if a.paths != nil {
 		a.paths.Reserved(r.Peer, r.Relay, r.Endpoint, r.Ready, r.Refused)
-	}
-}
-
-// collectUDPRelay tells how the relay's reserved ports do.
-func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
-	relay := a.udp.Load()
-	if relay == nil {
-		return
-	}
-	s := relay.Stats()
-	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel,
-		"userspace": s.Ready - s.InKernel} {
-		out <- prometheus.MustNewConstMetric(descUDPPairs, prometheus.GaugeValue, float64(n), state)
-	}
-	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "lost": s.Lost, "refused": s.Refused} {
-		out <- prometheus.MustNewConstMetric(descUDPPackets, prometheus.CounterValue, float64(n), outcome)
-	}
-	out <- prometheus.MustNewConstMetric(descUDPBytes, prometheus.CounterValue, float64(s.Bytes))
-	for event, n := range map[string]uint64{
-		"reserved": s.Reserved, "ended": s.Ended, "denied": s.Denied, "proven": s.Proven, "rebound": s.Rebound,
-		"fell_back": s.FellBack, "mended": s.Repaired,
-	} {
-		out <- prometheus.MustNewConstMetric(descUDPEvents, prometheus.CounterValue, float64(n), event)
 	}
 }

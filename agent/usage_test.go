@@ -4,11 +4,8 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skeinmesh/skein/agent/hostlinks"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -102,29 +99,5 @@ func TestFilesAreCounted(t *testing.T) {
 	}
 	if grown := int(is.GetFiles()) - int(was.GetFiles()); grown < more-others || grown > more+others {
 		t.Errorf("%d files, then %d more: %d", was.GetFiles(), more, is.GetFiles())
-	}
-}
-
-// usageCollector is collectUsage alone.
-type usageCollector struct{ a *Agent }
-
-func (usageCollector) Describe(chan<- *prometheus.Desc)       {}
-func (c usageCollector) Collect(out chan<- prometheus.Metric) { c.a.collectUsage(out) }
-
-func TestUsageMetrics(t *testing.T) {
-	a, _, _ := socketAgent(t)
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(usageCollector{a})
-	all, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, f := range all {
-		names = append(names, f.GetName())
-	}
-	if got, want := strings.Join(names, " "),
-		"skein_context_switches_total skein_netlink_messages_total"; got != want { // no gossip runs
-		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -215,7 +215,7 @@ func (s services) Peers(ctx context.Context, q *skeinv1.PeersRequest) (*skeinv1.
 		}
 	}
 	if past {
-		return a.pastPeers(ctx, q.GetAt(), q.GetAtTime())
+		return s.PeersThen(ctx, q.GetAt(), q.GetAtTime())
 	}
 	records, notAsked := a.allRecords(ctx)
 	paths := a.currentPaths()
@@ -383,7 +383,7 @@ func (s services) ExplainPeer(ctx context.Context,
 	record := records[id].Record
 	out := &skeinv1.ExplainPeerResponse{Record: record, Self: a.ownRecord(), NotAsked: notAsked}
 	if r.GetAt() > 0 {
-		return a.explainPast(n, id, out, time.Unix(0, r.GetAt()))
+		return s.ExplainThen(n, id, out, time.Unix(0, r.GetAt()))
 	}
 	e, ok := a.paths.Explain(id)
 	out.Peer = a.peerView(n, id, record, e.Path)
@@ -402,13 +402,13 @@ func (s services) ExplainPeer(ctx context.Context,
 	for _, p := range e.Probes {
 		v := &skeinv1.ProbeView{Endpoint: p.Endpoint.String(), Source: p.Source, Sent: p.Sent, Answered: p.Answered,
 			RttNanos: int64(p.RTT), Outcome: p.Outcome}
-		v.LastSent, v.LastAnswered = nanos(p.LastSent), nanos(p.LastAnswered)
+		v.LastSent, v.LastAnswered = api.Nanos(p.LastSent), api.Nanos(p.LastAnswered)
 		out.Probes = append(out.Probes, v)
 	}
 	if g := e.Guess; g != nil {
 		out.Guess = &skeinv1.PortGuessView{
-			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: nanos(g.At),
-			Next:   nanos(g.Next),
+			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: api.Nanos(g.At),
+			Next:   api.Nanos(g.Next),
 			Probes: uint32(g.Probes), Sockets: uint32(g.Sockets), TookNanos: int64(g.Took),
 		}
 	}
@@ -416,53 +416,4 @@ func (s services) ExplainPeer(ctx context.Context,
 		out.History = past.History
 	}
 	return out, nil
-}
-
-// explainPast answers from the journal.
-func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.ExplainPeerResponse,
-	at time.Time) (*skeinv1.ExplainPeerResponse, error) {
-	past, err := path.ExplainAt(a.journal, id, at)
-	if err != nil {
-		return nil, api.Error(err)
-	}
-	out.Peer = pastPeer(n, past, a.roster.Name)
-	switch {
-	case past.Path == "":
-		out.Decided = "the journal does not reach back that far, or no path had been decided yet"
-	case past.Restarts:
-		out.Decided = "the agent had just started, and no path was decided yet; before, " + past.Rule + ": " + past.Reason
-	default:
-		out.Decided = past.Rule + ": " + past.Reason
-	}
-	out.History = past.History
-	return out, nil
-}
-
-// pastPeer is a path as the journal has it.
-func pastPeer(n *skeinv1.Node, past path.Past, name func(identity.ID) string) *skeinv1.PeerView {
-	v := &skeinv1.PeerView{
-		NodeId: n.GetId(), Name: n.GetName(), Path: "none", Reason: past.Reason, Rule: past.Rule, Since: nanos(past.Since),
-	}
-	kind, where, _ := strings.Cut(past.Path, ":")
-	switch kind {
-	case "relay":
-		where, port, udp := strings.Cut(where, ",")
-		v.Path, v.Detail = kind, "session"
-		if id, err := identity.ParseID(where); err == nil { // an idle pair has none
-			v.Relay, v.RelayName = where, name(id)
-		}
-		if udp {
-			v.Endpoint, v.Detail = port, "udp"
-		}
-	case "direct":
-		v.Path, v.Endpoint = kind, where
-	}
-	return v
-}
-
-func nanos(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixNano()
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A connection that nobody uses carries nothing until it ends: pings over it would be traffic, by which the path that it
-// leads over is watched.
+// A connection that nobody uses carries nothing until it ends: pings over it would be traffic, by which the path is
+// watched that it leads over.
 func TestAConnectionThatNobodyUsesEndsInSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, id := newNetwork(), identity.ID{1}

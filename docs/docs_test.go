@@ -369,10 +369,11 @@ var metricRE = regexp.MustCompile(`"(skein_[a-z_]+)"`)
 
 func TestMetrics(t *testing.T) {
 	var real []string
-	files, err := filepath.Glob("../agent/*metrics.go")
+	files, err := filepath.Glob("../agent/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
 	files = append(files, "../kube/metrics.go")
 	for _, file := range files {
 		for _, m := range metricRE.FindAllStringSubmatch(read(t, file), -1) {

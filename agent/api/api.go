@@ -1,6 +1,6 @@
 // Package api is what the services of the local API share: what they need of the agent, and how they answer. Below it
-// stands a package for each group of commands: `pools`, `addresses`, `egresses`. A service reads what the agent has,
-// or proposes a command to the cluster; it keeps nothing. The agent's own package puts the services together, with
+// stands a package for each group of commands, such as `pools` and `history`. A service reads what the agent has, or
+// proposes a command to the cluster; it keeps nothing. The agent's own package puts the services together, with
 // those that look into the agent itself, such as status and peers.
 package api
 
@@ -136,4 +136,33 @@ func RedactPlainPeer(p *skeinv1.PlainPeer) {
 	for _, c := range p.GetCarriers() {
 		c.Sealed = nil
 	}
+}
+
+// PeerPatience is how long another node may take to answer for a user.
+const PeerPatience = 5 * time.Second
+
+// ToldNothing words why another node did not tell of something.
+func ToldNothing(name, what, command string, err error) error {
+	var c *connect.Error
+	if errors.As(err, &c) {
+		switch c.Code() {
+		case connect.CodeUnimplemented:
+			return connect.NewError(connect.CodeUnimplemented, fmt.Errorf(
+				"node %s runs an older version, which does not tell of %s: upgrade it, or run `skein %s` there",
+				name, what, command))
+		case connect.CodePermissionDenied, connect.CodeFailedPrecondition, connect.CodeResourceExhausted,
+			connect.CodeOutOfRange, connect.CodeInvalidArgument:
+			return connect.NewError(c.Code(), fmt.Errorf("node %s: %s", name, c.Message()))
+		}
+	}
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf(
+		"node %s does not answer: %w; `skein nodes` says whether it is alive", name, err))
+}
+
+// Nanos is a time in Unix nanoseconds; 0: the zero time.
+func Nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
 }

@@ -1,8 +1,12 @@
 package api
 
 import (
+	"errors"
 	"net/netip"
+	"strings"
 	"testing"
+
+	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
@@ -23,6 +27,18 @@ func TestOverlapped(t *testing.T) {
 	} {
 		if got := Overlapped(netip.MustParsePrefix(p), r); got != want {
 			t.Errorf("%s covers %q, want %q", p, got, want)
+		}
+	}
+}
+
+func TestToldNothing(t *testing.T) {
+	for says, err := range map[string]error{
+		"node a runs an older version": connect.NewError(connect.CodeUnimplemented, errors.New("x")),
+		"node a: not you":              connect.NewError(connect.CodePermissionDenied, errors.New("not you")),
+		"node a does not answer: gone": errors.New("gone"),
+	} {
+		if got := ToldNothing("a", "its peers", "peers", err); !strings.Contains(got.Error(), says) {
+			t.Errorf("%v, want %q", got, says)
 		}
 	}
 }

@@ -55,8 +55,8 @@ func TestStreamsAreCounted(t *testing.T) {
 	at = &by // another peer passes it on now
 	exchange(100)
 	if s := nobody.sent.Load(); s != first || s != by.sent.Load() {
-		t.Errorf("100 bytes each way are counted as %d sent at one peer and, later, as %d at another, where the first has %d "+
-			"then", first, by.sent.Load(), s)
+		t.Errorf("100 bytes each way are counted as %d sent at one peer and, later, as %d at another, where the first has "+
+			"%d then", first, by.sent.Load(), s)
 	}
 	if s, r := by.sent.Load(), by.received.Load(); s < 100+52+32 || s > 300 || r != s {
 		t.Errorf("100 bytes each way: %d sent, %d received", s, r)

@@ -38,7 +38,9 @@ const (
 	siteFleetWide   = 4       // of each site: everybody has their records
 	siteFleetWithin = 10 * time.Minute
 	siteFleetLook   = 10 * time.Second // a status of 10,000 members costs an agent 25 ms
-	siteFleetCalm   = 2 * time.Minute  // what agents that have just started still have to do
+	// siteFleetCalm is what agents that have just started still have to do: in a large site each says what has become of
+	// its paths within ten minutes.
+	siteFleetCalm = 11 * time.Minute
 )
 
 // siteFleet measures what an agent costs that is one of 10,000 in 50 sites and leads nothing. It takes minutes, and is

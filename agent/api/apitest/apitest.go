@@ -3,6 +3,7 @@ package apitest
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,27 +23,32 @@ const (
 // State is the agreed state of a cluster with members dc1 and gw1, whose IDs come along.
 func State(t testing.TB) (st *events.State, ids []string) {
 	t.Helper()
+	return Members(t, "dc1", "gw1")
+}
+
+// Members is the agreed state of a cluster with members of these names, whose IDs come along. Their first letters
+// differ from each other.
+func Members(t testing.TB, names ...string) (st *events.State, ids []string) {
+	t.Helper()
 	st = events.NewState()
-	node := func(name, key string) *skeinv1.NewNode {
-		k := []byte(strings.Repeat(key, 32))
+	node := func(name string) *skeinv1.NewNode {
+		k := []byte(strings.Repeat(name[:1], 32))
 		return &skeinv1.NewNode{Name: name, IdentityKey: k, WireguardKey: k, MinSchema: events.SchemaMin,
 			MaxSchema: events.SchemaMax}
 	}
 	const cluster, token = "000102030405060708090a0b0c0d0e0f", "0f1e2d3c4b5a6978"
 	secret := bytes.Repeat([]byte{7}, 32)
-	for _, c := range []*skeinv1.Command{
-		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: cluster,
-			OverlayIpv4: "10.4.0.0/16", FirstNode: node("dc1", "d")}}},
-		{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token, SecretHash: secret,
-			LifetimeNanos: int64(time.Hour), Uses: 1}}},
-		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: node("gw1", "g"), TokenId: token,
-			TokenSecretHash: secret, ClusterId: cluster}}},
-	} {
-		Decide(t, st, c)
+	Decide(t, st, &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: cluster, OverlayIpv4: "10.4.0.0/16", FirstNode: node(names[0])}}})
+	Decide(t, st, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token,
+		SecretHash: secret, LifetimeNanos: int64(time.Hour), Uses: uint32(len(names))}}})
+	for _, name := range names[1:] {
+		Decide(t, st, &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: node(name),
+			TokenId: token, TokenSecretHash: secret, ClusterId: cluster}}})
 	}
-	ids = make([]string, 2)
+	ids = make([]string, len(names))
 	for _, n := range st.Nodes() {
-		ids[map[string]int{"dc1": 0, "gw1": 1}[n.GetName()]] = n.GetId()
+		ids[slices.Index(names, n.GetName())] = n.GetId()
 	}
 	return st, ids
 }

@@ -5,12 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/dataplane/hop"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/internal/golden"
 )
 
 // A rate of refused packets is told over ten seconds or more, whoever reads the counters how often.
@@ -94,19 +91,5 @@ func TestChangedLeaders(t *testing.T) {
 		if own, other := changedLeaders(c.before, c.now); own != c.own || other != c.other {
 			t.Errorf("%s: %d of its own, %d of others, want %d and %d", what, own, other, c.own, c.other)
 		}
-	}
-}
-
-// TestSiteMetrics: a reserve of a site as Prometheus reads it, and a node in topology full.
-func TestSiteMetrics(t *testing.T) {
-	for want, f := range map[string]siteFigures{
-		"site-metrics": {tunnels: 5, hops: 7, apart: true, site: "home", leads: "reserve", own: 2, other: 3,
-			gossip:  &gossipFigures{false, 21, 22},
-			packets: &hop.Counts{Wrapped: 11, Unwrapped: 12, Refused: 13, Malformed: 14, Congested: 15, TooLarge: 16}},
-		"site-metrics-full": {tunnels: 12, site: "home"},
-	} {
-		registry := prometheus.NewRegistry()
-		registry.MustRegister(collectorFunc(f.collect))
-		golden.Lines(t, want, exposed(t, registry))
 	}
 }

@@ -1,12 +1,10 @@
-package agent
+package metrics
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/skeinmesh/skein/agent/api/egresses"
 	"github.com/skeinmesh/skein/agent/egress"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -43,15 +41,15 @@ var (
 		"unknown, refused.", []string{"egress", "state"}, nil)
 )
 
-// egressMetrics count what passes and leaves no trace in a report.
-type egressMetrics struct {
+// Egress count what passes and leaves no trace in a report.
+type Egress struct {
 	failover *prometheus.HistogramVec
 	slots    *prometheus.CounterVec
 	leases   *prometheus.CounterVec
 }
 
-func newEgressMetrics(r prometheus.Registerer) egressMetrics {
-	m := egressMetrics{
+func newEgress(r prometheus.Registerer) Egress {
+	m := Egress{
 		failover: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_egress_failover_seconds",
 			Buckets: failoverBuckets,
 			Help: "From the event that gave this node a slot to the first moment that it forwarded, by whether the move was " +
@@ -66,8 +64,8 @@ func newEgressMetrics(r prometheus.Registerer) egressMetrics {
 	return m
 }
 
-// slotHeld counts what the journal is told of a slot; planned says how the slot came here.
-func (m egressMetrics) slotHeld(h *skeinv1.SlotHeld, planned bool) {
+// SlotHeld counts what the journal is told of a slot; planned says how the slot came here.
+func (m Egress) SlotHeld(h *skeinv1.SlotHeld, planned bool) {
 	name := egress.Ref{Namespace: h.GetNamespace(), Name: h.GetName()}.String()
 	m.slots.WithLabelValues(name, h.GetWhat()).Inc()
 	if h.GetWhat() == "held" && h.GetTookNanos() > 0 {
@@ -75,29 +73,13 @@ func (m egressMetrics) slotHeld(h *skeinv1.SlotHeld, planned bool) {
 	}
 }
 
-// renewed counts one request for a lease; answer is granted, denied or none.
-func (m egressMetrics) renewed(namespace, name, answer string) {
+// Renewed counts one request for a lease; answer is granted, denied or none.
+func (m Egress) Renewed(namespace, name, answer string) {
 	m.leases.WithLabelValues(egress.Ref{Namespace: namespace, Name: name}.String(), answer).Inc()
 }
 
-// collectEgresses tells of egresses, in the cluster and here.
-func (a *Agent) collectEgresses(out chan<- prometheus.Metric) {
-	collectSlots(a.replica.State(), out)
-	if a.egresses == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), egresses.Patience)
-	defer cancel()
-	r, err := a.egresses.Report(ctx, a.id, &skeinv1.EgressReportRequest{})
-	if err != nil {
-		a.log.Debug("metrics: this node's egresses cannot be read", "error", err)
-		return
-	}
-	collectReport(r, out)
-}
-
-// collectSlots tells how many slots have an owner.
-func collectSlots(st *events.State, out chan<- prometheus.Metric) {
+// Slots tells how many slots have an owner.
+func Slots(out chan<- prometheus.Metric, st *events.State) {
 	for _, e := range st.Egresses() {
 		owned, free := 0, 0
 		for _, s := range st.Slots(e.GetNamespace(), e.GetName()) {
@@ -108,19 +90,13 @@ func collectSlots(st *events.State, out chan<- prometheus.Metric) {
 			}
 		}
 		name := egress.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}.String()
-		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(owned), name, "owned")
-		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(free), name, "free")
+		gauge(out, descEgressSlots, float64(owned), name, "owned")
+		gauge(out, descEgressSlots, float64(free), name, "free")
 	}
 }
 
-// collectReport turns this node's own report into metrics.
-func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
+// EgressReport tells what this node's own report says.
+func EgressReport(out chan<- prometheus.Metric, r *skeinv1.EgressReportResponse) {
 	for _, g := range r.GetGateways() {
 		name := egress.Ref{Namespace: g.GetNamespace(), Name: g.GetName()}.String()
 		forwarding := 0
@@ -129,29 +105,29 @@ func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric
 			if s.GetForwarding() {
 				forwarding++
 			}
-			counter(descEgressPackets, s.GetPacketsOut(), name, slot, "out")
-			counter(descEgressPackets, s.GetPacketsIn(), name, slot, "in")
-			counter(descEgressBytes, s.GetBytesOut(), name, slot, "out")
-			counter(descEgressBytes, s.GetBytesIn(), name, slot, "in")
+			counter(out, descEgressPackets, s.GetPacketsOut(), name, slot, "out")
+			counter(out, descEgressPackets, s.GetPacketsIn(), name, slot, "in")
+			counter(out, descEgressBytes, s.GetBytesOut(), name, slot, "out")
+			counter(out, descEgressBytes, s.GetBytesIn(), name, slot, "in")
 		}
-		gauge(descEgressHere, float64(forwarding), name, "forwarding")
-		gauge(descEgressHere, float64(len(g.GetSlots())-forwarding), name, "waiting")
-		gauge(descEgressReady, one(g.GetState().GetReady()), name)
+		gauge(out, descEgressHere, float64(forwarding), name, "forwarding")
+		gauge(out, descEgressHere, float64(len(g.GetSlots())-forwarding), name, "waiting")
+		gauge(out, descEgressReady, one(g.GetState().GetReady()), name)
 		if h := g.GetState().GetHealth(); h == skeinv1.GatewayState_HEALTH_GOOD || h == skeinv1.GatewayState_HEALTH_BAD {
-			gauge(descEgressHealthy, one(h == skeinv1.GatewayState_HEALTH_GOOD), name)
+			gauge(out, descEgressHealthy, one(h == skeinv1.GatewayState_HEALTH_GOOD), name)
 		}
 		for _, p := range g.GetProbes() {
 			if p.GetAnswered() {
-				gauge(descEgressProbe, float64(p.GetRttNanos())/1e9, name, p.GetTarget())
+				gauge(out, descEgressProbe, float64(p.GetRttNanos())/1e9, name, p.GetTarget())
 			}
 		}
-		gauge(descEgressConntrack, float64(g.GetConntrack()), name)
-		gauge(descEgressConnMax, float64(g.GetConntrackMax()), name)
-		gauge(descEgressClients, float64(g.GetClients()), name)
-		counter(descEgressDropped, g.GetDroppedStrangers(), name, "stranger")
-		counter(descEgressDropped, g.GetDroppedInvalid(), name, "invalid")
-		counter(descEgressDropped, g.GetDroppedLease(), name, "lease")
-		counter(descEgressDropped, g.GetDroppedDestination(), name, "destination")
+		gauge(out, descEgressConntrack, float64(g.GetConntrack()), name)
+		gauge(out, descEgressConnMax, float64(g.GetConntrackMax()), name)
+		gauge(out, descEgressClients, float64(g.GetClients()), name)
+		counter(out, descEgressDropped, g.GetDroppedStrangers(), name, "stranger")
+		counter(out, descEgressDropped, g.GetDroppedInvalid(), name, "invalid")
+		counter(out, descEgressDropped, g.GetDroppedLease(), name, "lease")
+		counter(out, descEgressDropped, g.GetDroppedDestination(), name, "destination")
 	}
 	type key struct{ egress, state string }
 	own := map[key]int{}
@@ -165,13 +141,6 @@ func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric
 		}
 	}
 	for k, n := range own {
-		gauge(descEgressOwn, float64(n), k.egress, k.state)
+		gauge(out, descEgressOwn, float64(n), k.egress, k.state)
 	}
-}
-
-func one(is bool) float64 {
-	if is {
-		return 1
-	}
-	return 0
 }

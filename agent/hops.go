@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane/hop"
@@ -24,24 +22,6 @@ const (
 	refusedLately  = time.Minute      // one over more says nothing of now
 	refusedMatters = 1                // packets a second: a packet here and there is refused whenever sites change
 	subjectHops    = "hops"
-)
-
-var (
-	descHopPackets = prometheus.NewDesc("skein_hop_packets_total",
-		"Packets inside others between sites: sent, received; dropped: refused, malformed, congested, too_large.",
-		[]string{"outcome"}, nil)
-	descReached = prometheus.NewDesc("skein_members_reached",
-		"Other members by how this node sends to them: by a tunnel of its own, or as a hop by a leader.", []string{"by"}, nil)
-	descSiteLeads = prometheus.NewDesc("skein_site_leads",
-		"In topology site, 1 for what this node is in its site: leader, reserve, elected.", []string{"site", "state"}, nil)
-	descGossipRecords = prometheus.NewDesc("skein_gossip_records",
-		"Where sites speak through leaders, records that this node keeps: for everybody, or for its site alone.",
-		[]string{"for"}, nil)
-	descGossipWith = prometheus.NewDesc("skein_gossip_with",
-		"Where sites speak through leaders, 1 for those with whom this node exchanges records: everybody, or its site alone.",
-		[]string{"whom"}, nil)
-	descLeaderChanges = prometheus.NewDesc("skein_site_leader_changes_total",
-		"Times that others led a site than before, as this node sees it: of its own site, of another.", []string{"of"}, nil)
 )
 
 // hopReading is what the counters of hops said at a moment.
@@ -205,84 +185,4 @@ func carrying(leaders []sites.Leader) (out []identity.ID) {
 	}
 	slices.SortFunc(out, func(x, y identity.ID) int { return cmp.Compare(x.String(), y.String()) })
 	return out
-}
-
-// siteFigures are what the metrics of sites tell.
-type siteFigures struct {
-	tunnels, hops int
-	apart         bool   // this node's site speaks through leaders
-	site, leads   string // this node's, if so
-	own, other    uint64 // changes of leaders
-	packets       *hop.Counts
-	gossip        *gossipFigures // nil: with everybody, as all do
-}
-
-// gossipFigures are what the metrics of gossip by site tell.
-type gossipFigures struct {
-	wide            bool
-	everybody, site int // records
-}
-
-// collectSites tells how this node takes part in its site, and how packets fare that travel inside others.
-func (a *Agent) collectSites(out chan<- prometheus.Metric) {
-	p := a.sitePlan.Load()
-	if p == nil || a.relayOnly() {
-		return
-	}
-	f := siteFigures{tunnels: int(a.tunnelPeers()), apart: p.Topology(p.Site) == sites.Site,
-		site: p.Site, leads: leads(p, a.id),
-		own: a.leaderChanges.own.Load(), other: a.leaderChanges.other.Load()}
-	if r := a.reach.Load(); r != nil {
-		for _, w := range r.Ways() {
-			if !w.Passed {
-				f.hops++
-			}
-		}
-	}
-	if now, err := a.readHops(context.Background()); err == nil {
-		f.packets = &now.n
-	}
-	if v := a.placed.Load(); v != nil {
-		everybody, site := recordCounts(a.gossip.Records())
-		f.gossip = &gossipFigures{v.wide, everybody, site}
-	}
-	f.collect(out)
-}
-
-func (f siteFigures) collect(out chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v int, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, label string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), label)
-	}
-	gauge(descReached, f.tunnels, "tunnel")
-	gauge(descReached, f.hops, "hop")
-	for _, state := range []string{"leader", "reserve", "elected"} {
-		switch {
-		case f.apart && f.leads == state:
-			gauge(descSiteLeads, 1, f.site, state)
-		case f.apart:
-			gauge(descSiteLeads, 0, f.site, state)
-		}
-	}
-	counter(descLeaderChanges, f.own, "own")
-	counter(descLeaderChanges, f.other, "other")
-	if g := f.gossip; g != nil {
-		gauge(descGossipRecords, g.everybody, gossipsWithAll)
-		gauge(descGossipRecords, g.site, gossipsWithSite)
-		for whom, does := range map[string]bool{gossipsWithAll: g.wide, gossipsWithSite: !g.wide} {
-			n := 0
-			if does {
-				n = 1
-			}
-			gauge(descGossipWith, n, whom)
-		}
-	}
-	if n := f.packets; n != nil {
-		for outcome, v := range map[string]uint64{"sent": n.Wrapped, "received": n.Unwrapped, "refused": n.Refused,
-			"malformed": n.Malformed, "congested": n.Congested, "too_large": n.TooLarge} {
-			counter(descHopPackets, v, outcome)
-		}
-	}
 }

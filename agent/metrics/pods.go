@@ -1,4 +1,4 @@
-package agent
+package metrics
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/skeinmesh/skein/agent/ipam"
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/events"
 )
@@ -20,14 +21,14 @@ var (
 		"free, resting.", []string{"pool", "state"}, nil)
 )
 
-// cniMetrics count what the CNI plugin asks for.
-type cniMetrics struct {
+// CNI counts what the CNI plugin asks for.
+type CNI struct {
 	took  *prometheus.HistogramVec
 	asked *prometheus.CounterVec
 }
 
-func newCNIMetrics(r *prometheus.Registry) cniMetrics {
-	m := cniMetrics{
+func newCNI(r *prometheus.Registry) CNI {
+	m := CNI{
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_cni_request_seconds",
 			Help: "How long the agent took for a request of the CNI plugin.", Buckets: cniBuckets}, []string{"verb"}),
 		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_cni_requests_total",
@@ -42,36 +43,27 @@ func newCNIMetrics(r *prometheus.Registry) cniMetrics {
 	return m
 }
 
-func (m cniMetrics) observe(verb string, code uint32, took time.Duration) {
+// Observe takes one request.
+func (m CNI) Observe(verb string, code uint32, took time.Duration) {
 	m.took.WithLabelValues(verb).Observe(took.Seconds())
 	m.asked.WithLabelValues(verb, fmt.Sprint(code)).Inc()
 }
 
-// collectPods tells how full the pools are, in the cluster and here.
-func (a *Agent) collectPods(out chan<- prometheus.Metric) {
-	collectPools(a.replica.State(), time.Now(), out)
-	if a.pods == nil {
-		return
-	}
-	for name, l := range a.pods.IPAM().Pools() {
-		podGauge(out, descPodAddresses, float64(l.Used), name, "used")
-		podGauge(out, descPodAddresses, float64(l.Free), name, "free")
-		podGauge(out, descPodAddresses, float64(l.Resting), name, "resting")
-	}
-}
-
-// collectPools tells how full the pools are in the cluster.
-func collectPools(st *events.State, now time.Time, out chan<- prometheus.Metric) {
+// Pools tells how full the pools are in the cluster.
+func Pools(out chan<- prometheus.Metric, st *events.State, now time.Time) {
 	for _, p := range st.Pools() {
 		use := st.PoolUse(p.GetName())
 		resting := use.Resting(now)
 		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting,
 			"free": use.Free() - resting} {
-			podGauge(out, descPoolBlocks, float64(n), p.GetName(), state)
+			gauge(out, descPoolBlocks, float64(n), p.GetName(), state)
 		}
 	}
 }
 
-func podGauge(out chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
-	out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+// PodAddresses tells how full this node's blocks of a pool are.
+func PodAddresses(out chan<- prometheus.Metric, pool string, l ipam.LocalPool) {
+	gauge(out, descPodAddresses, float64(l.Used), pool, "used")
+	gauge(out, descPodAddresses, float64(l.Free), pool, "free")
+	gauge(out, descPodAddresses, float64(l.Resting), pool, "resting")
 }

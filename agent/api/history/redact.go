@@ -1,4 +1,4 @@
-package agent
+package history
 
 import (
 	"google.golang.org/protobuf/proto"
