@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/ownrecord"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/rpclimit"
@@ -71,7 +72,8 @@ type loopState struct {
 	retry      time.Time // when a failed Apply is tried again
 	reopen     time.Time // when a public host that could not open its ports tries again
 	asked      time.Time // when the servers were last asked whether this node is still a member
-	own        recordClock
+	own        ownrecord.Clock
+	ownTurn    *time.Timer // has the record looked at again
 	sites      siteState
 	place      placeState
 	roamed     roaming

@@ -43,7 +43,7 @@ func (a *Agent) observe() {
 		now.Driver = a.plane.Driver()
 	}
 	for _, p := range a.currentPaths() {
-		now.Paths[transport(p)]++
+		now.Paths[p.Transport()]++
 	}
 	if s := a.server.Load(); s != nil {
 		now.Leader = s.IsLeader()
@@ -77,7 +77,7 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 	}
 	if a.paths != nil {
 		for id, p := range a.currentPaths() {
-			metrics.PeerPath(out, name(id), transport(p))
+			metrics.PeerPath(out, name(id), p.Transport())
 		}
 		metrics.Paths(out, a.paths.Metrics())
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/ownrecord"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
@@ -96,7 +97,7 @@ func (a *Agent) askServers(ctx context.Context) {
 		if err != nil || !ok || id == a.id {
 			continue
 		}
-		for _, address := range joinAddressesOf(a.gossip.Records()[id].Record) {
+		for _, address := range ownrecord.JoinAddresses(a.gossip.Records()[id].Record) {
 			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address,
 				IdentityKey: key}, request)
 			var r *revokedError

@@ -118,7 +118,7 @@ func (a *Agent) peerUsage() []*skeinv1.PeerUsage {
 		if err != nil || id == a.id || !known {
 			continue // no record of it is known, or there is no tunnel to it
 		}
-		u := &skeinv1.PeerUsage{NodeId: n.GetId(), Name: n.GetName(), Path: transport(p)}
+		u := &skeinv1.PeerUsage{NodeId: n.GetId(), Name: n.GetName(), Path: p.Transport()}
 		if u.Path == "relay" {
 			u.Detail = "session"
 			if p.UDP() {

@@ -172,22 +172,11 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry,
 	return v
 }
 
-// transport is a path in one word.
-func transport(p path.Path) string {
-	switch {
-	case p.Kind == path.Direct && p.Alive:
-		return "direct"
-	case p.Kind == path.Relay && p.Alive:
-		return "relay"
-	}
-	return "down"
-}
-
 // transport is how a member is reached in one word.
 func (a *Agent) transport(id identity.ID, paths map[identity.ID]path.Path) string {
 	via, hop := a.reach.Load().via(id)
 	if !hop {
-		return transport(paths[id])
+		return paths[id].Transport()
 	}
 	if paths[via].Alive {
 		return "hop"

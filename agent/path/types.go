@@ -76,6 +76,17 @@ func (p Path) String() string {
 	return "none"
 }
 
+// Transport is the path in one word: direct, relay or down.
+func (p Path) Transport() string {
+	switch {
+	case p.Kind == Direct && p.Alive:
+		return "direct"
+	case p.Kind == Relay && p.Alive:
+		return "relay"
+	}
+	return "down"
+}
+
 // FollowsDead reports whether the path is a relay's because pings over the one before are no longer answered. The relay
 // may not know yet that it does not reach the peer either.
 func (p Path) FollowsDead() bool {
