@@ -23,6 +23,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/node"
+	"github.com/skeinmesh/skein/agent/hops"
 	"github.com/skeinmesh/skein/agent/hostlinks"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/metrics"
@@ -31,8 +32,11 @@ import (
 	"github.com/skeinmesh/skein/agent/pods"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/reflection"
 	"github.com/skeinmesh/skein/agent/rekey"
+	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/sites"
+	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
@@ -155,7 +159,7 @@ type mesh struct {
 	rpc            atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
 	conns          *consensus.Conns
 	leaseConns     *consensus.Conns // to the servers, for leases alone
-	roster         *roster
+	roster         *roster.Roster
 	gossip         *gossip.Gossip
 	control        *control.Net
 	controlLimiter admission.Limiter            // of the control net's port on overlay addresses
@@ -200,9 +204,9 @@ type traversal struct {
 	settings     atomic.Pointer[path.Settings] // that paths follow
 	guess        *birthday.Engine
 	rewrites     rewrites
-	reflection   reflection
+	reflection   reflection.Reflection
 	asked        askedPeers
-	handshakes   handshakes
+	handshakes   tunnels.Handshakes
 	lazy         atomic.Bool // a large mesh: pairs without traffic are idle
 }
 
@@ -214,18 +218,18 @@ type siting struct {
 	siteEvents    atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
 	sites         atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
 	witnesses     *siteWitnesses                    // nil: this node only relays
-	leaderChanges leaderChanges
-	hops          hopWatch
+	leaderChanges sites.LeaderChanges
+	hops          hops.Watch
 }
 
 // kernelSide is what the kernel has, and shall have.
 type kernelSide struct {
 	plane       *plane.Plane
 	links       hostlinks.Links
-	stats       atomic.Pointer[tunnelStats] // as the device has it
-	stale       atomic.Bool                 // the newest Spec is to be applied, also if it is the same again
-	applied     atomic.Bool                 // a Spec has been applied without error
-	planeStands chan struct{}               // closed by planeUp once it has
+	stats       atomic.Pointer[tunnels.Stats] // as the device has it
+	stale       atomic.Bool                   // the newest Spec is to be applied, also if it is the same again
+	applied     atomic.Bool                   // a Spec has been applied without error
+	planeStands chan struct{}                 // closed by planeUp once it has
 	planeUp     sync.Once
 	writes      atomic.Uint64 // to the kernel
 
@@ -329,8 +333,8 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 		return control.Down
 	}
 	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {
-		m, known := a.roster.get(id)
-		p, _ := a.stats.Load().of(a.deviceKey(id, m.wg))
+		m, known := a.roster.Get(id)
+		p, _ := a.stats.Load().Of(a.deviceKey(id, m.WireGuard))
 		return known && !p.LastHandshake.IsZero()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
@@ -90,7 +91,7 @@ func TestEpochsCountStarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gossip.Verify(s, newRoster(newWorld(t, h).state)); err != nil {
+	if _, err := gossip.Verify(s, roster.New(newWorld(t, h).state)); err != nil {
 		t.Errorf("a record from 1970 is refused: %v", err)
 	}
 }

@@ -179,7 +179,7 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(),
 		Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
 	if old != nil && !old.SameCandidates(r) {
-		a.reflection.forget()
+		a.reflection.Forget()
 		a.rewrites.doubt()
 		a.paths.NetworkChanged()
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/agent/roster"
+	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/gossip"
@@ -204,7 +206,7 @@ func TestWhoseWordExpels(t *testing.T) {
 			if c.byAgent {
 				speaker = agent
 			}
-			address := serveAdmission(t, speaker.key, newRoster(w.state), admission.Handlers{
+			address := serveAdmission(t, speaker.key, roster.New(w.state), admission.Handlers{
 				identity.ALPNJoin: says(c.code, "lost")})
 			relayingAt(t, a, speaker, strings.Replace(address, "127.0.0.1", "localhost", 1))
 			a.askServers(t.Context())
@@ -235,7 +237,7 @@ func TestIsolatedNodeHearsOfRelays(t *testing.T) {
 			} else if err := s.replica.Reset(w.state.Proto()); err != nil {
 				t.Fatal(err)
 			}
-			s.roster.update(w.state)
+			s.roster.Update(w.state)
 			newGossip(t, a, w)
 			newGossip(t, s, w)
 			relayingAt(t, s, late, "203.0.113.9:7443")
@@ -277,7 +279,7 @@ func TestOneMembersInquiriesDoNotReadTheArchiveAgainAndAgain(t *testing.T) {
 	if err := s.replica.Apply(&skeinv1.Batch{Base: before, Events: w.log[before:]}); err != nil {
 		t.Fatal(err)
 	}
-	s.roster.update(w.state)
+	s.roster.Update(w.state)
 	newGossip(t, s, w)
 	relayingAt(t, s, server, "203.0.113.9:7443")
 	ask := func(who host, index uint64, right bool) *skeinv1.JoinResponse {
@@ -351,10 +353,10 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	address := serveAdmission(t, self.key, a.roster, admission.Handlers{
 		identity.ALPNRelay: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) }})
 	open := map[string][]net.Conn{}
-	a.loop.records, a.loop.unprobed = map[identity.ID]*skeinv1.Record{}, map[identity.ID]member{}
+	a.loop.records, a.loop.unprobed = map[identity.ID]*skeinv1.Record{}, map[identity.ID]roster.Member{}
 	for name, h := range map[string]host{"gone": gone, "stays": stays} {
 		id := h.key.ID()
-		a.loop.records[id], a.loop.unprobed[id] = &skeinv1.Record{}, member{}
+		a.loop.records[id], a.loop.unprobed[id] = &skeinv1.Record{}, roster.Member{}
 		a.prober.SetPeer(id, [32]byte{7})
 		a.paths.SetPeer(id, a.loop.records[id])
 		if !a.proxies.Endpoint(id).IsValid() {
@@ -521,7 +523,7 @@ func TestNextTick(t *testing.T) {
 	a := &Agent{}
 	a.heard.Set(now)
 	a.loop.happened = ago(time.Minute)
-	a.loop.roamed = roaming{{1}: {last: ago(time.Second)}, {2}: {}}
+	a.loop.roamed = tunnels.Roaming{{1}: {Last: ago(time.Second)}, {2}: {}}
 	if got := a.nextTick(now); got != tickEvery {
 		t.Errorf("a peer was put back a second ago: the next round is in %s, want %s", got, tickEvery)
 	}

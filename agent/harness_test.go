@@ -12,6 +12,7 @@ import (
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/rekey"
+	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
@@ -148,7 +149,7 @@ func newTestAgent(h host, st *events.State) *Agent {
 		log: quiet(), started: time.Now(), wake: make(chan struct{}, 1),
 		settingUp:  settingUp{cfg: config.Default()},
 		identities: identities{key: h.key, id: h.key.ID()},
-		mesh:       mesh{roster: newRoster(st)},
+		mesh:       mesh{roster: roster.New(st)},
 		telling:    telling{problems: newProblems()},
 	}
 	a.cfg.Name = h.name
@@ -181,7 +182,7 @@ func newReplica(t testing.TB, w *world) *consensus.Replica {
 }
 
 // serveAdmission opens the port for relay sessions and joins until the test ends, and returns where.
-func serveAdmission(t *testing.T, key *identity.Key, r *roster, handlers admission.Handlers) string {
+func serveAdmission(t *testing.T, key *identity.Key, r *roster.Roster, handlers admission.Handlers) string {
 	t.Helper()
 	l, err := admission.Listen(admission.Config{Key: key, Member: r.Key, Address: "127.0.0.1:0", Handlers: handlers,
 		Log: quiet()})

@@ -153,7 +153,7 @@ func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 		return
 	}
 	st := a.replica.State()
-	a.roster.update(st)
+	a.roster.Update(st)
 	a.gossip.RosterChanged()
 	if a.joinerIsKnown(st, joiner) {
 		return

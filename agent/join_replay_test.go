@@ -60,7 +60,7 @@ func newSeedAndServer(t *testing.T, h host, w *world) (*Agent, *consensus.Server
 	a.mustPropose(t, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
 		Id: testTokenID, SecretHash: w.admission(h).GetAdmitNode().GetTokenSecretHash(),
 		LifetimeNanos: int64(time.Hour), Uses: 1}}})
-	a.roster.update(r.State())
+	a.roster.Update(r.State())
 	w.state = r.State()
 	newGossip(t, a, w)
 	return a, s

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/admission"
+	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -22,7 +23,7 @@ func seedThat(t *testing.T,
 	t.Helper()
 	h := newHost(t, "seed")
 	asked := &atomic.Int32{}
-	address := serveAdmission(t, h.key, newRoster(newWorld(t, h).state), admission.Handlers{
+	address := serveAdmission(t, h.key, roster.New(newWorld(t, h).state), admission.Handlers{
 		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
 			r := &skeinv1.JoinRequest{}
 			if err := readMessage(c, r, maxJoinRequest); err != nil {

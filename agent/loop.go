@@ -19,7 +19,9 @@ import (
 	"github.com/skeinmesh/skein/agent/ownrecord"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/rpclimit"
+	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
@@ -62,7 +64,7 @@ type loopState struct {
 	conf       *config.Config                        // that the parts have
 	settled    *events.State                         // that the paths have the settings of
 	members    map[identity.ID]identity.WireGuardKey // WireGuard's peers
-	unprobed   map[identity.ID]member                // members that the prober does not know yet
+	unprobed   map[identity.ID]roster.Member         // members that the prober does not know yet
 	records    map[identity.ID]*skeinv1.Record
 	relays     []client.Relay
 	misfits    map[string]bool           // links of another CNI that status tells of
@@ -76,8 +78,8 @@ type loopState struct {
 	ownTurn    *time.Timer // has the record looked at again
 	sites      siteState
 	place      placeState
-	roamed     roaming
-	unanswered unanswered
+	roamed     tunnels.Roaming
+	unanswered tunnels.Unanswered
 	mesh       siteMesh
 	projected  projection.Last
 	happened   time.Time // when more than where WireGuard sends changed last
@@ -139,7 +141,7 @@ func (a *Agent) run(ctx context.Context) error {
 
 func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.members, a.loop.records = map[identity.ID]identity.WireGuardKey{}, map[identity.ID]*skeinv1.Record{}
-	a.loop.unprobed = map[identity.ID]member{}
+	a.loop.unprobed = map[identity.ID]roster.Member{}
 	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
 	resting := false
@@ -231,7 +233,7 @@ func (a *Agent) nextReading(now time.Time) time.Duration {
 		every = trafficEvery
 	}
 	if len(a.gone(now)) > 0 {
-		every = goneEvery + a.lag.Late(now)
+		every = tunnels.GoneEvery + a.lag.Late(now)
 	}
 	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
 }
@@ -241,7 +243,7 @@ func (a *Agent) gone(now time.Time) map[dataplane.Key]bool {
 	var keys map[dataplane.Key]bool
 	for id, p := range a.currentPaths() {
 		wg, ok := a.loop.members[id]
-		if !ok || p.Kind != path.Relay || p.Rule != path.RuleDirectDead || now.Sub(p.Since) >= goneFor {
+		if !ok || p.Kind != path.Relay || p.Rule != path.RuleDirectDead || now.Sub(p.Since) >= tunnels.GoneFor {
 			continue
 		}
 		if keys == nil {
@@ -260,7 +262,7 @@ func (a *Agent) nextTick(now time.Time) time.Duration {
 			return tickEvery
 		}
 	}
-	if a.loop.roamed.lately(now) {
+	if a.loop.roamed.Lately(now) {
 		return tickEvery
 	}
 	ask := a.heard.Load().Add(silence) // when inquire has something to do
@@ -374,10 +376,10 @@ func (a *Agent) syncState() error {
 		return a.revoked(r.GetReason())
 	}
 	before := a.roster.Members()
-	others := a.roster.update(st)
+	others := a.roster.Update(st)
 	if others {
 		for _, id := range before {
-			if _, ok := a.roster.get(id); !ok {
+			if _, ok := a.roster.Get(id); !ok {
 				a.dropMember(id)
 			}
 		}
@@ -409,12 +411,12 @@ func (a *Agent) syncPeers() {
 		}
 	}
 	for id := range peers {
-		m, ok := a.roster.get(id)
+		m, ok := a.roster.Get(id)
 		if !ok {
 			continue
 		}
-		now[id] = m.wg
-		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
+		now[id] = m.WireGuard
+		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.WireGuard) {
 			a.loop.unprobed[id] = m
 			if a.paths != nil && !ok {
 				delete(a.loop.records, id) // the paths are to hear of it
@@ -424,7 +426,7 @@ func (a *Agent) syncPeers() {
 	}
 	for id := range a.loop.members {
 		if _, ok := now[id]; !ok {
-			a.handshakes.leave(id, time.Now())
+			a.handshakes.Leave(id, time.Now())
 			a.dropPath(id)
 		}
 	}
@@ -465,9 +467,9 @@ func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 func (a *Agent) answerProbes() {
 	for id, m := range a.loop.unprobed {
 		delete(a.loop.unprobed, id)
-		key, err := identity.PairKey(a.wg.Load().Agreed, m.wg, a.cluster, "probe")
+		key, err := identity.PairKey(a.wg.Load().Agreed, m.WireGuard, a.cluster, "probe")
 		if err != nil {
-			a.report("peer "+m.name, warning, err.Error(),
+			a.report("peer "+m.Name, warning, err.Error(),
 				"its WireGuard key is unusable; revoke the node and let it join again")
 			continue
 		}
@@ -706,7 +708,7 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	if b := s.GetBirthday(); b != nil && a.guess != nil {
 		a.guess.TakeSignal(from, b)
 	}
-	if s.GetKnock() != nil && a.handshakes.take(from, time.Now()) {
+	if s.GetKnock() != nil && a.handshakes.Wish(from, time.Now()) {
 		a.wakeUp()
 	}
 	if r := s.GetRekey(); r != nil {

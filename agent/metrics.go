@@ -70,9 +70,9 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 	}
 	all := a.stats.Load()
 	for _, id := range a.roster.Members() {
-		m, _ := a.roster.get(id)
-		if p, ok := all.of(a.deviceKey(id, m.wg)); ok {
-			metrics.PeerBytes(out, m.name, p.RxBytes, p.TxBytes)
+		m, _ := a.roster.Get(id)
+		if p, ok := all.Of(a.deviceKey(id, m.WireGuard)); ok {
+			metrics.PeerBytes(out, m.Name, p.RxBytes, p.TxBytes)
 		}
 	}
 	if a.paths != nil {
@@ -134,7 +134,7 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 	}
 	s := metrics.Sites{Tunnels: int(a.tunnelPeers()), Apart: p.Topology(p.Site) == sites.Site,
 		Site: p.Site, Leads: leads(p, a.id),
-		Own: a.leaderChanges.own.Load(), Other: a.leaderChanges.other.Load()}
+		Own: a.leaderChanges.Own.Load(), Other: a.leaderChanges.Other.Load()}
 	if r := a.reach.Load(); r != nil {
 		for _, w := range r.Ways() {
 			if !w.Passed {
@@ -143,7 +143,7 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 		}
 	}
 	if now, err := a.readHops(context.Background()); err == nil {
-		s.Packets = &now.n
+		s.Packets = &now.Counts
 	}
 	if v := a.placed.Load(); v != nil {
 		everybody, site := recordCounts(a.gossip.Records())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/api"
 	"github.com/skeinmesh/skein/agent/rekey"
+	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/linkhold"
@@ -48,10 +49,10 @@ func (a *Agent) loadKeys() (err error) {
 
 // signalNextKey tells a peer of this host's next key.
 func (a *Agent) signalNextKey(id identity.ID, keys *rekey.Keys) {
-	m, _ := a.roster.get(id)
-	proof, err := identity.PairKey(keys.Device, m.wg, a.cluster, nextKeyPurpose(a.id))
+	m, _ := a.roster.Get(id)
+	proof, err := identity.PairKey(keys.Device, m.WireGuard, a.cluster, nextKeyPurpose(a.id))
 	if err != nil {
-		a.log.Warn("a peer cannot be told of this host's next WireGuard key", "peer", m.name, "error", err)
+		a.log.Warn("a peer cannot be told of this host's next WireGuard key", "peer", m.Name, "error", err)
 		return
 	}
 	a.signalOfRekey(a.sendSignal, id, &skeinv1.Signal_Rekey{Phase: skeinv1.Signal_Rekey_PREPARE, Key: keys.DevicePublic[:],
@@ -147,13 +148,13 @@ func (a *Agent) talkers(ctx context.Context) (out []identity.ID, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read WireGuard's peers: %w", err)
 	}
-	all, reach := (*tunnelStats)(&read), a.reach.Load()
+	all, reach := (*tunnels.Stats)(&read), a.reach.Load()
 	for _, id := range a.roster.Members() {
 		if id == a.id || !reach.peer(id) {
 			continue
 		}
-		m, _ := a.roster.get(id)
-		if p, ok := all.of(a.deviceKey(id, m.wg)); ok && time.Since(p.LastHandshake) < sessionLife {
+		m, _ := a.roster.Get(id)
+		if p, ok := all.Of(a.deviceKey(id, m.WireGuard)); ok && time.Since(p.LastHandshake) < sessionLife {
 			out = append(out, id)
 		}
 	}
@@ -298,7 +299,7 @@ func (a *Agent) followKey(ctx context.Context) {
 		a.rekeying.Agree()
 		a.packetKeys.Clear()
 		for id := range a.loop.members { // probes have other keys, too
-			if m, ok := a.roster.get(id); ok && id != a.id {
+			if m, ok := a.roster.Get(id); ok && id != a.id {
 				a.loop.unprobed[id] = m
 			}
 		}

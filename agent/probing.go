@@ -7,6 +7,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/agent/reflection"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -48,8 +49,8 @@ func (a *Agent) onPong(p probe.Pong) {
 	a.asked.heard(p)
 	if p.From == p.To {
 		a.guess.PongReceived(p.Peer, p.From)
-		a.reflection.saw(p.Observed, p.From.Addr(), p.At)
-		if strange(p.Observed, p.From, a.netcheck.Load()) {
+		a.reflection.Saw(p.Observed, p.From.Addr(), p.At)
+		if reflection.Strange(p.Observed, p.From, a.netcheck.Load()) {
 			a.reflexive.Doubt()
 		}
 	}

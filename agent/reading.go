@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/tunnels"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -69,11 +70,11 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if err != nil {
 		return // Apply reports what is wrong with the device
 	}
-	stats := (*tunnelStats)(&all)
+	stats := (*tunnels.Stats)(&all)
 	a.stats.Store(stats)
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
-		if p, ok := stats.of(a.deviceKey(id, wg)); ok {
+		if p, ok := stats.Of(a.deviceKey(id, wg)); ok {
 			counters[id] = path.Counters{
 				RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at,
 			}
@@ -89,7 +90,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	} else {
 		a.tellTraffic()
 	}
-	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, a.gone(at), at) {
+	if a.loop.roamed.Look(a.spec.WireGuard.Peers, all, a.gone(at), at) {
 		a.stale.Store(true) // reading them has told the data plane where they are; now it puts them back
 		a.apply(ctx)
 	}
@@ -122,7 +123,7 @@ func (a *Agent) tellTraffic() {
 		a.wakeUp()
 	}
 	late := a.lag.Late(at) >= lateForNAT // then answers may be, too
-	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
+	if peer, ok := a.loop.unanswered.Look(counters, a.alive, at); ok && !late {
 		a.askForHandshake(peer)
 	}
 	r.taken(counters)

@@ -69,7 +69,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
-	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates,
+	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.Stable(r.Candidates,
 		len(a.roster.Members()) == 2, time.Now())...)
 	a.guessedRecord(r)
 	offers, at := a.offers(), a.joinAddresses()

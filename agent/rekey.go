@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
@@ -33,7 +34,7 @@ func (a *Agent) takeRekey(from identity.ID, s *skeinv1.Signal_Rekey) {
 	key := identity.WireGuardKey(s.GetKey())
 	switch s.GetPhase() {
 	case skeinv1.Signal_Rekey_PREPARE:
-		m, known := a.roster.get(from)
+		m, known := a.roster.Get(from)
 		if !known {
 			return
 		}
@@ -42,7 +43,7 @@ func (a *Agent) takeRekey(from identity.ID, s *skeinv1.Signal_Rekey) {
 			err = a.checkNextKey(from, key, s.GetProof())
 		}
 		if err == nil {
-			err = a.rekeys.Prepare(from, m.wg, key, time.Now())
+			err = a.rekeys.Prepare(from, m.WireGuard, key, time.Now())
 		}
 		if err != nil {
 			a.log.Warn("a peer's next WireGuard key is refused", "peer", a.roster.Name(from), "error", err)
@@ -69,7 +70,7 @@ func (a *Agent) followRekey(id identity.ID, key identity.WireGuardKey) {
 	for {
 		began := time.Now()
 		read, err := a.plane.Peers(ctx)
-		p, _ := (*tunnelStats)(&read).of(dataplane.Key(key))
+		p, _ := (*tunnels.Stats)(&read).Of(dataplane.Key(key))
 		if err != nil { // its time is over, or the agent ends
 			a.log.Warn("a peer has changed its WireGuard key and begun no session: this host begins one",
 				"peer", a.roster.Name(id), "error", err)
@@ -139,8 +140,8 @@ func (a *Agent) signalOfRekey(send func(identity.ID, *skeinv1.Signal) error, id 
 
 // agreedKey is a member's WireGuard key by the log.
 func (a *Agent) agreedKey(id identity.ID) (identity.WireGuardKey, bool) {
-	m, ok := a.roster.get(id)
-	return m.wg, ok
+	m, ok := a.roster.Get(id)
+	return m.WireGuard, ok
 }
 
 // deviceKey is the key of a member's device: the log's, unless the member has just changed it.

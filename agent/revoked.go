@@ -131,7 +131,7 @@ func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
 		a.log.Warn("news from a server", "error", err)
 		return
 	}
-	a.roster.update(a.replica.State())
+	a.roster.Update(a.replica.State())
 	a.gossip.RosterChanged()
 	n, errs := a.gossip.Merge(r.GetRecords())
 	if n > 0 || len(errs) > 0 || a.replica.State().Index() > have {

@@ -95,7 +95,7 @@ func (a *Agent) tellReplaceable(p *sites.Plan) {
 
 // handshake is when the last one with a peer was, as WireGuard's counters had it lately.
 func (a *Agent) handshake(id identity.ID) time.Time {
-	p, _ := a.stats.Load().of(dataplane.Key(a.loop.members[id]))
+	p, _ := a.stats.Load().Of(dataplane.Key(a.loop.members[id]))
 	return p.LastHandshake
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/metrics"
+	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -12,14 +13,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-const (
-	// wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may
-	// still treat the node as the leader that it was.
-	wideFor = sites.Linger + sites.ForwardOn
-	// placedSince is the event schema of the versions that gossip by site. Where a member is older, all gossip with
-	// all.
-	placedSince = 8
-)
+// wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may still
+// treat the node as the leader that it was.
+const wideFor = sites.Linger + sites.ForwardOn
 
 // placeClock remembers whether everybody is to have this node's record.
 type placeClock struct {
@@ -51,9 +47,9 @@ func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now ti
 type placeState struct {
 	clock placeClock
 	set   gossip.Place
-	homes *homes // of set
-	sited bool   // this node has been in a site's pool
-	site  string // the last one's
+	homes *roster.Homes // of set
+	sited bool          // this node has been in a site's pool
+	site  string        // the last one's
 	timer *time.Timer
 }
 
@@ -97,14 +93,14 @@ func whyWide(p *sites.Plan, n *skeinv1.Node, r *skeinv1.Record, d duties) (why s
 }
 
 // alone reports whether no other member is known to be of this host's site.
-func alone(p *sites.Plan, members []identity.ID, h *homes) bool {
+func alone(p *sites.Plan, members []identity.ID, h *roster.Homes) bool {
 	for _, id := range members {
 		if id == p.Self {
 			continue
 		}
 		site, known := p.SiteOf(id)
 		if !known {
-			site, known = h.site(id)
+			site, known = h.Site(id)
 		}
 		if known && site == p.Site {
 			return false
@@ -126,19 +122,19 @@ func (a *Agent) carriesPlain(id identity.ID) bool {
 }
 
 // placeOf is with whom a node gossips. Without homes no site speaks through leaders, or a member is too old.
-func placeOf(h *homes, site, topology string, wide bool) gossip.Place {
+func placeOf(h *roster.Homes, site, topology string, wide bool) gossip.Place {
 	switch {
 	case h == nil:
 		return gossip.Place{}
 	case topology != sites.Site:
-		return gossip.Place{Site: site, Wide: true, Home: h.site, Chosen: h.leads}
+		return gossip.Place{Site: site, Wide: true, Home: h.Site, Chosen: h.Leads}
 	}
-	return gossip.Place{Sited: true, Site: site, Wide: wide, Home: h.site, Chosen: h.leads}
+	return gossip.Place{Sited: true, Site: site, Wide: wide, Home: h.Site, Chosen: h.Leads}
 }
 
 // firstPlace is with whom this node gossips before it has made a plan.
 func (a *Agent) firstPlace() gossip.Place {
-	h := a.roster.placed()
+	h := a.roster.Placed()
 	site, _ := sites.Of(a.self(), a.claimed())
 	return placeOf(h, site, sites.Topology(a.replica.State().Settings(), site), a.isServer() || a.relayOnly())
 }
@@ -146,7 +142,7 @@ func (a *Agent) firstPlace() gossip.Place {
 // resumePlace has everybody keep this node's record who had it before this start: the node may lead.
 func (a *Agent) resumePlace(first gossip.Place, now time.Time) {
 	s := &a.loop.place
-	s.set, s.homes, s.sited, s.site = first, a.roster.placed(), first.Sited, first.Site
+	s.set, s.homes, s.sited, s.site = first, a.roster.Placed(), first.Sited, first.Site
 	if former := a.gossip.Former(); former != nil && gossip.Wide(former) {
 		s.clock.needed, s.clock.because = now, "it has started again"
 		if s.set.Sited && !s.set.Wide {
@@ -158,7 +154,7 @@ func (a *Agent) resumePlace(first gossip.Place, now time.Time) {
 
 // followPlace has gossip follow the newest plan and what this node is about to say of itself.
 func (a *Agent) followPlace(own *skeinv1.Record, now time.Time) {
-	s, p, h := &a.loop.place, a.sitePlan.Load(), a.roster.placed()
+	s, p, h := &a.loop.place, a.sitePlan.Load(), a.roster.Placed()
 	if p == nil {
 		return
 	}
@@ -232,8 +228,8 @@ func (a *Agent) elsewhere(id identity.ID) (site string, ok bool) {
 	if site, ok := a.gossip.SiteOf(id); ok {
 		return site, ok
 	}
-	if h := a.roster.homes(); h != nil {
-		return h.site(id)
+	if h := a.roster.Homes(); h != nil {
+		return h.Site(id)
 	}
 	return "", false
 }
@@ -281,11 +277,11 @@ func recordCounts(records map[identity.ID]gossip.Entry) (everybody, site int) {
 // joinerIsKnown reports whether a joiner's first record is of no use here: others lead its site, and it finds them by
 // their records, which it gets. The record of a node that leads nothing is not for everybody.
 func (a *Agent) joinerIsKnown(st *events.State, joiner identity.ID) bool {
-	p, h := a.sitePlan.Load(), a.roster.placed()
+	p, h := a.sitePlan.Load(), a.roster.Placed()
 	if p == nil || h == nil || st.Server(joiner) != nil {
 		return false
 	}
-	site, known := h.site(joiner)
+	site, known := h.Site(joiner)
 	if !known {
 		return false
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/metrics"
+	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip"
@@ -128,9 +129,9 @@ func TestWideClock(t *testing.T) {
 }
 
 func TestPlaceOf(t *testing.T) {
-	h := &homes{ids: []identity.ID{{1}}, sites: []string{"home"}}
+	h := &roster.Homes{IDs: []identity.ID{{1}}, Sites: []string{"home"}}
 	for name, c := range map[string]struct {
-		homes          *homes
+		homes          *roster.Homes
 		site, topology string
 		wide           bool
 		want           gossip.Place
@@ -155,15 +156,15 @@ func TestAlone(t *testing.T) {
 	})
 	members := []identity.ID{{1}, {2}, {3}}
 	for home, want := range map[string]bool{"dc": true, "home": false, "": true} {
-		h := &homes{}
+		h := &roster.Homes{}
 		if home != "" {
-			h.ids, h.sites = []identity.ID{{3}}, []string{home}
+			h.IDs, h.Sites = []identity.ID{{3}}, []string{home}
 		}
 		if got := alone(p, members, h); got != want {
 			t.Errorf("the third one is at %q: alone %v", home, got)
 		}
 	}
-	if alone(planIn(&skeinv1.Settings{Topology: sites.Site}, 1, 2, nil), members[:2], &homes{}) {
+	if alone(planIn(&skeinv1.Settings{Topology: sites.Site}, 1, 2, nil), members[:2], &roster.Homes{}) {
 		t.Error("alone beside a node whose record tells its site")
 	}
 }
@@ -173,43 +174,43 @@ func TestAlone(t *testing.T) {
 func TestHomesFollowTheLog(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")
 	w := newWorld(t, a, b)
-	r := newRoster(w.state)
-	if r.homes() != nil || r.placed() != nil {
+	r := roster.New(w.state)
+	if r.Homes() != nil || r.Placed() != nil {
 		t.Error("homes in topology full")
 	}
 	keys := r.Keys()
 	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 		Settings: &skeinv1.Settings{Topology: sites.Site}, Fields: []string{"topology"}}}})
-	r.update(w.state)
-	before := r.homes()
-	if before == nil || r.placed() != before {
-		t.Fatalf("homes %v, of which all members know %v", before, r.placed())
+	r.Update(w.state)
+	before := r.Homes()
+	if before == nil || r.Placed() != before {
+		t.Fatalf("homes %v, of which all members know %v", before, r.Placed())
 	}
 	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 		Settings: &skeinv1.Settings{PersistentKeepaliveSeconds: 19}, Fields: []string{"persistent_keepalive_seconds"}}}})
-	r.update(w.state)
-	if r.homes() != before || fmt.Sprintf("%p", r.Keys()) != fmt.Sprintf("%p", keys) {
+	r.Update(w.state)
+	if r.Homes() != before || fmt.Sprintf("%p", r.Keys()) != fmt.Sprintf("%p", keys) {
 		t.Error("other maps, and nothing of them has changed")
 	}
-	if _, known := before.site(b.key.ID()); known {
+	if _, known := before.Site(b.key.ID()); known {
 		t.Error("b is at home, and the log says nothing of it")
 	}
 	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: b.key.ID().String(),
 		Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, SettingsFields: []string{"site"}}}})
-	r.update(w.state)
-	if site, known := r.homes().site(b.key.ID()); site != "dc" || !known || r.homes() == before {
+	r.Update(w.state)
+	if site, known := r.Homes().Site(b.key.ID()); site != "dc" || !known || r.Homes() == before {
 		t.Errorf("b is at %q, %v", site, known)
 	}
 	leads := func(v *skeinv1.NodeSettings, field string) (out [2]bool) {
 		t.Helper()
-		last := r.homes()
+		last := r.Homes()
 		w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: b.key.ID().String(),
 			Settings: v, SettingsFields: []string{field}}}})
-		r.update(w.state)
-		if r.homes() == last {
+		r.Update(w.state)
+		if r.Homes() == last {
 			t.Error("the same homes, and the log's choice is another")
 		}
-		return [2]bool{r.homes().leads(b.key.ID(), "dc"), r.homes().leads(b.key.ID(), "home")}
+		return [2]bool{r.Homes().Leads(b.key.ID(), "dc"), r.Homes().Leads(b.key.ID(), "home")}
 	}
 	if got := leads(&skeinv1.NodeSettings{Leader: "yes"}, "leader"); got != [2]bool{true, false} {
 		t.Errorf("chosen to lead dc: it leads dc, home: %v", got)
@@ -217,7 +218,7 @@ func TestHomesFollowTheLog(t *testing.T) {
 	if got := leads(&skeinv1.NodeSettings{SiteSet: true, Site: "home"}, "site"); got != [2]bool{false, true} {
 		t.Errorf("moved home by the log: it leads dc, home: %v", got)
 	}
-	if r.homes().leads(a.key.ID(), "dc") {
+	if r.Homes().Leads(a.key.ID(), "dc") {
 		t.Error("one leads that the log has not chosen")
 	}
 }
@@ -253,13 +254,13 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 		topology := func(name string) {
 			w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 				Settings: &skeinv1.Settings{Topology: name}, Fields: []string{"topology"}}}})
-			a.roster.update(w.state)
+			a.roster.Update(w.state)
 		}
 		scope := func() skeinv1.RecordScope {
 			t.Helper()
 			for range 2 { // a record's changes take turns
 				a.loop.state = w.state
-				a.sitePlan.Store(sites.Make(sites.Input{Self: a.id, Settings: w.state.Settings(), Members: a.roster.forPlans(),
+				a.sitePlan.Store(sites.Make(sites.Input{Self: a.id, Settings: w.state.Settings(), Members: a.roster.ForPlans(),
 					Records: a.recordsNow(), Alive: func(identity.ID) bool { return true }}))
 				a.publish()
 				time.Sleep(time.Second)

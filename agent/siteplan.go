@@ -50,7 +50,7 @@ func (m memberSeen) same(o memberSeen) bool {
 // seeSites looks at what a plan is made of, and reports whether a plan would be another one now than by the last look.
 func (a *Agent) seeSites() (changed bool) {
 	s := &a.loop.sites.seen
-	members, placed := a.roster.forPlans(), a.gossip.Placed()
+	members, placed := a.roster.ForPlans(), a.gossip.Placed()
 	changed = s.members != members || !maps.Equal(s.placed, placed)
 	s.members, s.placed = members, placed
 	if s.of == nil {
@@ -90,7 +90,7 @@ func (a *Agent) planSites(now time.Time) {
 	changed, p := a.seeSites(), a.sitePlan.Load()
 	if changed || p == nil || !s.due.IsZero() && !now.Before(s.due) {
 		p = a.makePlan(st.Settings(), now)
-		a.leaderChanges.note(a.sitePlan.Load(), p)
+		a.leaderChanges.Note(a.sitePlan.Load(), p)
 		a.sitePlan.Store(p)
 	}
 	a.warnOfSites(p, s.seen.of[a.id].record)

@@ -65,7 +65,7 @@ func TestSitesArePlanned(t *testing.T) {
 		look := func() *sites.Plan {
 			t.Helper()
 			a.loop.state = w.state
-			a.roster.update(w.state)
+			a.roster.Update(w.state)
 			a.planSites(time.Now())
 			a.publish()
 			return a.sitePlan.Load()
@@ -133,7 +133,7 @@ func TestPlansAreMadeWhenNeeded(t *testing.T) {
 		defer a.withGossip(t, h.key, w.state)()
 		round := func() *sites.Plan {
 			a.loop.state = w.state
-			a.roster.update(w.state)
+			a.roster.Update(w.state)
 			a.planSites(time.Now())
 			a.publish()
 			return a.sitePlan.Load()

@@ -18,6 +18,7 @@ import (
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane/linkhold"
@@ -60,7 +61,7 @@ func (a *Agent) open(ctx context.Context) error {
 	if joined == nil && !create {
 		a.before = a.membersBefore()
 	}
-	a.roster = newRoster(a.replica.State())
+	a.roster = roster.New(a.replica.State())
 	a.metrics = newMetrics(a)
 	if err := errors.Join(a.openServes(), a.openParts()); err != nil {
 		return err
@@ -92,7 +93,7 @@ func (a *Agent) open(ctx context.Context) error {
 	if a.cluster, err = identity.ParseClusterID(a.replica.State().Cluster().GetId()); err != nil {
 		return fmt.Errorf("agreed state: %w", err)
 	}
-	a.roster.update(a.replica.State())
+	a.roster.Update(a.replica.State())
 	if err := a.openRelayServer(); err != nil {
 		return err
 	}
@@ -181,22 +182,22 @@ func (a *Agent) followServerRole() {
 // packetKey is the key of control packets between this node and a member. It follows from their
 // WireGuard keys, so a rotated key gives another.
 func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
-	m, ok := a.roster.get(id)
+	m, ok := a.roster.Get(id)
 	if !ok {
 		return [32]byte{}, false
 	}
-	if k, ok := a.packetKeys.Load(m.wg); ok {
+	if k, ok := a.packetKeys.Load(m.WireGuard); ok {
 		return k.([32]byte), true
 	}
 	cluster, err := identity.ParseClusterID(a.replica.State().Cluster().GetId())
 	if err != nil {
 		return [32]byte{}, false
 	}
-	k, err := identity.PairKey(a.wg.Load().Agreed, m.wg, cluster, "control packet")
+	k, err := identity.PairKey(a.wg.Load().Agreed, m.WireGuard, cluster, "control packet")
 	if err != nil {
 		return [32]byte{}, false
 	}
-	a.packetKeys.Store(m.wg, k)
+	a.packetKeys.Store(m.WireGuard, k)
 	return k, true
 }
 

@@ -251,7 +251,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 		return v
 	}
 	k := a.deviceKey(id, identity.WireGuardKey(n.GetWireguardKey()))
-	if st, ok := a.stats.Load().of(k); ok {
+	if st, ok := a.stats.Load().Of(k); ok {
 		v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
 		if !st.LastHandshake.IsZero() {
 			v.LastHandshake = st.LastHandshake.UnixNano()

@@ -1,5 +1,5 @@
-// Package ownrecord decides when a node's own record changes, and what of it: some news cannot wait, most of it can, and
-// each change is work for all who get the record.
+// Package ownrecord decides when a node's own record changes, and what of it: some news cannot wait, most of it can,
+// and each change is work for all who get the record.
 package ownrecord
 
 import (

@@ -1,4 +1,6 @@
-package agent
+// Package roster is who is a member of the mesh, by the agreed state: keys, names and addresses, for readers on any
+// goroutine.
+package roster
 
 import (
 	"bytes"
@@ -13,20 +15,20 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// roster is who is a member, as the newest applied state has it. Readers see one whole version.
-type roster struct{ current atomic.Pointer[members] }
+// Roster is who is a member, as the newest applied state has it. Readers see one whole version.
+type Roster struct{ current atomic.Pointer[members] }
 
 // members has few maps: each agent of a large mesh has all members in memory, and slices of their exact size take a
 // third.
 type members struct {
 	of     *events.State
 	ids    []identity.ID // sorted
-	nodes  []member      // whose they are
+	nodes  []Member      // whose they are
 	owners []owner       // sorted by address
 	keys   map[identity.ID]ed25519.PublicKey
 	// homes are the sites that the log alone implies for members: the same ones as long as it implies the same. nil: no
 	// site speaks through leaders.
-	homes  *homes
+	homes  *Homes
 	plans  *sites.Members // what plans need of them
 	schema uint32         // the highest event schema that all members know
 }
@@ -37,10 +39,10 @@ type owner struct {
 	member  int32
 }
 
-// homes are the sites that the log alone implies, and whom it has lead. They are not changed.
-type homes struct {
-	ids    []identity.ID // sorted
-	sites  []string      // theirs
+// Homes are the sites that the log alone implies, and whom it has lead. They are not changed.
+type Homes struct {
+	IDs    []identity.ID // sorted
+	Sites  []string      // theirs
 	chosen []choice      // sorted
 }
 
@@ -51,51 +53,57 @@ type choice struct {
 	named bool // the site is; else the member's record tells it
 }
 
-// leads tells whether the log has a member lead a site, if it is in that.
-func (h *homes) leads(id identity.ID, site string) bool {
+// Leads tells whether the log has a member lead a site, if it is in that.
+func (h *Homes) Leads(id identity.ID, site string) bool {
 	i, ok := slices.BinarySearchFunc(h.chosen, id, func(c choice, id identity.ID) int {
 		return c.id.Compare(id)
 	})
 	return ok && (!h.chosen[i].named || h.chosen[i].site == site)
 }
 
-// site is a member's. ok is false where the log implies none.
-func (h *homes) site(id identity.ID) (site string, ok bool) {
-	i, ok := find(h.ids, id)
+// Site is a member's. ok is false where the log implies none.
+func (h *Homes) Site(id identity.ID) (site string, ok bool) {
+	i, ok := Find(h.IDs, id)
 	if !ok {
 		return "", false
 	}
-	return h.sites[i], true
+	return h.Sites[i], true
 }
 
-func (h *homes) equal(o *homes) bool {
-	return slices.Equal(h.ids, o.ids) && slices.Equal(h.sites, o.sites) && slices.Equal(h.chosen, o.chosen)
+func (h *Homes) equal(o *Homes) bool {
+	return slices.Equal(h.IDs, o.IDs) && slices.Equal(h.Sites, o.Sites) && slices.Equal(h.chosen, o.chosen)
 }
 
-// find is where an ID is among sorted ones.
-func find(ids []identity.ID, id identity.ID) (int, bool) {
+// Find is where an ID is among sorted ones.
+func Find(ids []identity.ID, id identity.ID) (int, bool) {
 	return slices.BinarySearchFunc(ids, id, identity.ID.Compare)
 }
 
-type member struct {
-	key    ed25519.PublicKey
-	wg     identity.WireGuardKey
-	name   string
-	v4, v6 netip.Addr
-	codes  bool // it puts codes on packets by the tunnel, and understands them
+// Member is what the log says of one.
+type Member struct {
+	key       ed25519.PublicKey
+	WireGuard identity.WireGuardKey
+	Name      string
+	v4, v6    netip.Addr
+	codes     bool // it puts codes on packets by the tunnel, and understands them
 }
 
 // codedSince is the event schema of the first version that puts codes on control packets by the tunnel.
 const codedSince = 4
 
-func newRoster(s *events.State) *roster {
-	r := &roster{}
-	r.update(s)
+// placedSince is the event schema of the versions that gossip by site. Where a member is older, all gossip with
+// all.
+const placedSince = 8
+
+// New is the roster of a state.
+func New(s *events.State) *Roster {
+	r := &Roster{}
+	r.Update(s)
 	return r
 }
 
-// update takes over a state's members, and reports whether they may be others than before. Most events change none.
-func (r *roster) update(s *events.State) bool {
+// Update takes over a state's members, and reports whether they may be others than before. Most events change none.
+func (r *Roster) Update(s *events.State) bool {
 	old := r.current.Load()
 	if old != nil && s.SameMembers(old.of) {
 		same := *old
@@ -104,25 +112,25 @@ func (r *roster) update(s *events.State) bool {
 		return false
 	}
 	nodes := s.Nodes() // sorted by ID
-	m := &members{of: s, ids: make([]identity.ID, 0, len(nodes)), nodes: make([]member, 0, len(nodes)),
+	m := &members{of: s, ids: make([]identity.ID, 0, len(nodes)), nodes: make([]Member, 0, len(nodes)),
 		owners: make([]owner, 0, 2*len(nodes)), schema: events.SchemaMax}
-	var at *homes
+	var at *Homes
 	if sites.InUse(s.Settings()) {
-		at = &homes{ids: make([]identity.ID, 0, len(nodes)), sites: make([]string, 0, len(nodes))}
+		at = &Homes{IDs: make([]identity.ID, 0, len(nodes)), Sites: make([]string, 0, len(nodes))}
 	}
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil || len(n.GetWireguardKey()) != 32 {
 			continue // Decide lets no such node in; a foreign log shall not stop the agent
 		}
-		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()),
-			name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
+		one := Member{key: ed25519.PublicKey(n.GetIdentityKey()), WireGuard: identity.WireGuardKey(n.GetWireguardKey()),
+			Name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
 		one.v4, _ = netip.ParseAddr(n.GetIpv4())
 		one.v6, _ = netip.ParseAddr(n.GetIpv6())
 		m.schema = min(m.schema, n.GetMaxSchema())
 		if at != nil {
 			if site, ok := homeOf(s, n, one.v4); ok {
-				at.ids, at.sites = append(at.ids, id), append(at.sites, site)
+				at.IDs, at.Sites = append(at.IDs, id), append(at.Sites, site)
 			}
 			if s := n.GetSettings(); s.GetLeader() == "yes" && !n.GetDraining() {
 				at.chosen = append(at.chosen, choice{id, s.GetSite(), s.GetSiteSet()})
@@ -156,7 +164,7 @@ func (m *members) forPlans(nodes []*skeinv1.Node) *sites.Members {
 	if m.homes == nil {
 		return sites.NewMembers(nodes, nil, nil)
 	}
-	return sites.NewMembers(nodes, m.homes.site, m.of.Slices())
+	return sites.NewMembers(nodes, m.homes.Site, m.of.Slices())
 }
 
 // sameKeys are those of former members, if they are those of the present ones.
@@ -172,10 +180,10 @@ func (m *members) sameKeys(old *members) map[identity.ID]ed25519.PublicKey {
 	return old.keys
 }
 
-func (m *members) get(id identity.ID) (member, bool) {
-	i, ok := find(m.ids, id)
+func (m *members) get(id identity.ID) (Member, bool) {
+	i, ok := Find(m.ids, id)
 	if !ok {
-		return member{}, false
+		return Member{}, false
 	}
 	return m.nodes[i], true
 }
@@ -194,16 +202,16 @@ func homeOf(s *events.State, n *skeinv1.Node, at netip.Addr) (site string, ok bo
 }
 
 // Keys are all members' identity keys. The map is shared: do not change it. It is another one whenever it changes.
-func (r *roster) Keys() map[identity.ID]ed25519.PublicKey { return r.current.Load().keys }
+func (r *Roster) Keys() map[identity.ID]ed25519.PublicKey { return r.current.Load().keys }
 
-// forPlans is what plans need of the members, the same as long as these are.
-func (r *roster) forPlans() *sites.Members { return r.current.Load().plans }
+// ForPlans is what plans need of the members, the same as long as these are.
+func (r *Roster) ForPlans() *sites.Members { return r.current.Load().plans }
 
-// homes are the sites that the log alone implies; nil: no site speaks through leaders.
-func (r *roster) homes() *homes { return r.current.Load().homes }
+// Homes are the sites that the log alone implies; nil: no site speaks through leaders.
+func (r *Roster) Homes() *Homes { return r.current.Load().homes }
 
-// placed are the same where all members know how to gossip by site; else nil.
-func (r *roster) placed() *homes {
+// Placed are the same where all members know how to gossip by site; else nil.
+func (r *Roster) Placed() *Homes {
 	m := r.current.Load()
 	if m.schema < placedSince {
 		return nil
@@ -212,22 +220,22 @@ func (r *roster) placed() *homes {
 }
 
 // Key is a member's identity key.
-func (r *roster) Key(id identity.ID) (ed25519.PublicKey, bool) {
-	m, ok := r.get(id)
+func (r *Roster) Key(id identity.ID) (ed25519.PublicKey, bool) {
+	m, ok := r.Get(id)
 	return m.key, ok
 }
 
 // Members are all members' IDs, sorted. The slice is shared: do not change it.
-func (r *roster) Members() []identity.ID { return r.current.Load().ids }
+func (r *Roster) Members() []identity.ID { return r.current.Load().ids }
 
 // Overlay are a member's addresses in the tunnel.
-func (r *roster) Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool) {
-	m, ok := r.get(id)
+func (r *Roster) Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool) {
+	m, ok := r.Get(id)
 	return m.v4, m.v6, ok
 }
 
 // Owner is the member that has an overlay address.
-func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
+func (r *Roster) Owner(a netip.Addr) (identity.ID, bool) {
 	if !a.IsValid() {
 		return identity.ID{}, false
 	}
@@ -246,7 +254,7 @@ func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
 }
 
 // Coded tells whether two members both put codes on packets by the tunnel.
-func (r *roster) Coded(a, b identity.ID) bool {
+func (r *Roster) Coded(a, b identity.ID) bool {
 	m := r.current.Load()
 	one, _ := m.get(a)
 	other, _ := m.get(b)
@@ -254,11 +262,12 @@ func (r *roster) Coded(a, b identity.ID) bool {
 }
 
 // Name is a member's name; of a stranger, its ID.
-func (r *roster) Name(id identity.ID) string {
-	if m, ok := r.get(id); ok {
-		return m.name
+func (r *Roster) Name(id identity.ID) string {
+	if m, ok := r.Get(id); ok {
+		return m.Name
 	}
 	return id.String()
 }
 
-func (r *roster) get(id identity.ID) (member, bool) { return r.current.Load().get(id) }
+// Get is a member.
+func (r *Roster) Get(id identity.ID) (Member, bool) { return r.current.Load().get(id) }

@@ -1,4 +1,4 @@
-package agent
+package tunnels
 
 import (
 	"net/netip"
@@ -15,11 +15,11 @@ func TestRoamingIsPutRight(t *testing.T) {
 		return map[dataplane.Key]dataplane.Peer{key: {Endpoint: e}}
 	}
 	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	var r roaming
+	var r Roaming
 	look := func(w, have netip.AddrPort, ms int) bool {
 		t.Helper()
 		at := start.Add(time.Duration(ms) * time.Millisecond)
-		return r.look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, nil, at)
+		return r.Look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, nil, at)
 	}
 	if look(direct, direct, 0) || look(proxy, direct, 250) || look(proxy, direct, 300) {
 		t.Error("a peer that has just been switched is put back at once")
@@ -49,7 +49,7 @@ func TestRoamingIsPutRight(t *testing.T) {
 	if look(direct, proxy, 201000) || !look(direct, proxy, 201250) {
 		t.Error("after a calm time the patience is not short again")
 	}
-	r.look(nil, nil, nil, start)
+	r.Look(nil, nil, nil, start)
 	if len(r) != 0 {
 		t.Error("a peer that left is remembered")
 	}
@@ -61,15 +61,15 @@ func TestRoamingToADeadPathIsPutRightAtEachLook(t *testing.T) {
 	key, other := dataplane.Key{1}, dataplane.Key{2}
 	want := map[dataplane.Key]dataplane.Peer{key: {Endpoint: proxy}, other: {Endpoint: proxy}}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	var r roaming
+	var r Roaming
 	look := func(at netip.AddrPort, gone ...dataplane.Key) bool {
-		now = now.Add(goneEvery)
+		now = now.Add(GoneEvery)
 		set := map[dataplane.Key]bool{}
 		for _, k := range gone {
 			set[k] = true
 		}
 		have := []dataplane.PeerStatus{{PublicKey: key, Endpoint: at}, {PublicKey: other, Endpoint: proxy}}
-		return r.look(want, have, set, now)
+		return r.Look(want, have, set, now)
 	}
 	for i := range 4 {
 		if !look(direct, key) {

@@ -1,4 +1,5 @@
-package agent
+// Package reflection finds out by pongs how peers see this host.
+package reflection
 
 import (
 	"net/netip"
@@ -26,8 +27,8 @@ const (
 	reflectTracked = 64               // pairs of address and peer remembered
 )
 
-// reflection remembers how peers see this host. Its methods may be called from anywhere.
-type reflection struct {
+// Reflection remembers how peers see this host. Its methods may be called from anywhere.
+type Reflection struct {
 	mu   sync.Mutex
 	seen []sighting
 }
@@ -39,8 +40,8 @@ type sighting struct {
 	pongs       int
 }
 
-// saw takes what a pong of a peer at an address tells.
-func (r *reflection) saw(observed netip.AddrPort, by netip.Addr, at time.Time) {
+// Saw takes what a pong of a peer at an address tells.
+func (r *Reflection) Saw(observed netip.AddrPort, by netip.Addr, at time.Time) {
 	by = by.Unmap()
 	if !addr.Public(observed.Addr()) || !addr.Public(by) || observed.Port() == 0 {
 		return // inside a LAN each host is seen as it is
@@ -60,16 +61,16 @@ func (r *reflection) saw(observed netip.AddrPort, by netip.Addr, at time.Time) {
 	r.seen[i].pongs++
 }
 
-// forget begins anew, after this host's addresses have changed.
-func (r *reflection) forget() {
+// Forget begins anew, after this host's addresses have changed.
+func (r *Reflection) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seen = nil
 }
 
-// stable lists the addresses that are confirmed and not known already, in a fixed order; alone: there is one peer in
+// Stable lists the addresses that are confirmed and not known already, in a fixed order; alone: there is one peer in
 // the whole mesh, whose word is enough.
-func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Time) []*skeinv1.Candidate {
+func (r *Reflection) Stable(known []*skeinv1.Candidate, alone bool, now time.Time) []*skeinv1.Candidate {
 	need, priority := 2, uint32(candidate.PriorityReflexive)
 	if alone {
 		need, priority = 1, candidate.PrioritySymmetric
@@ -96,10 +97,10 @@ func (r *reflection) stable(known []*skeinv1.Candidate, alone bool, now time.Tim
 	return cs
 }
 
-// strange tells whether a pong shows a mapping of this host's NAT that discovery has not found: the NAT may have given
+// Strange tells whether a pong shows a mapping of this host's NAT that discovery has not found: the NAT may have given
 // out another one. A NAT that maps by destination shows each peer another, and what comes by a relay's port shows the
 // relay's.
-func strange(observed, from netip.AddrPort, r *candidate.Result) bool {
+func Strange(observed, from netip.AddrPort, r *candidate.Result) bool {
 	observed, by := netip.AddrPortFrom(observed.Addr().Unmap(), observed.Port()), from.Addr().Unmap()
 	if r == nil || r.Mapping != candidate.EndpointIndependent || !observed.Addr().Is4() || observed.Addr() == by ||
 		!addr.Public(observed.Addr()) || !addr.Public(by) {

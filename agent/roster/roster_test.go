@@ -1,4 +1,4 @@
-package agent
+package roster
 
 import (
 	"net/netip"
@@ -7,31 +7,32 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
 
 func TestRoster(t *testing.T) {
-	a, b, c := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
-	w := newWorld(t, a, b)
-	r := newRoster(w.state)
+	st, ids := apitest.Members(t, "a", "b")
+	a, b, c := memberID(t, ids[0]), memberID(t, ids[1]), identity.ID{3}
+	r := New(st)
 	if ids := r.Members(); len(ids) != 2 || !slices.IsSortedFunc(ids, func(x, y identity.ID) int {
 		return slices.Compare(x[:], y[:])
 	}) {
 		t.Errorf("members are %v", ids)
 	}
-	if key, ok := r.Key(b.key.ID()); !ok || !key.Equal(b.key.Public()) {
+	if key, ok := r.Key(b); !ok || identity.IDOf(key) != b {
 		t.Error("b's key is not b's")
 	}
-	if _, ok := r.Key(c.key.ID()); ok {
+	if _, ok := r.Key(c); ok {
 		t.Error("a stranger has a key")
 	}
-	v4, v6, ok := r.Overlay(b.key.ID())
+	v4, v6, ok := r.Overlay(b)
 	if !ok || v4 != netip.MustParseAddr("10.4.0.2") || !v6.Is6() {
 		t.Errorf("b has %s and %s", v4, v6)
 	}
 	for _, addr := range []netip.Addr{v4, v6} {
-		if id, ok := r.Owner(addr); !ok || id != b.key.ID() {
+		if id, ok := r.Owner(addr); !ok || id != b {
 			t.Errorf("%s is %s's", addr, id)
 		}
 	}
@@ -43,17 +44,18 @@ func TestRoster(t *testing.T) {
 	if id, ok := r.Owner(netip.Addr{}); ok {
 		t.Errorf("no address is %s's", id)
 	}
-	if r.Name(b.key.ID()) != "b" || r.Name(c.key.ID()) != c.key.ID().String() {
+	if r.Name(b) != "b" || r.Name(c) != c.String() {
 		t.Error("names")
 	}
 
 	before := r.Members()
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
-		NodeId: b.key.ID().String()}}})
-	if !r.update(w.state) {
+	without := st.Clone()
+	apitest.Decide(t, without, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+		NodeId: b.String()}}})
+	if !r.Update(without) {
 		t.Error("a revocation changed no member")
 	}
-	if _, ok := r.Key(b.key.ID()); ok {
+	if _, ok := r.Key(b); ok {
 		t.Error("a revoked node still has a key")
 	}
 	if _, ok := r.Owner(v4); ok {
@@ -63,22 +65,31 @@ func TestRoster(t *testing.T) {
 		t.Errorf("a reader's members changed under it: %v, now %v", before, r.Members())
 	}
 
-	was := w.state
-	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+	later := without.Clone()
+	apitest.Decide(t, later, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
 		Id: "00000000000000aa", SecretHash: []byte(strings.Repeat("s", 32)), LifetimeNanos: int64(time.Hour), Uses: 1}}})
-	if r.update(w.state) || w.state == was {
+	if r.Update(later) || later.Index() == without.Index() {
 		t.Error("a token is taken for a change of the members")
 	}
-	if id, ok := r.Owner(netip.MustParseAddr("10.4.0.1")); !ok || id != a.key.ID() || len(r.Members()) != 1 {
+	if id, ok := r.Owner(netip.MustParseAddr("10.4.0.1")); !ok || id != a || len(r.Members()) != 1 {
 		t.Errorf("after an event that changed no member they are %v", r.Members())
 	}
+}
+
+func memberID(t *testing.T, text string) identity.ID {
+	t.Helper()
+	id, err := identity.ParseID(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
 }
 
 // Packets by the tunnel carry a code once the log says of both ends that they know of it.
 func TestCodesNeedBothEnds(t *testing.T) {
 	a, b, c := identity.ID{1}, identity.ID{2}, identity.ID{3}
-	r := &roster{}
-	r.current.Store(&members{ids: []identity.ID{a, b, c}, nodes: []member{{codes: true}, {codes: true}, {}}})
+	r := &Roster{}
+	r.current.Store(&members{ids: []identity.ID{a, b, c}, nodes: []Member{{codes: true}, {codes: true}, {}}})
 	for _, x := range []struct {
 		of   identity.ID
 		want bool

@@ -1,4 +1,4 @@
-package agent
+package reflection
 
 import (
 	"net/netip"
@@ -44,14 +44,14 @@ func TestReflection(t *testing.T) {
 			{own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var r reflection
+			var r Reflection
 			for _, s := range c.seen {
 				for i := range s.pongs {
-					r.saw(at(s.observed), at(s.by).Addr(), start.Add(time.Duration(i)*s.every))
+					r.Saw(at(s.observed), at(s.by).Addr(), start.Add(time.Duration(i)*s.every))
 				}
 			}
 			got := ""
-			for _, k := range r.stable(known, false, start.Add(c.after)) {
+			for _, k := range r.Stable(known, false, start.Add(c.after)) {
 				got += k.GetAddress()
 			}
 			if got != c.want {
@@ -64,34 +64,34 @@ func TestReflection(t *testing.T) {
 // In a mesh of two one peer confirms what it sees, with the lowest priority, and no more once there is a third member.
 func TestReflectionOfTwo(t *testing.T) {
 	start, at := time.Unix(1000, 0), netip.MustParseAddrPort
-	var r reflection
-	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start)
-	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(5*time.Second))
-	if got := r.stable(nil, true, start.Add(5*time.Second)); len(got) > 0 {
+	var r Reflection
+	r.Saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start)
+	r.Saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(5*time.Second))
+	if got := r.Stable(nil, true, start.Add(5*time.Second)); len(got) > 0 {
 		t.Errorf("told too early: %v", got)
 	}
-	r.saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(11*time.Second))
-	got := r.stable(nil, true, start.Add(11*time.Second))
+	r.Saw(at("203.0.113.7:40001"), netip.MustParseAddr("198.51.100.1"), start.Add(11*time.Second))
+	got := r.Stable(nil, true, start.Add(11*time.Second))
 	if len(got) != 1 || got[0].GetAddress() != "203.0.113.7:40001" || got[0].GetPriority() != candidate.PrioritySymmetric {
 		t.Errorf("by the one peer: %v", got)
 	}
-	if got := r.stable(nil, false, start.Add(11*time.Second)); len(got) > 0 {
+	if got := r.Stable(nil, false, start.Add(11*time.Second)); len(got) > 0 {
 		t.Errorf("with a third member one peer's word is told: %v", got)
 	}
 }
 
 func TestReflectionIsBounded(t *testing.T) {
-	var r reflection
+	var r Reflection
 	now := time.Unix(1000, 0)
 	for i := range 1000 {
 		for _, by := range []string{"198.51.100.1", "198.51.100.2"} {
 			for k := range reflectPongs {
-				r.saw(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.7"), uint16(1024+i)), netip.MustParseAddr(by),
+				r.Saw(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.7"), uint16(1024+i)), netip.MustParseAddr(by),
 					now.Add(time.Duration(k)*reflectFor))
 			}
 		}
 	}
-	if n := len(r.stable(nil, false, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
+	if n := len(r.Stable(nil, false, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
 		t.Errorf("%d sightings, %d addresses", len(r.seen), n)
 	}
 }
@@ -120,7 +120,7 @@ func TestStrangePong(t *testing.T) {
 		"by a peer in the LAN":        {"203.0.113.7:40001", "192.168.1.9:51820", cone, false},
 		"IPv6, which nobody rewrites": {"[2001:db8::7]:40001", "[2001:db8::1]:51820", cone, false},
 	} {
-		if got := strange(at(c.observed), at(c.from), c.result); got != c.want {
+		if got := Strange(at(c.observed), at(c.from), c.result); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}
