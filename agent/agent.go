@@ -280,11 +280,11 @@ func Run(ctx context.Context, opts Options) error {
 	a.heard.Set(a.started)
 	a.live.open(a.cfg)
 	a.phase.Store(PhaseStarting)
-	if err := checkHost(); err != nil {
+	if err := claims.CheckHost(); err != nil {
 		return err
 	}
 	defer a.removeSocket()
-	held, unlock, err := lockHost(a.cfg, !a.relayOnly())
+	held, unlock, err := claims.LockHost(a.cfg, !a.relayOnly())
 	if err != nil {
 		return err
 	}

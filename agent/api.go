@@ -18,6 +18,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/api/profile"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -53,8 +54,8 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: profileDeadline(mux), Protocols: protocols, ReadHeaderTimeout: 5 * time.Second,
-		ConnContext: withCaller,
+	srv := &http.Server{Handler: profile.Deadline(mux), Protocols: protocols, ReadHeaderTimeout: 5 * time.Second,
+		ConnContext: api.WithCaller,
 		BaseContext: func(net.Listener) context.Context { return ctx }}
 	go srv.Serve(l)
 	return func() {

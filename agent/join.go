@@ -19,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/sock"
 )
 
 const (
@@ -90,7 +91,7 @@ func joinAt(ctx context.Context, key *identity.Key, mark uint32, seed *skeinv1.J
 	if err != nil {
 		return nil, err
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Control: markSocket(mark)}, Config: conf}
+	d := tls.Dialer{NetDialer: &net.Dialer{Control: sock.Mark(mark)}, Config: conf}
 	c, err := d.DialContext(ctx, "tcp", seed.GetAddress())
 	if err != nil {
 		return nil, err

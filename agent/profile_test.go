@@ -20,6 +20,8 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/api/profile"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -82,7 +84,7 @@ func asUser(uid int) dialer {
 }
 
 // profile takes one, whole.
-func profile(ctx context.Context, c skeinv1connect.AgentServiceClient, r *skeinv1.ProfileRequest) (node string,
+func takeProfile(ctx context.Context, c skeinv1connect.AgentServiceClient, r *skeinv1.ProfileRequest) (node string,
 	data []byte, err error) {
 	s, err := c.Profile(ctx, r)
 	if err != nil {
@@ -100,12 +102,12 @@ func TestProfiles(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, _, client := socketAgent(t)
 	c := client(asSelf)
-	for kind, k := range profileKinds {
+	for kind, over := range profile.Kinds() {
 		r := &skeinv1.ProfileRequest{Kind: kind}
-		if k.over {
+		if over {
 			r.Seconds = 1
 		}
-		node, data, err := profile(t.Context(), c, r)
+		node, data, err := takeProfile(t.Context(), c, r)
 		if err != nil || node != "home1" {
 			t.Errorf("%s: node %q, %v", kind, node, err)
 			continue
@@ -135,12 +137,12 @@ func TestProfileIsForRootAlone(t *testing.T) {
 	if _, err := other.Usage(t.Context(), &skeinv1.UsageRequest{}); err != nil {
 		t.Fatalf("who may use the socket may ask what the agent costs: %v", err)
 	}
-	_, data, err := profile(t.Context(), other, &skeinv1.ProfileRequest{Kind: "heap"})
+	_, data, err := takeProfile(t.Context(), other, &skeinv1.ProfileRequest{Kind: "heap"})
 	if connect.CodeOf(err) != connect.CodePermissionDenied || len(data) > 0 ||
 		!strings.Contains(err.Error(), "user 65534") {
 		t.Errorf("%d bytes, %v: want permission denied, and for whom", len(data), err)
 	}
-	if err := needRoot(t.Context(), "a profile"); connect.CodeOf(err) != connect.CodePermissionDenied {
+	if err := api.NeedRoot(t.Context(), "a profile"); connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("somebody unknown: %v, want permission denied", err)
 	}
 }
@@ -150,7 +152,7 @@ func TestBadProfiles(t *testing.T) {
 	_, _, client := socketAgent(t)
 	for _, r := range []*skeinv1.ProfileRequest{{}, {Kind: "cmdline"}, {Kind: "heap", Seconds: 1},
 		{Kind: "cpu", Seconds: 61}, {Kind: "cpu", Seconds: 1 << 31}} {
-		_, data, err := profile(t.Context(), client(asSelf), r)
+		_, data, err := takeProfile(t.Context(), client(asSelf), r)
 		if connect.CodeOf(err) != connect.CodeInvalidArgument || len(data) > 0 {
 			t.Errorf("%v: %d bytes, %v, want an invalid argument", r, len(data), err)
 		}
@@ -168,14 +170,14 @@ func TestOneProfileAtATime(t *testing.T) {
 	if err != nil || !s.Receive() {
 		t.Fatalf("the first: %v, %v", err, s.Err())
 	}
-	if _, _, err := profile(t.Context(), second,
+	if _, _, err := takeProfile(t.Context(), second,
 		&skeinv1.ProfileRequest{Kind: "heap"}); connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("the second: %v, want resource exhausted", err)
 	}
 	cancel()
 	s.Close()
 	for deadline := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
-		_, _, err := profile(t.Context(), second, &skeinv1.ProfileRequest{Kind: "goroutine"})
+		_, _, err := takeProfile(t.Context(), second, &skeinv1.ProfileRequest{Kind: "goroutine"})
 		if err == nil {
 			return
 		}

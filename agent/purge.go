@@ -19,7 +19,7 @@ import (
 // holds any of the names and numbers of this configuration.
 func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	n := cfg.Dataplane.Numbers()
-	held, release, err := lockNumbers(cfg)
+	held, release, err := claims.LockNumbers(cfg)
 	if err != nil {
 		return err
 	}

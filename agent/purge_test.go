@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestPurgeRefusesWhileAnAgentRuns(t *testing.T) {
 	cfg := config.Default()
 	cfg.StateDir, cfg.RunDir, cfg.Dataplane.Link = t.TempDir(), t.TempDir(), fmt.Sprintf("skp%d", os.Getpid())
-	release, err := lockLink(cfg.Dataplane.Link)
+	release, err := claims.LockLink(cfg.Dataplane.Link)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api/history"
 	"github.com/skeinmesh/skein/agent/api/plainpeers"
 	"github.com/skeinmesh/skein/agent/api/pools"
+	"github.com/skeinmesh/skein/agent/api/profile"
 	"github.com/skeinmesh/skein/agent/ipam"
 	"github.com/skeinmesh/skein/agent/pods"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -26,6 +27,7 @@ type services struct {
 	history.HistoryService
 	plainpeers.PlainPeerService
 	pools.PoolService
+	profile.ProfileService
 }
 
 var _ skeinv1connect.AgentServiceHandler = services{}
@@ -34,6 +36,7 @@ func (a *Agent) services() services {
 	s := services{a: a, AddressService: a.addressService(), PoolService: pools.PoolService{Agent: answering{a}},
 		PlainPeerService: a.plainPeerService(), HistoryService: a.historyService(),
 		EgressService: egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
+	s.ProfileService = profile.ProfileService{Name: a.name, Turn: &a.profiling, Log: a.log}
 	if a.egresses != nil {
 		s.EgressService.Host = a.egresses
 	}

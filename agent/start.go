@@ -25,6 +25,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/sock"
 	"github.com/skeinmesh/skein/relay/client"
 	"github.com/skeinmesh/skein/relay/server"
 )
@@ -203,7 +204,7 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 
 func (a *Agent) openRelayClient() {
 	a.pool = client.NewPool(client.PoolConfig{
-		Self: a.id, Key: a.key, Control: markSocket(a.numbers.MarkWG), Log: a.log,
+		Self: a.id, Key: a.key, Control: sock.Mark(a.numbers.MarkWG), Log: a.log,
 		// The pool reads the next frames into the same buffer; gossip takes its packets later.
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },

@@ -3,8 +3,10 @@ package agent
 import (
 	"errors"
 
+	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
+	"github.com/skeinmesh/skein/internal/sock"
 	"github.com/skeinmesh/skein/relay/client"
 	"github.com/skeinmesh/skein/relay/udp"
 )
@@ -27,7 +29,7 @@ func (a *Agent) openUDPRelay() (*udp.Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := udp.Config{First: first, Last: last, Control: markSocket(a.numbers.MarkWG),
+	cfg := udp.Config{First: first, Last: last, Control: sock.Mark(a.numbers.MarkWG),
 		Log: a.log.With("component", "relay")}
 	if a.cfg.Dataplane.Relay != config.Userspace {
 		if err := a.openRelayTable(); err != nil {
@@ -47,7 +49,7 @@ func (a *Agent) openUDPRelay() (*udp.Relay, error) {
 // openRelayTable takes the kernel's table, which one agent of a network namespace can have. A node that does nothing
 // but relay has it too, beside an agent with the same numbers.
 func (a *Agent) openRelayTable() error {
-	unlock, err := lockName("skein-relay-table" + a.numbers.Owner())
+	unlock, err := claims.LockName("skein-relay-table" + a.numbers.Owner())
 	if err != nil {
 		return errors.New("another agent on this host relays UDP in the kernel")
 	}

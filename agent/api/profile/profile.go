@@ -1,4 +1,5 @@
-package agent
+// Package profile takes profiles of the agent's process, for root alone.
+package profile
 
 import (
 	"bufio"
@@ -6,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"runtime"
 	"runtime/pprof"
 	"runtime/trace"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -20,12 +23,12 @@ import (
 )
 
 const (
-	profileSeconds    = 10 // when nobody says how many
-	profileSecondsMax = 60
-	// profileSlack is what a client has beyond the profile's own time to read it, until it is cut off: others wait for
+	secondsAsDefault = 10 // when nobody says how many
+	secondsMax       = 60
+	// slack is what a client has beyond the profile's own time to read it, until it is cut off: others wait for
 	// their turn.
-	profileSlack = 30 * time.Second
-	profileChunk = 64 << 10 // bytes in a message
+	slack = 30 * time.Second
+	chunk = 64 << 10 // bytes in a message
 
 	// While a profile of blocking or mutexes is taken, one of so many nanoseconds of blocking is sampled, and one of so
 	// many contentions.
@@ -33,15 +36,15 @@ const (
 	mutexFraction = 10
 )
 
-// profileKind is one kind of profile: taken over some seconds, or at once.
-type profileKind struct {
+// method is how one kind of profile is taken: over some seconds, or at once.
+type method struct {
 	take func(ctx context.Context, w io.Writer, d time.Duration) error
 	over bool // some seconds
 }
 
-// profileKinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a
+// kinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a
 // profile.
-var profileKinds = map[string]profileKind{
+var kinds = map[string]method{
 	"cpu":          {takeCPU, true},
 	"trace":        {takeTrace, true},
 	"block":        {takeBlock, true},
@@ -52,38 +55,54 @@ var profileKinds = map[string]profileKind{
 	"threadcreate": {lookup("threadcreate"), false},
 }
 
+// Kinds are those that there are, and whether each is taken over some seconds.
+func Kinds() map[string]bool {
+	all := make(map[string]bool, len(kinds))
+	for name, m := range kinds {
+		all[name] = m.over
+	}
+	return all
+}
+
+// ProfileService takes profiles, one at a time.
+type ProfileService struct {
+	Name func() string // of this node
+	Turn *sync.Mutex   // held while a profile is taken
+	Log  *slog.Logger
+}
+
 // Profile streams a profile of this process to root.
-func (s services) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
+func (s ProfileService) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
 	stream *connect.ServerStream[skeinv1.ProfileResponse]) error {
-	if err := needRoot(ctx, "a profile"); err != nil {
+	if err := api.NeedRoot(ctx, "a profile"); err != nil {
 		return err
 	}
-	kind, d, err := profileAsked(r)
+	kind, d, err := asked(r)
 	if err != nil {
 		return err
 	}
-	if !s.a.profiling.TryLock() {
+	if !s.Turn.TryLock() {
 		return connect.NewError(connect.CodeResourceExhausted,
 			errors.New("another profile of this agent is being taken: "+
 				"try again when it has ended, at most a minute from now"))
 	}
-	defer s.a.profiling.Unlock()
-	s.a.log.Info("a profile is taken", "kind", r.GetKind(), "seconds", d.Seconds())
-	if err := stream.Send(&skeinv1.ProfileResponse{Node: s.a.name()}); err != nil {
+	defer s.Turn.Unlock()
+	s.Log.Info("a profile is taken", "kind", r.GetKind(), "seconds", d.Seconds())
+	if err := stream.Send(&skeinv1.ProfileResponse{Node: s.Name()}); err != nil {
 		return err
 	}
-	w := bufio.NewWriterSize(profileWriter{stream}, profileChunk)
+	w := bufio.NewWriterSize(writer{stream}, chunk)
 	if err := kind.take(ctx, w, d); err != nil {
 		return api.Error(fmt.Errorf("take the %s profile: %w", r.GetKind(), err))
 	}
 	return w.Flush()
 }
 
-// profileAsked judges a request.
-func profileAsked(r *skeinv1.ProfileRequest) (profileKind, time.Duration, error) {
-	kind, ok := profileKinds[r.GetKind()]
-	bad := func(format string, args ...any) (profileKind, time.Duration, error) {
-		return profileKind{}, 0, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
+// asked judges a request.
+func asked(r *skeinv1.ProfileRequest) (method, time.Duration, error) {
+	kind, ok := kinds[r.GetKind()]
+	bad := func(format string, args ...any) (method, time.Duration, error) {
+		return method{}, 0, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
 	}
 	switch {
 	case !ok:
@@ -91,32 +110,32 @@ func profileAsked(r *skeinv1.ProfileRequest) (profileKind, time.Duration, error)
 			r.GetKind())
 	case !kind.over && r.GetSeconds() > 0:
 		return bad("a %s profile is taken at once: leave the seconds out", r.GetKind())
-	case r.GetSeconds() > profileSecondsMax:
-		return bad("a profile over %d seconds: at most %d are allowed; take several", r.GetSeconds(), profileSecondsMax)
+	case r.GetSeconds() > secondsMax:
+		return bad("a profile over %d seconds: at most %d are allowed; take several", r.GetSeconds(), secondsMax)
 	case kind.over && r.GetSeconds() == 0:
-		return kind, profileSeconds * time.Second, nil
+		return kind, secondsAsDefault * time.Second, nil
 	}
 	return kind, time.Duration(r.GetSeconds()) * time.Second, nil
 }
 
-// profileWriter sends what is written to it. After an error it takes no more: a profile's writer only stops when it is
+// writer sends what is written to it. After an error it takes no more: a profile's writer only stops when it is
 // told to.
-type profileWriter struct {
+type writer struct {
 	stream *connect.ServerStream[skeinv1.ProfileResponse]
 }
 
-func (w profileWriter) Write(b []byte) (int, error) {
+func (w writer) Write(b []byte) (int, error) {
 	if err := w.stream.Send(&skeinv1.ProfileResponse{Data: b}); err != nil {
 		return 0, err
 	}
 	return len(b), nil
 }
 
-// profileDeadline cuts off a client of Profile that does not read, so that it does not hold the only turn for ever.
-func profileDeadline(next http.Handler) http.Handler {
+// Deadline cuts off a client of Profile that does not read, so that it does not hold the only turn for ever.
+func Deadline(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == skeinv1connect.AgentServiceProfileProcedure {
-			c, far := http.NewResponseController(w), time.Now().Add(profileSecondsMax*time.Second+profileSlack)
+			c, far := http.NewResponseController(w), time.Now().Add(secondsMax*time.Second+slack)
 			_ = c.SetWriteDeadline(far) // a server that has none serves no socket of ours
 			defer c.SetWriteDeadline(time.Time{})
 		}
@@ -126,10 +145,14 @@ func profileDeadline(next http.Handler) http.Handler {
 
 // pass waits for d; an error says that the client went away, or the agent ends.
 func pass(ctx context.Context, d time.Duration) error {
-	if !wait(ctx, d) {
+	over := time.NewTimer(d)
+	defer over.Stop()
+	select {
+	case <-over.C:
+		return nil
+	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return nil
 }
 
 func takeCPU(ctx context.Context, w io.Writer, d time.Duration) error {

@@ -1,28 +1,23 @@
-package agent
+package claims
 
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
-	"github.com/skeinmesh/skein/consensus"
-	"github.com/skeinmesh/skein/identity"
 )
 
-// lockHost holds the state directory, the run directory and, with the tunnel, the numbers in the kernel for this
+// LockHost holds the state directory, the run directory and, with the tunnel, the numbers in the kernel for this
 // process alone, before anything is read or changed. What it holds ends with the process, however that ends.
-func lockHost(cfg config.Config, tunnel bool) (held *claims.Claims, unlock func(), err error) {
-	state, err := lockState(cfg.StateDir)
+func LockHost(cfg config.Config, tunnel bool) (held *Claims, unlock func(), err error) {
+	state, err := LockState(cfg.StateDir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -39,7 +34,7 @@ func lockHost(cfg config.Config, tunnel bool) (held *claims.Claims, unlock func(
 	if !tunnel {
 		return nil, func() { run(); state() }, nil
 	}
-	held, release, err := lockNumbers(cfg)
+	held, release, err := LockNumbers(cfg)
 	if err != nil {
 		state()
 		run()
@@ -48,12 +43,12 @@ func lockHost(cfg config.Config, tunnel bool) (held *claims.Claims, unlock func(
 	return held, func() { release(); run(); state() }, nil
 }
 
-// lockNumbers holds what the agent has in the kernel.
-func lockNumbers(cfg config.Config) (held *claims.Claims, release func(), err error) {
-	if held, err = claims.Hold(cfg.RunDir, cfg.Dataplane.Numbers()); err != nil {
+// LockNumbers holds what the agent has in the kernel.
+func LockNumbers(cfg config.Config) (held *Claims, release func(), err error) {
+	if held, err = Hold(cfg.RunDir, cfg.Dataplane.Numbers()); err != nil {
 		return nil, nil, err
 	}
-	unlock, err := lockLink(cfg.Dataplane.Link)
+	unlock, err := LockLink(cfg.Dataplane.Link)
 	if err != nil {
 		held.Close()
 		return nil, nil, err
@@ -61,8 +56,8 @@ func lockNumbers(cfg config.Config) (held *claims.Claims, release func(), err er
 	return held, func() { unlock(); held.Close() }, nil
 }
 
-// lockState makes the state directory (0700) and holds it for this process alone.
-func lockState(dir string) (func(), error) {
+// LockState makes the state directory (0700) and holds it for this process alone.
+func LockState(dir string) (func(), error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
@@ -113,10 +108,10 @@ func lockFile(path string) (func(), error) {
 	return func() { f.Close() }, nil
 }
 
-// lockLink makes sure that no second agent adopts the link of a running one, one of a version too that does not tell
+// LockLink makes sure that no second agent adopts the link of a running one, one of a version too that does not tell
 // its numbers. Abstract unix sockets are a network namespace's own, as links are.
-func lockLink(link string) (func(), error) {
-	unlock, err := lockName("skein-link-" + link)
+func LockLink(link string) (func(), error) {
+	unlock, err := LockName("skein-link-" + link)
 	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or give this "+
 			"one numbers of its own, such as dataplane.instance: 1 (docs/config.md, Numbers)", link)
@@ -127,8 +122,8 @@ func lockLink(link string) (func(), error) {
 	return unlock, nil
 }
 
-// lockName holds a name within this network namespace.
-func lockName(name string) (func(), error) {
+// LockName holds a name within this network namespace.
+func LockName(name string) (func(), error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + name, Net: "unix"})
 	if err != nil {
 		return nil, err
@@ -136,8 +131,8 @@ func lockName(name string) (func(), error) {
 	return func() { l.Close() }, nil
 }
 
-// checkHost says in one sentence what this process lacks.
-func checkHost() error {
+// CheckHost says in one sentence what this process lacks.
+func CheckHost() error {
 	var missing []string
 	have, err := capabilities()
 	if err != nil {
@@ -165,31 +160,4 @@ func capabilities() (uint64, error) {
 		return 0, fmt.Errorf("read this process's capabilities: %w", err)
 	}
 	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
-}
-
-// markSocket marks a socket so that its packets never enter the tunnel.
-func markSocket(mark uint32) func(network, address string, c syscall.RawConn) error {
-	return func(_, _ string, c syscall.RawConn) error {
-		var err error
-		if e := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
-		}); e != nil {
-			return e
-		}
-		return err
-	}
-}
-
-// Recover makes a stopped server the only voter of its cluster; see consensus.Recover.
-func Recover(cfg config.Config, log *slog.Logger) (*consensus.Recovery, error) {
-	unlock, err := lockState(cfg.StateDir)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	key, _, err := identity.LoadOrCreate(cfg.StateDir)
-	if err != nil {
-		return nil, err
-	}
-	return consensus.Recover(cfg.StateDir, key.ID(), log)
 }

@@ -1,4 +1,4 @@
-package agent
+package api
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 // callerKey finds in a request's context who has connected to the API's socket: a *unix.Ucred.
 type callerKey struct{}
 
-// withCaller notes who has connected. The kernel says so, of the moment of connecting, in the agent's own user
+// WithCaller notes who has connected. The kernel says so, of the moment of connecting, in the agent's own user
 // namespace.
-func withCaller(ctx context.Context, c net.Conn) context.Context {
+func WithCaller(ctx context.Context, c net.Conn) context.Context {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return ctx
@@ -34,9 +34,9 @@ func withCaller(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, callerKey{}, who)
 }
 
-// needRoot refuses all but root. The socket's mode lets in root and its group, who may give commands; what shows the
+// NeedRoot refuses all but root. The socket's mode lets in root and its group, who may give commands; what shows the
 // agent's memory is not for the group. A caller that nobody knows is not root.
-func needRoot(ctx context.Context, what string) error {
+func NeedRoot(ctx context.Context, what string) error {
 	who, ok := ctx.Value(callerKey{}).(*unix.Ucred)
 	switch {
 	case !ok || who == nil:
