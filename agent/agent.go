@@ -35,6 +35,7 @@ import (
 	"github.com/skeinmesh/skein/agent/reflection"
 	"github.com/skeinmesh/skein/agent/rekey"
 	"github.com/skeinmesh/skein/agent/roster"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -213,7 +214,7 @@ type traversal struct {
 // siting is this node's part in its site, and how it reaches others by it.
 type siting struct {
 	sitePlan      atomic.Pointer[sites.Plan] // nil: not made yet
-	reach         atomic.Pointer[reach]
+	reach         atomic.Pointer[sitemesh.Reach]
 	placed        atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
 	siteEvents    atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
 	sites         atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
@@ -326,7 +327,7 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
-	if via, ok := a.reach.Load().via(id); ok {
+	if via, ok := a.reach.Load().Via(id); ok {
 		if a.alive(via) {
 			return control.Likely // nothing tells how the rest of the way is
 		}
@@ -341,7 +342,7 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 
 // passedBy is the peer of the tunnel by which packets of a node go and come: itself, or a leader.
 func (a *Agent) passedBy(id identity.ID) identity.ID {
-	if via, ok := a.reach.Load().via(id); ok {
+	if via, ok := a.reach.Load().Via(id); ok {
 		return via
 	}
 	return id

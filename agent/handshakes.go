@@ -9,6 +9,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/roster"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -47,8 +48,8 @@ func (a *Agent) wantHandshakes() map[identity.ID]bool {
 }
 
 // knownPeers are the peers among some members, which are sorted. Most of a large mesh are none.
-func knownPeers(members []identity.ID, r *reach) iter.Seq[identity.ID] {
-	if r.full() {
+func knownPeers(members []identity.ID, r *sitemesh.Reach) iter.Seq[identity.ID] {
+	if r.Full() {
 		return slices.Values(members)
 	}
 	return func(yield func(identity.ID) bool) {

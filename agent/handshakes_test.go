@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/roster"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -44,7 +45,7 @@ func TestPeersThatLeaveAreNoted(t *testing.T) {
 		peers map[identity.ID]bool
 		noted bool
 	}{{map[identity.ID]bool{id: true}, false}, {nil, true}, {map[identity.ID]bool{id: true}, true}} {
-		a.reach.Store(&reach{sites.NewReach("", c.peers, nil, nil, nil)})
+		a.reach.Store(&sitemesh.Reach{Reach: sites.NewReach("", c.peers, nil, nil, nil)})
 		a.syncPeers()
 		if noted := slices.Contains(a.handshakes.Parted(time.Now(), none), id); noted != c.noted {
 			t.Errorf("peers %v: noted %t", c.peers, noted)
@@ -54,11 +55,12 @@ func TestPeersThatLeaveAreNoted(t *testing.T) {
 
 func TestKnownPeers(t *testing.T) {
 	ids := []identity.ID{{1}, {2}, {3}}
-	peers := &reach{sites.NewReach("", map[identity.ID]bool{{1}: true, {3}: true, {4}: true}, nil, nil, nil)}
+	peers := &sitemesh.Reach{Reach: sites.NewReach("", map[identity.ID]bool{{1}: true, {3}: true, {4}: true}, nil,
+		nil, nil)}
 	for _, c := range []struct {
-		r    *reach
+		r    *sitemesh.Reach
 		want []identity.ID
-	}{{nil, ids}, {&reach{}, ids}, {peers, []identity.ID{{1}, {3}}}} {
+	}{{nil, ids}, {&sitemesh.Reach{}, ids}, {peers, []identity.ID{{1}, {3}}}} {
 		if got := slices.Collect(knownPeers(ids, c.r)); !slices.Equal(got, c.want) {
 			t.Errorf("%v, want %v", got, c.want)
 		}

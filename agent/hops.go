@@ -16,7 +16,7 @@ const hopsWithin = 2 * time.Second
 // readHops reads the counters of hops, where there have been any.
 func (a *Agent) readHops(ctx context.Context) (hops.Reading, error) {
 	r := a.reach.Load()
-	if a.plane == nil || r.full() && a.hops.Unused() {
+	if a.plane == nil || r.Full() && a.hops.Unused() {
 		return hops.Reading{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, hopsWithin)

@@ -21,6 +21,8 @@ import (
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/rpclimit"
+	"github.com/skeinmesh/skein/agent/sitemesh"
+	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/agent/tunnels"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -60,31 +62,33 @@ type downOrder struct {
 
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
-	state      *events.State
-	conf       *config.Config                        // that the parts have
-	settled    *events.State                         // that the paths have the settings of
-	members    map[identity.ID]identity.WireGuardKey // WireGuard's peers
-	unprobed   map[identity.ID]roster.Member         // members that the prober does not know yet
-	records    map[identity.ID]*skeinv1.Record
-	relays     []client.Relay
-	misfits    map[string]bool           // links of another CNI that status tells of
-	reached    map[identity.ID]time.Time // relays with a direct path, and since when
-	stun       []string
-	stunOff    bool
-	retry      time.Time // when a failed Apply is tried again
-	reopen     time.Time // when a public host that could not open its ports tries again
-	asked      time.Time // when the servers were last asked whether this node is still a member
-	own        ownrecord.Clock
-	ownTurn    *time.Timer // has the record looked at again
-	sites      siteState
-	place      placeState
-	roamed     tunnels.Roaming
-	unanswered tunnels.Unanswered
-	mesh       siteMesh
-	projected  projection.Last
-	happened   time.Time // when more than where WireGuard sends changed last
-	counted    bool      // traffic has been read once
-	reading    reading
+	state       *events.State
+	conf        *config.Config                        // that the parts have
+	settled     *events.State                         // that the paths have the settings of
+	members     map[identity.ID]identity.WireGuardKey // WireGuard's peers
+	unprobed    map[identity.ID]roster.Member         // members that the prober does not know yet
+	records     map[identity.ID]*skeinv1.Record
+	relays      []client.Relay
+	misfits     map[string]bool           // links of another CNI that status tells of
+	reached     map[identity.ID]time.Time // relays with a direct path, and since when
+	stun        []string
+	stunOff     bool
+	retry       time.Time // when a failed Apply is tried again
+	reopen      time.Time // when a public host that could not open its ports tries again
+	asked       time.Time // when the servers were last asked whether this node is still a member
+	own         ownrecord.Clock
+	ownTurn     *time.Timer // has the record looked at again
+	sites       siteState
+	place       placeState
+	roamed      tunnels.Roaming
+	unanswered  tunnels.Unanswered
+	mesh        sitemesh.Mesh
+	replaceable map[identity.ID]bool // leaders in whose place others can carry, as the paths know it
+	replaceIn   *sites.Plan          // by which they do
+	projected   projection.Last
+	happened    time.Time // when more than where WireGuard sends changed last
+	counted     bool      // traffic has been read once
+	reading     reading
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -403,7 +407,7 @@ func (a *Agent) syncState() error {
 func (a *Agent) syncPeers() {
 	reach, now := a.reach.Load(), map[identity.ID]identity.WireGuardKey{}
 	peers := slices.Values(a.roster.Members()) // this node included
-	if !reach.full() {
+	if !reach.Full() {
 		peers = func(yield func(identity.ID) bool) {
 			if yield(a.id) {
 				reach.Peers()(yield)
@@ -544,7 +548,7 @@ func (a *Agent) syncRecords() {
 		}
 		a.pool.SetPeerLinks(id, links)
 		a.checkHash(id, r)
-		if a.paths != nil && r.GetRole() != gossip.RoleRelay && a.reach.Load().peer(id) {
+		if a.paths != nil && r.GetRole() != gossip.RoleRelay && a.reach.Load().Peer(id) {
 			a.paths.SetPeer(id, r)
 		}
 	}

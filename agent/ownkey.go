@@ -150,7 +150,7 @@ func (a *Agent) talkers(ctx context.Context) (out []identity.ID, err error) {
 	}
 	all, reach := (*tunnels.Stats)(&read), a.reach.Load()
 	for _, id := range a.roster.Members() {
-		if id == a.id || !reach.peer(id) {
+		if id == a.id || !reach.Peer(id) {
 			continue
 		}
 		m, _ := a.roster.Get(id)

@@ -119,7 +119,7 @@ func (a *Agent) tellTraffic() {
 	r := &a.loop.reading
 	counters, at := r.open, r.at
 	a.paths.Traffic(counters)
-	if a.loop.mesh.returned.proven(counters) {
+	if a.loop.mesh.Returned.Proven(counters) {
 		a.wakeUp()
 	}
 	late := a.lag.Late(at) >= lateForNAT // then answers may be, too

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -70,7 +71,7 @@ func (a *Agent) followLeaders(now time.Time) {
 // died tells of a path that was lost, and is not about to come back, so far as is known. An idle pair has no path
 // and is not dead.
 func died(p path.Path, now time.Time) bool {
-	return p.FollowsDead() && (!p.Alive || now.Sub(p.Since) < shunFor)
+	return p.FollowsDead() && (!p.Alive || now.Sub(p.Since) < sitemesh.ShunFor)
 }
 
 // eventLeaders and passesEvents are what the client of the log asks.

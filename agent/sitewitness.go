@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/agent/witness"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -125,22 +124,6 @@ func (a *Agent) watchLeaders() {
 		targets = append(targets, t)
 	}
 	a.witnesses.watcher.Watch(targets)
-}
-
-// shunned are the leaders of its own site that this host does not send by, since it finds that they do not forward. It
-// does not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are
-// none.
-func shunned(p *sites.Plan, said []witness.Said, paths map[identity.ID]path.Path) map[identity.ID]bool {
-	out := map[identity.ID]bool{}
-	for _, s := range said {
-		out[s.Leader] = true
-	}
-	for _, l := range p.Leaders[p.Site] {
-		if l.Acting && !out[l.ID] && (l.ID == p.Self || paths[l.ID].Alive) {
-			return out
-		}
-	}
-	return nil
 }
 
 // subjectSilent begins the subjects of problems about leaders that do not forward.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/agent/witness"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -79,7 +80,7 @@ func TestMirrorsAdmit(t *testing.T) {
 // A host shuns the leader that it finds silent, and then goes by all the same if it reaches no other.
 func TestShunned(t *testing.T) {
 	plan, id := silentMesh(t, twoSites, nil)
-	m, now := siteMesh{}, time.Unix(1000, 0)
+	m, now := sitemesh.Mesh{}, time.Unix(1000, 0)
 	p := plan("a3")
 	m.Follow(p, now)
 	first, _ := p.Way(id("b3"), func(identity.ID) bool { return false })
@@ -103,8 +104,9 @@ func TestShunned(t *testing.T) {
 		for _, l := range c.said {
 			said = append(said, witness.Said{Leader: l, Kinds: 1})
 		}
-		r := &reach{m.reach(paths, shunned(p, said, paths), func(identity.ID) time.Time { return now }, now)}
-		if via, ok := r.via(id("b3")); !ok || via != c.want {
+		r := &sitemesh.Reach{Reach: m.ReachBy(paths, sitemesh.Shunned(p, said, paths),
+			func(identity.ID) time.Time { return now }, now)}
+		if via, ok := r.Via(id("b3")); !ok || via != c.want {
 			t.Errorf("%s: by %s, want %s", c.name, via, c.want)
 		}
 	}

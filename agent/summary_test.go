@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/sitemesh"
 	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -12,7 +13,8 @@ import (
 func TestPeerTransports(t *testing.T) {
 	self, far, hidden, away := newHost(t, "self"), newHost(t, "far"), newHost(t, "hidden"), newHost(t, "away")
 	a := &Agent{}
-	ways := &reach{sites.NewReach("", nil, map[identity.ID]sites.Next{hidden.key.ID(): {Via: far.key.ID()}}, nil, nil)}
+	ways := &sitemesh.Reach{Reach: sites.NewReach("", nil,
+		map[identity.ID]sites.Next{hidden.key.ID(): {Via: far.key.ID()}}, nil, nil)}
 	paths := map[identity.ID]path.Path{
 		self.key.ID(): {Kind: path.Relay, Alive: true}, far.key.ID(): {Kind: path.Direct, Alive: true},
 		away.key.ID(): {Kind: path.Direct},

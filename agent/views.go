@@ -115,7 +115,7 @@ func (a *Agent) tunnelPeers() (n uint32) {
 	}
 	records := a.gossip.Records()
 	for _, id := range a.roster.Members() {
-		if id != a.id && records[id].Record.GetRole() != gossip.RoleRelay && a.reach.Load().peer(id) {
+		if id != a.id && records[id].Record.GetRole() != gossip.RoleRelay && a.reach.Load().Peer(id) {
 			n++
 		}
 	}
@@ -174,7 +174,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry,
 
 // transport is how a member is reached in one word.
 func (a *Agent) transport(id identity.ID, paths map[identity.ID]path.Path) string {
-	via, hop := a.reach.Load().via(id)
+	via, hop := a.reach.Load().Via(id)
 	if !hop {
 		return paths[id].Transport()
 	}
@@ -268,7 +268,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 // hopView tells of a member that is no peer which one passes packets on to it.
 func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 	r := a.reach.Load()
-	via, hop := r.via(id)
+	via, hop := r.Via(id)
 	switch {
 	case hop:
 		p := a.currentPaths()[via]
@@ -280,7 +280,7 @@ func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 			v.Reason = fmt.Sprintf("Another site: %s would pass packets on, and is not reached itself. %s",
 				v.GetRelayName(), p.Reason)
 		}
-	case !r.peer(id):
+	case !r.Peer(id):
 		v.Rule, v.Reason = "no-leader", "Another site, and no node is known that passes packets on to it."
 	}
 }

@@ -1,8 +1,7 @@
-package agent
+package sitemesh
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -17,7 +16,7 @@ import (
 // meshOf is host a1's part in a mesh of sites a and b, of three nodes each, of which the first two lead.
 type meshOf struct {
 	t              *testing.T
-	m              siteMesh
+	m              Mesh
 	leaders, peers sites.Memory
 	ids            map[string]identity.ID
 	all            []identity.ID
@@ -39,7 +38,7 @@ func newMeshOf(t *testing.T) *meshOf {
 }
 
 // plan plans anew as the settings are now, for one of the nodes.
-func (w *meshOf) plan(self, topology string) *reach {
+func (w *meshOf) plan(self, topology string) *Reach {
 	in := sites.Input{Self: w.ids[self], Settings: &skeinv1.Settings{Topology: topology},
 		Alive:   func(identity.ID) bool { return true },
 		Records: map[identity.ID]*skeinv1.Record{}, Recent: w.leaders.Recent(w.now), Peered: w.peers.Recent(w.now)}
@@ -63,21 +62,21 @@ func (w *meshOf) plan(self, topology string) *reach {
 	w.peers.Note(p.Peering(), w.now)
 	w.m.Follow(p, w.now)
 	if p.Full && !w.m.Switching() {
-		return &reach{}
+		return &Reach{}
 	}
-	w.m.noteReturned(p, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
-	return &reach{w.m.reach(w.paths, nil, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)}
+	w.m.NoteReturned(p, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
+	return &Reach{w.m.ReachBy(w.paths, nil, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)}
 }
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
 
 // way is how packets for a node travel: "direct", "via NAME", "none"; "direct+" where packets of others are wrapped for
 // it, "NAME+" where they are for another node that passes them on.
-func (w *meshOf) way(r *reach, to string) string {
+func (w *meshOf) way(r *Reach, to string) string {
 	id := w.ids[to]
 	way, ok := r.Way(id)
 	switch {
-	case r.full(), !ok && r.peer(id):
+	case r.Full(), !ok && r.Peer(id):
 		return "direct"
 	case !ok:
 		return "none"
@@ -99,7 +98,7 @@ func (w *meshOf) name(id identity.ID) string {
 }
 
 // brings are whose packets a node may bring.
-func (w *meshOf) brings(r *reach, from string) string {
+func (w *meshOf) brings(r *Reach, from string) string {
 	for _, g := range r.Guards {
 		if g.From == w.ids[from] {
 			var names []string
@@ -146,14 +145,14 @@ func TestARememberedReachIsTheSame(t *testing.T) {
 			case 4:
 				w.handshakes[id] = w.now
 			}
-			w.m.noteReturned(p, w.paths, hand, w.now)
+			w.m.NoteReturned(p, w.paths, hand, w.now)
 			last := w.m.last
-			have := w.m.reach(w.paths, shunned, hand, w.now)
+			have := w.m.ReachBy(w.paths, shunned, hand, w.now)
 			if last.plan != nil && w.m.last.reach == last.reach && have == last.reach {
 				remembered++
 			}
 			w.m.last = lastReach{}
-			if want := w.m.reach(w.paths, shunned, hand, w.now); have != want { // it is the same one if it says the same
+			if want := w.m.ReachBy(w.paths, shunned, hand, w.now); have != want { // it is the same one if it says the same
 				t.Fatalf("from %s: what is remembered is another one", self)
 			}
 		}
@@ -179,12 +178,12 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 		t.Errorf("after the switch: %s", got)
 	}
 	w.want("own site", w.way(r, "a1"), "direct")
-	if !r.peer(w.ids["b3"]) {
+	if !r.Peer(w.ids["b3"]) {
 		t.Error("a peer of before is none any more while others may send by it")
 	}
 	w.later(sites.Linger)
 	r = w.plan("a3", sites.Site)
-	if r.peer(w.ids["b3"]) || r.peer(w.ids["b1"]) || !r.peer(w.ids["a1"]) {
+	if r.Peer(w.ids["b3"]) || r.Peer(w.ids["b1"]) || !r.Peer(w.ids["a1"]) {
 		t.Errorf("peers %v", slices.Collect(r.Peers()))
 	}
 
@@ -205,7 +204,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w.later(sites.MissingPath)
 	w.want("not for ever", w.way(w.plan("a3", ""), "b3"), "direct")
 	w.later(sites.Linger)
-	if r = w.plan("a3", ""); !r.full() {
+	if r = w.plan("a3", ""); !r.Full() {
 		t.Errorf("long after: %+v", r)
 	}
 }
@@ -260,7 +259,7 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 		{"no answer", path.Path{Kind: path.Direct}, 0, other},
 		{"on a relay since its direct path died", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead},
 			time.Second, other},
-		{"still there after a while", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, shunFor, bound},
+		{"still there after a while", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, ShunFor, bound},
 		{"on a relay as ever", path.Path{Kind: path.Relay, Alive: true}, 0, bound},
 		{"alive", path.Path{Kind: path.Direct, Alive: true}, 0, bound},
 		{"on a relay since a relay's port died",
@@ -441,15 +440,15 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 		w.later(time.Second)
 		look("it is away", path.Path{Kind: path.Direct}, 0, other)
 		look("its path answers, and no session", direct, time.Second, other)
-		if got, want := w.m.returned.until(), w.now.Add(doubtFor); !got.Equal(want) {
+		if got, want := w.m.Returned.until(), w.now.Add(doubtFor); !got.Equal(want) {
 			t.Errorf("%s: it is looked at again at %s, want %s", self, got, want)
 		}
 		counters := map[identity.ID]path.Counters{w.ids[bound]: {Handshake: w.handshakes[w.ids[bound]]}}
-		if w.m.returned.proven(counters) {
+		if w.m.Returned.Proven(counters) {
 			t.Errorf("%s: the session of before is a proof", self)
 		}
 		shake()
-		if counters[w.ids[bound]] = (path.Counters{Handshake: w.now}); !w.m.returned.proven(counters) {
+		if counters[w.ids[bound]] = (path.Counters{Handshake: w.now}); !w.m.Returned.Proven(counters) {
 			t.Errorf("%s: a handshake is no proof", self)
 		}
 		look("a handshake", direct, 0, bound)
@@ -472,26 +471,5 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 		w.paths[w.ids[other]] = direct
 		shake()
 		look("it is proven, the other one not", direct, time.Second, bound)
-	}
-}
-
-// TestPathsHearWhoCanBeReplaced: following a plan tells the paths in whose place other leaders carry, and another plan
-// tells them anew.
-func TestPathsHearWhoCanBeReplaced(t *testing.T) {
-	self := newHost(t, "self")
-	a := newTestAgent(self, newWorld(t, self).state)
-	a.id = identity.ID{3} // planFor's third node leads nothing
-	a.paths = path.NewManager(path.Config{Self: a.id, Prober: pinger{a}, Log: quiet()})
-	t.Cleanup(a.paths.Close)
-	two, one := map[identity.ID]uint64{{1}: 1, {2}: 1, {4}: 1, {5}: 1}, map[identity.ID]uint64{{1}: 1, {4}: 1, {5}: 1}
-	for _, c := range []struct {
-		terms map[identity.ID]uint64
-		want  map[identity.ID]bool
-	}{{two, map[identity.ID]bool{{1}: true, {2}: true}}, {one, map[identity.ID]bool{}}} {
-		a.sitePlan.Store(planFor(a.id, sites.Site, c.terms))
-		a.followPlan(time.Now())
-		if got := a.loop.mesh.replaceable; !maps.Equal(got, c.want) {
-			t.Errorf("leaders %v: the paths hear that %v can be replaced, want %v", c.terms, got, c.want)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package sitemesh
 
 import (
 	"time"
@@ -49,8 +49,8 @@ func (r *returned) note(id identity.ID, p path.Path, dead bool, handshake, now t
 // doubted reports whether it is not known that a peer takes what this host sends.
 func (r returned) doubted(id identity.ID) bool { return !r[id].back.IsZero() }
 
-// proven reports whether there is a peer that is doubted no more by what WireGuard now says.
-func (r returned) proven(counters map[identity.ID]path.Counters) bool {
+// Proven reports whether there is a peer that is doubted no more by what WireGuard now says.
+func (r returned) Proven(counters map[identity.ID]path.Counters) bool {
 	for id, a := range r {
 		if !a.back.IsZero() && counters[id].Handshake.After(a.dead) {
 			return true
