@@ -16,7 +16,6 @@ import (
 
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
-	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/carrier"
 	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
@@ -30,6 +29,7 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/pods"
+	"github.com/skeinmesh/skein/agent/prediction"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/reflection"
@@ -203,8 +203,7 @@ type traversal struct {
 	prober       *probe.Prober
 	paths        *path.Manager
 	settings     atomic.Pointer[path.Settings] // that paths follow
-	guess        *birthday.Engine
-	rewrites     rewrites
+	predictor    *prediction.Predictor         // nil: this node only relays
 	reflection   reflection.Reflection
 	asked        askedPeers
 	handshakes   tunnels.Handshakes

@@ -19,7 +19,7 @@ import (
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, WantHandshake: a.wantHandshakes(),
-		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
+		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.predictor.PortRewrites(),
 		Rekeys: a.rekeys.View(a.agreedKey, a.keyFree, time.Now()),
 		Host: projection.Host{
 			Numbers:    a.numbers,
@@ -48,7 +48,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	for id, p := range a.currentPaths() {
 		switch p.Kind {
 		case path.Direct:
-			in.Endpoints[id] = projection.Endpoint{Addr: a.rewrites.through(p.Endpoint), Proven: true, MTU: p.MTU}
+			in.Endpoints[id] = projection.Endpoint{Addr: a.predictor.Through(p.Endpoint), Proven: true, MTU: p.MTU}
 		case path.Relay:
 			if p.UDP() {
 				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
@@ -97,7 +97,7 @@ func (a *Agent) membersBefore() (out []identity.ID) {
 // apply projects and makes the kernel follow. What the kernel has already is left to the plane, which repairs what
 // others change.
 func (a *Agent) apply(ctx context.Context) (applied bool) {
-	a.followRewrites(time.Now())
+	a.predictor.Follow(a.loop.records, time.Now())
 	spec, refused, anew := a.loop.projected.Project(a.projectionInput(a.loop.state))
 	if anew {
 		a.loop.happened = time.Now()
@@ -107,7 +107,7 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()
 		a.answerRekeys()
-		a.rewritten(spec.PortRewrites)
+		a.predictor.Held(spec.PortRewrites)
 		return true
 	}
 	a.releasePort()
@@ -133,9 +133,9 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 		a.answerRekeys()
 	}
 	if report.Errors["nft"] == nil {
-		a.rewritten(spec.PortRewrites)
+		a.predictor.Held(spec.PortRewrites)
 	} else {
-		a.proxyRewrites(ctx, spec.PortRewrites)
+		a.predictor.Proxy(ctx, spec.PortRewrites)
 	}
 	return err == nil
 }

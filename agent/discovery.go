@@ -180,7 +180,7 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
 	if old != nil && !old.SameCandidates(r) {
 		a.reflection.Forget()
-		a.rewrites.doubt()
+		a.predictor.NetworkChanged()
 		a.paths.NetworkChanged()
 	}
 	a.wakeUp()

@@ -455,7 +455,8 @@ func (a *Agent) pathSettings(lazy bool) {
 		s.DirectRetry = seconds(own)
 	}
 	s.HandshakeTimeout = seconds(cmp.Or(a.conf().HandshakeTimeoutSeconds, set.GetHandshakeTimeoutSeconds()))
-	a.guessSettings(set, &s)
+	a.predictionSettings(set, &s)
+	a.settings.Store(&s)
 	a.paths.SetSettings(s)
 }
 
@@ -709,8 +710,8 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 		a.log.Debug("signal refused", "from", from.String(), "error", err)
 		return
 	}
-	if b := s.GetBirthday(); b != nil && a.guess != nil {
-		a.guess.TakeSignal(from, b)
+	if b := s.GetBirthday(); b != nil {
+		a.predictor.TakeSignal(from, b)
 	}
 	if s.GetKnock() != nil && a.handshakes.Wish(from, time.Now()) {
 		a.wakeUp()

@@ -94,8 +94,8 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 		metrics.Raft(out, s.Stats())
 	}
 	a.collectSites(out)
-	if a.guess != nil {
-		metrics.PortPrediction(out, a.guess.Stats(), len(a.rewrites.list()))
+	if a.predictor != nil {
+		metrics.PortPrediction(out, a.predictor.Stats(), len(a.predictor.PortRewrites()))
 	}
 	if a.prober != nil {
 		metrics.Probes(out, a.prober.Stats())

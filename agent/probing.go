@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/reflection"
 	"github.com/skeinmesh/skein/identity"
@@ -36,19 +35,14 @@ func (p pinger) SendPingSize(peer identity.ID, to netip.AddrPort, size int) ([12
 
 // onPing and onPong take what members have sent to WireGuard's port.
 func (a *Agent) onPing(p probe.Ping) {
-	a.guess.PingReceived(p.Peer, p.From)
-	if r, ok := a.rewrites.heard(p.Peer, p.From, p.At); ok {
-		if now := a.paths.Paths()[p.Peer]; now.Kind != path.Direct || !now.Alive {
-			a.paths.Guessed(p.Peer, p.From, guessEvent(r.event)) // it gets through, so this host's few pings were lost
-		}
-	}
+	a.predictor.PingReceived(p)
 	a.paths.PingReceived(p.Peer, p.From, p.At)
 }
 
 func (a *Agent) onPong(p probe.Pong) {
 	a.asked.heard(p)
 	if p.From == p.To {
-		a.guess.PongReceived(p.Peer, p.From)
+		a.predictor.PongReceived(p.Peer, p.From)
 		a.reflection.Saw(p.Observed, p.From.Addr(), p.At)
 		if reflection.Strange(p.Observed, p.From, a.netcheck.Load()) {
 			a.reflexive.Doubt()

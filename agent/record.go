@@ -71,7 +71,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	}
 	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.Stable(r.Candidates,
 		len(a.roster.Members()) == 2, time.Now())...)
-	a.guessedRecord(r)
+	a.predictor.InRecord(r)
 	offers, at := a.offers(), a.joinAddresses()
 	if a.listener.Load() != nil && (a.conf().Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: at, Udp: a.udpDriver()}

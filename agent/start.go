@@ -335,11 +335,11 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		Self: a.id, Epoch: a.epoch, Socket: socket, Log: a.log,
 		OnPing: a.onPing, OnPong: a.onPong, OnSTUN: a.onStun, OnRelay: a.onRelay,
 	})
-	a.openGuessing(ctx)
+	a.openPrediction(ctx)
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
 		Ports: a.pool, OnLost: func(identity.ID) { a.doubtNAT() },
-		Guess: a.guessPorts, Lag: a.lag,
+		Guess: a.predictor.Wish, Lag: a.lag,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err
@@ -381,10 +381,7 @@ func (a *Agent) releasePort() {
 // close ends every part in the opposite order. The kernel keeps what it can carry without the agent.
 func (a *Agent) close() error {
 	var errs []error
-	if a.guess != nil {
-		a.guess.Close()
-		a.closeProxies()
-	}
+	a.predictor.Close()
 	if a.egresses != nil {
 		a.egresses.Clients().Close()
 	}

@@ -1,4 +1,4 @@
-package agent
+package prediction
 
 import (
 	"net/netip"

@@ -1,0 +1,311 @@
+// Package prediction finds open ports between two NATs for the paths that wish for it, and has packets go through what
+// was found. agent/path decides when, agent/birthday does it, and what is found here becomes a port rewrite of the data
+// plane before anybody is told.
+package prediction
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/birthday"
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/probe"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// mappingsStep: the record's count of mappings is rounded up to a multiple, so that it seldom changes.
+const mappingsStep = 64
+
+var rules = map[path.GuessKind]skeinv1.PairOutcome_Rule{
+	path.GuessBirthday: skeinv1.PairOutcome_BIRTHDAY, path.GuessPrediction: skeinv1.PairOutcome_PREDICTION,
+	path.GuessBoth: skeinv1.PairOutcome_BIRTHDAY_BOTH,
+}
+
+var roles = map[path.GuessRole]birthday.Role{path.GuessOne: birthday.One, path.GuessMany: birthday.Many,
+	path.GuessTwin: birthday.Twin}
+
+var phases = map[birthday.Phase]path.GuessPhase{
+	birthday.Began: path.GuessBegan, birthday.Hit: path.GuessHit, birthday.Failed: path.GuessFailed,
+	birthday.Refused: path.GuessRefused, birthday.Silent: path.GuessSilent,
+}
+
+// Config is what a Predictor stands on. All functions may be called from any goroutine.
+type Config struct {
+	Self     identity.ID
+	StateDir string // keeps former outcomes
+	Prober   *probe.Prober
+	Port     uint16 // WireGuard's
+	Mark     uint32 // of this agent's packets, so that they never enter the tunnel
+	Paths    func() *path.Manager
+	Settings func() *path.Settings // nil: not known yet
+	Record   func() *skeinv1.Record
+	Records  func() map[identity.ID]gossip.Entry
+	Signal   func(identity.ID, *skeinv1.Signal) error
+	// Attest and Newest are birthday.Config's.
+	Attest func(context.Context, identity.ID, netip.Addr) error
+	Newest func(context.Context) (netip.AddrPort, error)
+	// Changed is told when the data plane's rewrites, or the record, are to be looked at.
+	Changed func()
+	Log     *slog.Logger
+}
+
+// Predictor is one host's part in port prediction. A nil one predicts nothing.
+type Predictor struct {
+	cfg      Config
+	engine   *birthday.Engine
+	rewrites rewrites
+}
+
+// Open makes it, and takes over the rewrites that the data plane has.
+func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
+	memory, err := birthday.OpenMemory(cfg.StateDir, time.Now())
+	if err != nil {
+		cfg.Log.Warn("former outcomes of guessing ports are forgotten", "error", err)
+	}
+	p := &Predictor{cfg: cfg}
+	p.engine = birthday.New(birthday.Config{
+		Prober: cfg.Prober, Signal: cfg.Signal, Situation: p.situation, Attest: cfg.Attest, Shared: p.sharedMappings,
+		Told: p.toldOutcomes, Newest: cfg.Newest, Report: p.onEvent, Memory: memory, Mark: cfg.Mark, Log: cfg.Log,
+	})
+	p.rewrites.adopt(have, time.Now())
+	return p
+}
+
+// Close ends attempts, and what only this process keeps alive.
+func (p *Predictor) Close() {
+	if p == nil {
+		return
+	}
+	p.engine.Close()
+	for at, proxy := range p.rewrites.expire(nil, time.Now().Add(rewriteRests)) {
+		p.dropProxy(at, proxy)
+	}
+}
+
+// Wish does what a path wishes.
+func (p *Predictor) Wish(peer identity.ID, g path.Guess) {
+	if g.Kind == path.GuessNone {
+		p.engine.Stop(peer)
+		return
+	}
+	p.engine.Start(peer)
+}
+
+// TakeSignal takes a peer's word about an attempt.
+func (p *Predictor) TakeSignal(from identity.ID, s *skeinv1.Signal_Birthday) {
+	if p != nil {
+		p.engine.TakeSignal(from, s)
+	}
+}
+
+// PingReceived takes a ping of a peer, as its path does.
+func (p *Predictor) PingReceived(ping probe.Ping) {
+	p.engine.PingReceived(ping.Peer, ping.From)
+	if r, ok := p.rewrites.heard(ping.Peer, ping.From, ping.At); ok {
+		if now := p.cfg.Paths().Paths()[ping.Peer]; now.Kind != path.Direct || !now.Alive {
+			// It gets through, so this host's few pings were lost.
+			p.cfg.Paths().Guessed(ping.Peer, ping.From, pathEvent(r.event))
+		}
+	}
+}
+
+// PongReceived takes a pong of a peer.
+func (p *Predictor) PongReceived(peer identity.ID, from netip.AddrPort) {
+	p.engine.PongReceived(peer, from)
+}
+
+// PortRewrites are those that the data plane shall hold.
+func (p *Predictor) PortRewrites() []dataplane.PortRewrite {
+	if p == nil {
+		return nil
+	}
+	return p.rewrites.list()
+}
+
+// Through is where WireGuard sends for an endpoint: to a proxy, or there.
+func (p *Predictor) Through(at netip.AddrPort) netip.AddrPort {
+	if p == nil {
+		return at
+	}
+	return p.rewrites.through(at)
+}
+
+// NetworkChanged says that this host's network has: see rewrites.doubt.
+func (p *Predictor) NetworkChanged() {
+	if p != nil {
+		p.rewrites.doubt()
+	}
+}
+
+// Stats are the engine's.
+func (p *Predictor) Stats() birthday.Stats { return p.engine.Stats() }
+
+// situation is what is known of a pair that shall guess.
+func (p *Predictor) situation(peer identity.ID) (birthday.Situation, error) {
+	e, ok := p.cfg.Records()[peer]
+	set := p.cfg.Settings()
+	if !ok || set == nil {
+		return birthday.Situation{}, errors.New("the peer's record is not known yet")
+	}
+	self, other := path.NodeOf(p.cfg.Record()), path.NodeOf(e.Record)
+	g, why := path.GuessFor(self, other, *set, peer)
+	mine, theirs := path.Mapped4(self), path.Mapped4(other)
+	switch now := p.cfg.Paths().Paths()[peer]; {
+	case g.Kind == path.GuessNone && why == "":
+		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no guessing",
+			Retry: time.Second}
+	case g.Kind == path.GuessNone:
+		return birthday.Situation{}, errors.New(why)
+	case now.Kind == path.Direct && now.Alive && !now.Silent:
+		return birthday.Situation{}, &birthday.Refusal{Text: "the path is direct", Retry: time.Second}
+	}
+	return birthday.Situation{
+		Role: roles[g.Role], Rule: rules[g.Kind], Mine: mine[0], Theirs: theirs[0], Step: self.PortStep,
+		Decides: slices.Compare(p.cfg.Self[:], peer[:]) < 0,
+	}, nil
+}
+
+// publicIPv4 is this host's address as the internet sees it.
+func (p *Predictor) publicIPv4() netip.Addr {
+	if m := path.Mapped4(path.NodeOf(p.cfg.Record())); len(m) > 0 {
+		return m[0].Addr()
+	}
+	return netip.Addr{}
+}
+
+// sharedMappings counts what the nodes behind the same public address say that they use.
+func (p *Predictor) sharedMappings() int {
+	mine, n := p.publicIPv4(), 0
+	for id, e := range p.cfg.Records() {
+		if id != p.cfg.Self && e.Record.GetNatMappings() > 0 && behind(e.Record, mine) {
+			n += int(min(e.Record.GetNatMappings(), birthday.MaxMappings))
+		}
+	}
+	return n
+}
+
+// behind tells whether a record's node is behind a public address.
+func behind(r *skeinv1.Record, at netip.Addr) bool {
+	return slices.ContainsFunc(path.Mapped4(path.NodeOf(r)), func(m netip.AddrPort) bool { return m.Addr() == at })
+}
+
+// toldOutcomes are the outcomes between two public addresses that the nodes behind them tell of.
+func (p *Predictor) toldOutcomes(s birthday.Situation) (out []birthday.Outcome) {
+	now := time.Now()
+	for id, e := range p.cfg.Records() {
+		for _, at := range []netip.Addr{s.Mine.Addr(), s.Theirs.Addr()} {
+			if id != p.cfg.Self && len(e.Record.GetOutcomes()) > 0 && behind(e.Record, at) {
+				out = append(out, birthday.Told(at, e.Record.GetOutcomes(), now)...)
+			}
+		}
+	}
+	return out
+}
+
+// InRecord adds to this node's record what others need to know of its attempts.
+func (p *Predictor) InRecord(r *skeinv1.Record) {
+	if p == nil {
+		return
+	}
+	r.NatMappings = uint32((p.engine.Mappings() + mappingsStep - 1) / mappingsStep * mappingsStep)
+	if m := path.Mapped4(path.NodeOf(r)); len(m) > 0 {
+		r.Outcomes = p.engine.Brief(m[0].Addr())
+	}
+}
+
+// onEvent takes what became of an attempt. What was found at one of many sockets is told when WireGuard's packets go
+// through it, and not before: the peer would switch, and lose what it sends.
+func (p *Predictor) onEvent(peer identity.ID, e birthday.Event) {
+	if e.Phase == birthday.Hit && e.Local != 0 {
+		old := p.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer,
+			used: time.Now(), event: e})
+		if old != nil {
+			p.dropProxy(e.Remote, old)
+		}
+		p.cfg.Changed()
+		return
+	}
+	p.tell(peer, e)
+}
+
+func pathEvent(e birthday.Event) path.GuessEvent {
+	return path.GuessEvent{Phase: phases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes,
+		Sockets: e.Sockets, Took: e.Took}
+}
+
+func (p *Predictor) tell(peer identity.ID, e birthday.Event) {
+	if e.Phase != birthday.Began {
+		p.cfg.Log.Info("guessing ports", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets",
+			e.Sockets, "took", e.Took)
+	}
+	p.cfg.Paths().Guessed(peer, e.Remote, pathEvent(e))
+	p.cfg.Changed() // the record's count of mappings
+}
+
+// Held is called when the data plane holds these rewrites.
+func (p *Predictor) Held(held []dataplane.PortRewrite) {
+	if p == nil {
+		return
+	}
+	for _, r := range p.rewrites.news(held) {
+		p.tell(r.peer, r.event)
+		p.engine.Settle(r.peer)
+	}
+}
+
+// Proxy does in this process what the kernel cannot: nftables has failed.
+func (p *Predictor) Proxy(ctx context.Context, wanted []dataplane.PortRewrite) {
+	if p == nil {
+		return
+	}
+	for _, r := range p.rewrites.news(wanted) {
+		p.engine.Settle(r.peer) // closes the socket, whose port the proxy takes over
+		go func() {
+			wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), p.cfg.Port)
+			proxy, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, p.cfg.Mark,
+				func(from netip.AddrPort, b []byte, at time.Time) {
+					p.cfg.Prober.Handle(from, netip.Addr{}, b, at)
+				})
+			if err != nil {
+				p.cfg.Log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "error", err)
+				return
+			}
+			p.cfg.Prober.SetDetour(r.Remote, proxy)
+			if !p.rewrites.proxied(r.Remote, proxy) {
+				p.dropProxy(r.Remote, proxy)
+				return
+			}
+			p.tell(r.peer, r.event)
+		}()
+	}
+}
+
+func (p *Predictor) dropProxy(at netip.AddrPort, proxy *birthday.Proxy) {
+	p.cfg.Prober.SetDetour(at, nil)
+	proxy.Close()
+}
+
+// Follow drops rewrites that no path uses, and tells paths of those that a former run left, by the records of peers.
+func (p *Predictor) Follow(records map[identity.ID]*skeinv1.Record, now time.Time) {
+	if p == nil {
+		return
+	}
+	for at, proxy := range p.rewrites.expire(p.cfg.Paths().Paths(), now) {
+		p.dropProxy(at, proxy)
+	}
+	for _, at := range p.rewrites.strays() {
+		for id, r := range records {
+			if slices.ContainsFunc(path.NodeOf(r).Candidates, func(c path.Candidate) bool { return c.Addr == at }) {
+				p.rewrites.claim(at, id, birthday.Event{Phase: birthday.Hit, Remote: at, Text: "The port rewrite of a former run " +
+					"of this agent was adopted."})
+			}
+		}
+	}
+}
