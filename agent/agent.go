@@ -28,6 +28,7 @@ import (
 	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/podready"
 	"github.com/skeinmesh/skein/agent/pods"
 	"github.com/skeinmesh/skein/agent/prediction"
 	"github.com/skeinmesh/skein/agent/probe"
@@ -247,10 +248,7 @@ type workloads struct {
 	slotController atomic.Pointer[egress.SlotController] // of egress slots; nil: this server does not lead
 	plain          *carrier.Peers                        // nil: this node only relays
 	plainDone      chan struct{}                         // closed when no plain peer is answered any more
-	serves         chan struct{}                         // closed by servesOnce once pods can start
-	servesOnce     sync.Once
-	bootID         string // of the kernel
-	freshBoot      bool   // pods have not been able to start in it yet
+	podReady       *podready.Readiness
 }
 
 // telling is what this node tells its users: problems, metrics, what it has decided, and its API.
@@ -274,7 +272,6 @@ func Run(ctx context.Context, opts Options) error {
 		gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		settingUp:  settingUp{cfg: opts.Config, numbers: opts.Config.Dataplane.Numbers()},
 		kernelSide: kernelSide{planeStands: make(chan struct{})},
-		workloads:  workloads{serves: make(chan struct{})},
 		telling:    telling{problems: newProblems(), lag: cmp.Or(opts.Lag, new(lag.Meter))},
 	}
 	a.heard.Set(a.started)

@@ -18,6 +18,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/ownrecord"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/podready"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/roster"
 	"github.com/skeinmesh/skein/agent/rpclimit"
@@ -600,7 +601,7 @@ func (a *Agent) serve(ctx context.Context) {
 			a.pods.Run(ctx, l)
 		}()
 	}
-	go a.serveForPods(ctx, able, installedEvery)
+	go a.podReady.Run(ctx, able, podready.LookEvery)
 	if a.egresses != nil {
 		a.egressDone = make(chan struct{})
 		go func() {
@@ -746,7 +747,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
-	relayed := errors.Join(a.closeRelayTable(true), a.egresses.Purge(), purgeCNI(*a.conf()))
+	relayed := errors.Join(a.closeRelayTable(true), a.egresses.Purge(), podready.Purge(*a.conf()))
 	if a.plane == nil {
 		return relayed
 	}

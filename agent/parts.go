@@ -97,9 +97,9 @@ func (h partHost) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest
 	return answer.GetToken(), err
 }
 
-func (h partHost) Serves() <-chan struct{} { return h.a.serves }
+func (h partHost) Serves() <-chan struct{} { return h.a.podReady.Ready() }
 
-func (h partHost) FreshBoot() bool { return h.a.freshBoot }
+func (h partHost) FreshBoot() bool { return h.a.podReady.FreshBoot() }
 
 func (h partHost) PodChanged(namespace, pod string, annotations map[string]string) {
 	h.a.pods.Annotated(namespace, pod, annotations)

@@ -13,7 +13,7 @@ import (
 // openPods reads who has which address, from its file and from the kernel, before anybody may ask for one.
 func (a *Agent) openPods() (err error) {
 	a.pods, err = pods.Open(pods.Config{
-		Self: a.id, File: filepath.Join(a.cfg.StateDir, "ipam.db"), BootID: a.bootID, RunDir: a.cfg.RunDir,
+		Self: a.id, File: filepath.Join(a.cfg.StateDir, "ipam.db"), BootID: a.podReady.BootID(), RunDir: a.cfg.RunDir,
 		Link: a.numbers.Link, Table: a.numbers.PodTable(), IdleFor: seconds(a.conf().EmptyBlockSeconds),
 		State: a.replica.State, Leader: a.leader, Propose: a.propose, Site: a.saysSite, MTU: a.linkMTU,
 		Egresses: a.egresses.Clients(), Facts: a.podFacts(), Ready: a.planeStands, Applied: a.applied.Load,

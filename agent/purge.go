@@ -10,6 +10,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/egress/node"
+	"github.com/skeinmesh/skein/agent/podready"
 	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
@@ -32,7 +33,7 @@ func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		relaynft.Purge(relaynft.Config{Numbers: n}),
 		clients.Purge(filepath.Join(cfg.StateDir, clients.ClientsFile), configured, cfg.Dataplane.FoU, n, log),
 		node.PurgeGateways(cfg.RunDir, n),
-		purgeCNI(cfg),
+		podready.Purge(cfg),
 		plane.Purge(ctx, plane.Options{Numbers: n, Driver: cfg.Dataplane.WireGuard, Log: log}),
 	}
 	return errors.Join(append(errs, purgeFormer(ctx, cfg, held, log))...)

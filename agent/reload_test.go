@@ -18,6 +18,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/agent/podready"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
@@ -380,13 +381,21 @@ func TestMetricsMove(t *testing.T) {
 func TestCNIConfigurationFollows(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	a, s := servesAgent(t, dir)
+	c := config.Default()
+	c.RunDir, c.CNI.ConfDir, c.CNI.BinDir = dir, filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
+	a := &Agent{settingUp: settingUp{cfg: c}}
 	a.live.open(a.cfg)
-	a.applied.Store(true)
-	close(a.planeStands)
+	stands := make(chan struct{})
+	close(stands)
+	ready, err := podready.Open(podready.Config{RunDir: dir, Conf: a.confChanged, Stands: stands, Log: quiet(),
+		Report: func(string, part.Severity, string, string) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	able := func(context.Context) error { return nil }
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, s.server.Able, time.Hour) }()
+	go func() { defer close(ended); ready.Run(ctx, able, time.Hour) }()
 	defer func() { stop(); <-ended }()
 	there := func(file, text string) func() bool {
 		return func() bool {

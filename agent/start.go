@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/podready"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -64,7 +65,12 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.roster = roster.New(a.replica.State())
 	a.metrics = newMetrics(a)
-	if err := errors.Join(a.openServes(), a.openParts()); err != nil {
+	a.podReady, err = podready.Open(podready.Config{RunDir: a.cfg.RunDir, Conf: a.confChanged, Stands: a.planeStands,
+		Report: partHost{a}.Report, Log: a.log})
+	if err != nil {
+		return err
+	}
+	if err := a.openParts(); err != nil {
 		return err
 	}
 	a.openRelayClient()

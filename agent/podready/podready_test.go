@@ -1,4 +1,4 @@
-package agent
+package podready
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/pods"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
@@ -32,27 +34,48 @@ func (s *served) Ready() error {
 	return nil
 }
 
-func servesAgent(t *testing.T, dir string) (*Agent, *served) {
+// host is what the tests change: whether the data plane stands, and what is reported.
+type host struct {
+	*Readiness
+	conf    config.Config
+	stands  chan struct{}
+	applied atomic.Bool
+	mu      sync.Mutex
+	problem string // the newest
+}
+
+func (h *host) problems() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.problem
+}
+
+func newHost(t *testing.T, dir string, change func(*config.Config)) (*host, *served) {
 	t.Helper()
 	c := config.Default()
 	c.RunDir, c.CNI.ConfDir, c.CNI.BinDir = filepath.Join(dir, "run"), filepath.Join(dir, "net.d"),
 		filepath.Join(dir, "bin")
+	if change != nil {
+		change(&c)
+	}
 	if err := os.MkdirAll(c.RunDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	a := &Agent{
-		log:        slog.New(slog.DiscardHandler),
-		settingUp:  settingUp{cfg: c},
-		kernelSide: kernelSide{planeStands: make(chan struct{})},
-		workloads:  workloads{serves: make(chan struct{})},
-		telling:    telling{problems: newProblems()},
-	}
-	if err := a.openServes(); err != nil {
+	h := &host{conf: c, stands: make(chan struct{})}
+	var err error
+	h.Readiness, err = Open(Config{RunDir: c.RunDir, Stands: h.stands, Log: slog.New(slog.DiscardHandler),
+		Conf: func() (*config.Config, <-chan struct{}) { return &h.conf, nil },
+		Report: func(_ string, _ part.Severity, message, _ string) {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.problem = message
+		}})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s := &served{}
-	s.server = cniserver.New(cniserver.Config{Allocator: s, Condition: pods.Condition(a.planeStands, a.applied.Load)})
-	return a, s
+	s.server = cniserver.New(cniserver.Config{Allocator: s, Condition: pods.Condition(h.stands, h.applied.Load)})
+	return h, s
 }
 
 // eventually waits until something is so.
@@ -69,9 +92,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func (a *Agent) doesServe() bool {
+func (h *host) serves() bool {
 	select {
-	case <-a.serves:
+	case <-h.Ready():
 		return true
 	default:
 		return false
@@ -82,17 +105,17 @@ func (a *Agent) doesServe() bool {
 func TestTheConfigurationComesLast(t *testing.T) {
 	testenv.NeedRoot(t) // rights that pods need
 	dir := t.TempDir()
-	a, addresses := servesAgent(t, dir)
+	a, addresses := newHost(t, dir, nil)
 	conf := filepath.Join(dir, "net.d", "10-skein.conflist")
 	there := func() bool { _, err := os.Stat(conf); return err == nil }
-	if !a.freshBoot {
+	if !a.FreshBoot() {
 		t.Error("a host without a trace of pods is not taken for one that has started anew")
 	}
 	addresses.without.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, addresses.server.Able, 20*time.Millisecond) }()
-	close(a.planeStands)
+	go func() { defer close(ended); a.Run(ctx, addresses.server.Able, 20*time.Millisecond) }()
+	close(a.stands)
 	eventually(t, "the plane stands", func() bool {
 		return strings.Contains(addresses.server.Able(t.Context()).Error(), "data plane is not as it should be")
 	})
@@ -100,11 +123,11 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	eventually(t, "no pool", func() bool {
 		return strings.Contains(addresses.server.Able(t.Context()).Error(), "no pool")
 	})
-	if there() || a.doesServe() {
+	if there() || a.serves() {
 		t.Error("pods are told to come while they cannot start")
 	}
 	addresses.without.Store(false)
-	eventually(t, "it serves", a.doesServe)
+	eventually(t, "it serves", a.serves)
 	if !there() {
 		t.Error("it serves without a configuration")
 	}
@@ -128,14 +151,14 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	if !there() {
 		t.Error("the configuration went with the agent, and with it the network of pods that the runtime starts again")
 	}
-	if a, _ := servesAgent(t, dir); a.freshBoot || !there() {
-		t.Errorf("after a restart of the agent: fresh %v, configuration %v", a.freshBoot, there())
+	if a, _ := newHost(t, dir, nil); a.FreshBoot() || !there() {
+		t.Errorf("after a restart of the agent: fresh %v, configuration %v", a.FreshBoot(), there())
 	}
 	if err := os.Remove(filepath.Join(dir, "run", "served")); err != nil { // as a restart of the host does
 		t.Fatal(err)
 	}
-	if a, _ := servesAgent(t, dir); !a.freshBoot || there() {
-		t.Errorf("after a restart of the host: fresh %v, configuration %v", a.freshBoot, there())
+	if a, _ := newHost(t, dir, nil); !a.FreshBoot() || there() {
+		t.Errorf("after a restart of the host: fresh %v, configuration %v", a.FreshBoot(), there())
 	}
 }
 
@@ -143,7 +166,7 @@ func TestTheConfigurationComesLast(t *testing.T) {
 func TestWhoseConfigurationIsThere(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	a, s := servesAgent(t, dir)
+	a, s := newHost(t, dir, nil)
 	conf := filepath.Join(dir, "net.d", "10-skein.conflist")
 	if err := os.MkdirAll(filepath.Dir(conf), 0o755); err != nil {
 		t.Fatal(err)
@@ -151,40 +174,39 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	if err := os.WriteFile(conf, []byte(`{"plugins":[{"type":"bridge"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	close(a.planeStands)
+	close(a.stands)
 	a.applied.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
-	go a.serveForPods(ctx, s.server.Able, 20*time.Millisecond)
-	eventually(t, "it is told", func() bool { return len(a.problems.list()) == 1 })
+	go a.Run(ctx, s.server.Able, 20*time.Millisecond)
+	eventually(t, "it is told", func() bool { return a.problems() != "" })
 	stop()
-	if p := a.problems.list()[0]; !strings.Contains(p.GetMessage(), "says something else") || a.doesServe() {
-		t.Errorf("%v, serves %v", p, a.doesServe())
+	if p := a.problems(); !strings.Contains(p, "says something else") || a.serves() {
+		t.Errorf("%q, serves %v", p, a.serves())
 	}
-	if err := purgeCNI(a.cfg); err != nil {
+	if err := Purge(a.conf); err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(conf); err != nil || !strings.Contains(string(b), "bridge") {
 		t.Errorf("another's: %s, %v", b, err)
 	}
 	dir = t.TempDir()
-	a, s = servesAgent(t, dir)
-	a.cfg.CNI.ConfDir = ""
-	close(a.planeStands)
+	a, s = newHost(t, dir, func(c *config.Config) { c.CNI.ConfDir = "" })
+	close(a.stands)
 	ctx, stop = context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx, s.server.Able, time.Hour) }()
-	eventually(t, "it serves", a.doesServe)
+	go func() { defer close(ended); a.Run(ctx, s.server.Able, time.Hour) }()
+	eventually(t, "it serves", a.serves)
 	stop()
 	<-ended
-	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.doesServe() {
-		t.Errorf("without the key: %v, serves %v", files, a.doesServe())
+	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.serves() {
+		t.Errorf("without the key: %v, serves %v", files, a.serves())
 	}
-	note := filepath.Join(a.cfg.RunDir, servedFile)
+	note := filepath.Join(a.conf.RunDir, servedFile)
 	if _, err := os.Stat(note); err != nil {
 		t.Error(err)
 	}
 	for range 2 { // the second finds nothing
-		if err := purgeCNI(a.cfg); err != nil {
+		if err := Purge(a.conf); err != nil {
 			t.Error(err)
 		}
 	}
