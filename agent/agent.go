@@ -24,6 +24,7 @@ import (
 	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/agent/hops"
 	"github.com/skeinmesh/skein/agent/hostlinks"
+	"github.com/skeinmesh/skein/agent/joining"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/metrics"
 	"github.com/skeinmesh/skein/agent/part"
@@ -164,13 +165,13 @@ type mesh struct {
 	roster         *roster.Roster
 	gossip         *gossip.Gossip
 	control        *control.Net
-	controlLimiter admission.Limiter            // of the control net's port on overlay addresses
-	before         []identity.ID                // members known from the disk at the start, sorted
-	heard          instant.Instant              // when the log was last heard of
-	clock          atomic.Int64                 // this host's clock minus the leader's, ns
-	clockSeen      atomic.Bool                  // clock is known
-	asking         atomic.Bool                  // the servers, at the port for joiners
-	revokedBy      atomic.Pointer[revokedError] // a server said that this node was revoked
+	controlLimiter admission.Limiter                    // of the control net's port on overlay addresses
+	before         []identity.ID                        // members known from the disk at the start, sorted
+	heard          instant.Instant                      // when the log was last heard of
+	clock          atomic.Int64                         // this host's clock minus the leader's, ns
+	clockSeen      atomic.Bool                          // clock is known
+	asking         atomic.Bool                          // the servers, at the port for joiners
+	revokedBy      atomic.Pointer[joining.RevokedError] // a server said that this node was revoked
 }
 
 // relaying is what this node has of relays, and does as one.
@@ -426,7 +427,7 @@ func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, e
 			return nil, true, nil
 		}
 		r, err := a.joinBy(ctx, entry.Token)
-		var revoked *revokedError
+		var revoked *joining.RevokedError
 		switch {
 		case err == nil:
 			return r, false, nil
@@ -456,7 +457,8 @@ func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse,
 	if err != nil {
 		return nil, err
 	}
-	r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.numbers.MarkWG, a.log)
+	r, err := joining.Join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, joining.Patience),
+		a.numbers.MarkWG, a.log)
 	if err != nil {
 		return nil, err
 	}

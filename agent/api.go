@@ -22,6 +22,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -82,7 +83,7 @@ func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answe
 	ctx, cancel := context.WithTimeout(ctx, proposeHold)
 	defer cancel()
 	if c.RequestId == "" { // one that is set makes a late copy of the command harmless: see agent/ipam/DESIGN.md
-		c.RequestId = newRequestID()
+		c.RequestId = consensus.NewRequestID()
 	}
 	answer, err := a.client.Propose(ctx, c)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/joining"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/roster"
@@ -182,8 +183,8 @@ func TestWhoseWordExpels(t *testing.T) {
 	needMark(t)
 	says := func(code, reason string) func(context.Context, *tls.Conn, identity.ID) {
 		return func(_ context.Context, c *tls.Conn, _ identity.ID) {
-			_ = readMessage(c, &skeinv1.JoinRequest{}, maxJoinRequest)
-			_ = writeMessage(c, &skeinv1.JoinResponse{ErrorCode: code, ErrorMessage: reason})
+			_ = joining.ReadMessage(c, &skeinv1.JoinRequest{}, joining.MaxJoinRequest)
+			_ = joining.WriteMessage(c, &skeinv1.JoinResponse{ErrorCode: code, ErrorMessage: reason})
 		}
 	}
 	for _, c := range []struct {
@@ -191,10 +192,10 @@ func TestWhoseWordExpels(t *testing.T) {
 		byAgent    bool
 		revoked    bool
 	}{
-		{"a server says revoked", codeRevoked, false, true},
+		{"a server says revoked", joining.CodeRevoked, false, true},
 		{"a server refuses otherwise", "permission_denied", false, false},
 		{"a server that has no leader", "unavailable", false, false},
-		{"another member says revoked", codeRevoked, true, false},
+		{"another member says revoked", joining.CodeRevoked, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server, node, agent := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
@@ -210,7 +211,7 @@ func TestWhoseWordExpels(t *testing.T) {
 				identity.ALPNJoin: says(c.code, "lost")})
 			relayingAt(t, a, speaker, strings.Replace(address, "127.0.0.1", "localhost", 1))
 			a.askServers(t.Context())
-			if have := a.revokedBy.Load(); (have != nil) != c.revoked || have != nil && have.reason != "lost" {
+			if have := a.revokedBy.Load(); (have != nil) != c.revoked || have != nil && have.Reason != "lost" {
 				t.Errorf("revoked: %v", have)
 			}
 		})

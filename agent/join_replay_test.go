@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/joining"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
@@ -137,7 +138,7 @@ func TestStateIsForTheAdmittedNodeAlone(t *testing.T) {
 		"a stranger":                      {stranger, answer(stranger), events.PermissionDenied},
 		"a stranger, by another's answer": {stranger, answer(node), events.PermissionDenied},
 		"a member, by another's answer":   {node, answer(server), events.PermissionDenied},
-		"a revoked node":                  {gone, answer(gone), codeRevoked},
+		"a revoked node":                  {gone, answer(gone), joining.CodeRevoked},
 	} {
 		if err := a.checkAdmitted(c.peer.key.ID(), c.answer); events.CodeOf(err) != c.code {
 			t.Errorf("%s: %v", name, err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/admission"
+	"github.com/skeinmesh/skein/agent/joining"
 	"github.com/skeinmesh/skein/agent/roster"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
@@ -26,12 +27,12 @@ func seedThat(t *testing.T,
 	address := serveAdmission(t, h.key, roster.New(newWorld(t, h).state), admission.Handlers{
 		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
 			r := &skeinv1.JoinRequest{}
-			if err := readMessage(c, r, maxJoinRequest); err != nil {
+			if err := joining.ReadMessage(c, r, joining.MaxJoinRequest); err != nil {
 				t.Errorf("the request: %v", err)
 				return
 			}
 			if m := answer(asked.Add(1), r); m != nil {
-				_ = writeMessage(c, m)
+				_ = joining.WriteMessage(c, m)
 			}
 		},
 	})
@@ -44,7 +45,7 @@ func joinWith(t *testing.T, patience time.Duration, seeds ...*skeinv1.JoinToken_
 	h := newHost(t, "new")
 	token := testToken()
 	token.Seeds = seeds
-	return join(t.Context(), h.key, token, h.node(t), nil, patience, 0, quiet())
+	return joining.Join(t.Context(), h.key, token, h.node(t), nil, patience, 0, quiet())
 }
 
 func TestJoin(t *testing.T) {
@@ -71,7 +72,7 @@ func TestJoin(t *testing.T) {
 	t.Run("a refusal is final", func(t *testing.T) {
 		seed, asked := seedThat(t, says("permission_denied", "the token is used up"))
 		_, err := joinWith(t, time.Minute, seed)
-		if !errors.Is(err, ErrJoinRefused) || !strings.HasSuffix(err.Error(), "the token is used up") || asked.Load() != 1 {
+		if !errors.Is(err, joining.ErrRefused) || !strings.HasSuffix(err.Error(), "the token is used up") || asked.Load() != 1 {
 			t.Errorf("after %d questions: %v", asked.Load(), err)
 		}
 	})
@@ -106,7 +107,8 @@ func TestJoin(t *testing.T) {
 			return &skeinv1.JoinResponse{ErrorCode: "unavailable"}
 		})
 		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
-		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, 0, quiet()); !errors.Is(err, context.Canceled) ||
+		_, err := joining.Join(ctx, h.key, token, h.node(t), nil, time.Minute, 0, quiet())
+		if !errors.Is(err, context.Canceled) ||
 			!strings.HasPrefix(err.Error(), "joining was interrupted") {
 			t.Errorf("have %v", err)
 		}
@@ -123,13 +125,13 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret,
 		Node: victim.node(t), RequestId: "r"}
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
-	_, err := joinAt(t.Context(), joiner.key, 0, seed, request)
-	if !errors.Is(err, ErrJoinRefused) ||
+	_, err := joining.JoinAt(t.Context(), joiner.key, 0, seed, request)
+	if !errors.Is(err, joining.ErrRefused) ||
 		!strings.Contains(err.Error(), "another identity key than the connection has proved") {
 		t.Errorf("have %v", err)
 	}
 	request.TokenId = ""
-	if _, err := joinAt(t.Context(), joiner.key, 0, seed, request); !errors.Is(err, ErrJoinRefused) ||
+	if _, err := joining.JoinAt(t.Context(), joiner.key, 0, seed, request); !errors.Is(err, joining.ErrRefused) ||
 		!strings.Contains(err.Error(), "holds no token") {
 		t.Errorf("without a token: %v", err)
 	}
@@ -151,9 +153,10 @@ func TestRevokedNodeAsks(t *testing.T) {
 	a.replica = newReplica(t, w)
 	address := serveAdmission(t, server.key, a.roster, admission.Handlers{identity.ALPNJoin: a.serveJoin})
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: server.key.Public()}
-	_, err := joinAt(t.Context(), node.key, 0, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
-	var r *revokedError
-	if !errors.As(err, &r) || r.reason != "stolen" || !errors.Is(err, ErrJoinRefused) {
+	_, err := joining.JoinAt(t.Context(), node.key, 0, seed,
+		&skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
+	var r *joining.RevokedError
+	if !errors.As(err, &r) || r.Reason != "stolen" || !errors.Is(err, joining.ErrRefused) {
 		t.Errorf("have %v", err)
 	}
 }

@@ -34,7 +34,7 @@ func (a *Agent) expirePlainPeers(ctx context.Context, lead consensus.Lead) {
 		}
 		left := time.Until(time.Unix(0, next.GetExpiresAt()))
 		if left <= 0 {
-			_, err := lead.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Issuer: a.id.String(),
+			_, err := lead.Propose(ctx, &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: a.id.String(),
 				Body: &skeinv1.Command_RemovePlainPeer{
 					RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: next.GetName(), Reason: "expired",
 						CreatedIndex: next.GetCreatedIndex()}}})

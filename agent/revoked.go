@@ -3,11 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
-	"github.com/skeinmesh/skein/agent/api"
+	"github.com/skeinmesh/skein/agent/joining"
 	"github.com/skeinmesh/skein/agent/ownrecord"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -29,19 +28,6 @@ const (
 	newsMax    = 1024 // events for such a node at a time
 	newsRelays = 32   // relays' records
 )
-
-// codeRevoked is JoinResponse.error_code for a revoked node; the message is the reason.
-const codeRevoked = "revoked"
-
-// revokedError is a server's word that this node was revoked.
-type revokedError struct{ reason string }
-
-func (e *revokedError) Error() string {
-	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with "+
-		"a new token", api.ReasonText(e.reason))
-}
-
-func (e *revokedError) Is(target error) bool { return target == ErrJoinRefused }
 
 // inquire asks when it is time to. The loop calls it every second.
 func (a *Agent) inquire(ctx context.Context) {
@@ -85,7 +71,7 @@ func (a *Agent) askServers(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	request := &skeinv1.JoinRequest{ClusterId: a.cluster.String(), Node: node, RequestId: newRequestID()}
+	request := &skeinv1.JoinRequest{ClusterId: a.cluster.String(), Node: node, RequestId: consensus.NewRequestID()}
 	if a.isolated() {
 		state := a.replica.State()
 		hash := state.Hash()
@@ -98,9 +84,9 @@ func (a *Agent) askServers(ctx context.Context) {
 			continue
 		}
 		for _, address := range ownrecord.JoinAddresses(a.gossip.Records()[id].Record) {
-			news, err := joinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address,
+			news, err := joining.JoinAt(ctx, a.key, a.numbers.MarkWG, &skeinv1.JoinToken_Seed{Address: address,
 				IdentityKey: key}, request)
-			var r *revokedError
+			var r *joining.RevokedError
 			if errors.As(err, &r) {
 				a.revokedBy.Store(r)
 				a.wakeUp()
@@ -110,7 +96,7 @@ func (a *Agent) askServers(ctx context.Context) {
 				a.takeNews(news)
 				return
 			}
-			if errors.Is(err, ErrJoinRefused) || ctx.Err() != nil {
+			if errors.Is(err, joining.ErrRefused) || ctx.Err() != nil {
 				break // it answers, and knows nothing of that
 			}
 		}
@@ -166,7 +152,8 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
 	r := a.answerMember(peer, request)
 	if was := a.replica.State().Revoked(peer); was != nil {
-		return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: codeRevoked, ErrorMessage: was.GetReason()}
+		return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: joining.CodeRevoked,
+			ErrorMessage: was.GetReason()}
 	}
 	return r
 }

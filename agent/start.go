@@ -134,7 +134,7 @@ func (a *Agent) create(ctx context.Context) error {
 		return err
 	}
 	node.Server = true
-	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(),
+	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: consensus.NewRequestID(),
 		Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
 			ClusterId: id.String(), OverlayIpv4: a.cfg.Overlay.IPv4, FirstNode: node, Settings: &skeinv1.Settings{
 				HandshakeTimeoutSeconds:    a.conf().HandshakeTimeoutSeconds,

@@ -97,7 +97,7 @@ var holes = []hole{
 	}, []string{"publish 65 candidates"}},
 	{"frames and requests are as long as they say", []Guard{Limits}, []edit{
 		{"gossip/stream.go", "	if n > int64(limit) {", "	if n > 1<<32 {"},
-		{"agent/wire.go", "	maxJoinRequest  = 64 << 10", "	maxJoinRequest  = 4<<30 - 1"},
+		{"agent/joining/wire.go", "	MaxJoinRequest  = 64 << 10", "	MaxJoinRequest  = 4<<30 - 1"},
 	}, []string{"announce a gossip frame of 4 GiB", "announce a join request of 2 GiB"}},
 	{"codes of packets are not looked at", []Guard{Codes}, []edit{
 		{"agent/control/net.go", "len(b) > MaxPacket+codeSize ||\n\t\t!hmac.Equal(",

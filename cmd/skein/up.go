@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/joining"
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/internal/cli"
 	"github.com/skeinmesh/skein/internal/lag"
@@ -139,7 +140,7 @@ func newUpCmd(g *globals) *cobra.Command {
 	c.Flags().BoolVar(&initCluster, "init", false, "create a cluster with this node as its first server")
 	c.Flags().StringVar(&token, "join", "", "join the cluster that printed this token")
 	c.Flags().StringVar(&tokenFile, "join-file", "", "read the token from a file, so that it shows in no process list")
-	c.Flags().DurationVar(&patience, "join-timeout", agent.JoinPatience, "how long to try to join before giving up")
+	c.Flags().DurationVar(&patience, "join-timeout", joining.Patience, "how long to try to join before giving up")
 	c.Flags().StringVar(&joinKubernetes, "join-kubernetes", "", "agent, or server: in a pod of the chart's, enter the "+
 		"mesh of this Kubernetes cluster as that")
 	c.Flags().StringVar(&role, "role", "agent", "agent, or relay: relay for the members and nothing else")

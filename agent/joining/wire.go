@@ -1,4 +1,4 @@
-package agent
+package joining
 
 import (
 	"encoding/binary"
@@ -14,12 +14,12 @@ import (
 // Sizes of messages, in bytes. A state of some ten thousand nodes fits into a join's answer.
 const (
 	maxSignal       = 2 << 10
-	maxJoinRequest  = 64 << 10
-	maxJoinResponse = 64 << 20
+	MaxJoinRequest  = 64 << 10
+	MaxJoinResponse = 64 << 20
 )
 
-// writeMessage writes a length (4 bytes, big endian) and an encoded message.
-func writeMessage(w io.Writer, m proto.Message) error {
+// WriteMessage writes a length (4 bytes, big endian) and an encoded message.
+func WriteMessage(w io.Writer, m proto.Message) error {
 	b, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4), m)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
@@ -29,9 +29,9 @@ func writeMessage(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// readMessage reads what writeMessage wrote, at most limit bytes. It allocates what has arrived, not
+// ReadMessage reads what writeMessage wrote, at most limit bytes. It allocates what has arrived, not
 // what was announced.
-func readMessage(r io.Reader, m proto.Message, limit uint32) error {
+func ReadMessage(r io.Reader, m proto.Message, limit uint32) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return fmt.Errorf("read the length of %s: %w", m.ProtoReflect().Descriptor().Name(), err)
@@ -50,8 +50,8 @@ func readMessage(r io.Reader, m proto.Message, limit uint32) error {
 	return proto.Unmarshal(b, m)
 }
 
-// decodeSignal reads a signal that a node sent; the control net has proved who that is.
-func decodeSignal(from identity.ID, b []byte) (*skeinv1.Signal, error) {
+// DecodeSignal reads a signal that a node sent; the control net has proved who that is.
+func DecodeSignal(from identity.ID, b []byte) (*skeinv1.Signal, error) {
 	if len(b) > maxSignal {
 		return nil, fmt.Errorf("signal of %d bytes is too large (at most %d)", len(b), maxSignal)
 	}

@@ -1,4 +1,4 @@
-package agent
+package joining
 
 import (
 	"bytes"
@@ -14,10 +14,12 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
+const testCluster = "000102030405060708090a0b0c0d0e0f"
+
 func message(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := writeMessage(&b, m); err != nil {
+	if err := WriteMessage(&b, m); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -28,7 +30,7 @@ func TestMessage(t *testing.T) {
 	b := message(t, want)
 	have := &skeinv1.JoinRequest{}
 	r := bytes.NewReader(append(b, "what follows"...))
-	if err := readMessage(r, have, maxJoinRequest); err != nil || !proto.Equal(have, want) {
+	if err := ReadMessage(r, have, MaxJoinRequest); err != nil || !proto.Equal(have, want) {
 		t.Fatalf("have %v, %v; want %v", have, err, want)
 	}
 	if rest, _ := io.ReadAll(r); string(rest) != "what follows" {
@@ -42,12 +44,12 @@ func TestMessage(t *testing.T) {
 		"nothing":       {nil, io.EOF, "read the length of JoinRequest"},
 		"half a length": {b[:2], io.ErrUnexpectedEOF, "read the length of JoinRequest"},
 		"cut short":     {b[:len(b)-1], io.ErrUnexpectedEOF, "read JoinRequest"},
-		"lying length":  {binary.BigEndian.AppendUint32(nil, maxJoinRequest), io.ErrUnexpectedEOF, "read JoinRequest"},
-		"beyond the size": {binary.BigEndian.AppendUint32(nil, maxJoinRequest+1), nil, "JoinRequest of 65537 bytes is too " +
+		"lying length":  {binary.BigEndian.AppendUint32(nil, MaxJoinRequest), io.ErrUnexpectedEOF, "read JoinRequest"},
+		"beyond the size": {binary.BigEndian.AppendUint32(nil, MaxJoinRequest+1), nil, "JoinRequest of 65537 bytes is too " +
 			"large (at most 65536)"},
 		"no protobuf": {append(binary.BigEndian.AppendUint32(nil, 2), 0xff, 0xff), nil, ""},
 	} {
-		err := readMessage(bytes.NewReader(c.bytes), &skeinv1.JoinRequest{}, maxJoinRequest)
+		err := ReadMessage(bytes.NewReader(c.bytes), &skeinv1.JoinRequest{}, MaxJoinRequest)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -61,7 +63,7 @@ func FuzzReadMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := bytes.NewReader(b)
 		m := &skeinv1.JoinRequest{}
-		if err := readMessage(r, m, 4096); err != nil {
+		if err := ReadMessage(r, m, 4096); err != nil {
 			return
 		}
 		if n := binary.BigEndian.Uint32(b); n > 4096 || len(b)-r.Len() != int(n)+4 {
@@ -76,7 +78,7 @@ func FuzzReadJoinResponse(f *testing.F) {
 		Records: []*skeinv1.SignedRecord{{Record: []byte("x")}}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := &skeinv1.JoinResponse{}
-		if readMessage(bytes.NewReader(b), m, 1<<16) == nil {
+		if ReadMessage(bytes.NewReader(b), m, 1<<16) == nil {
 			_ = m.GetState().GetCluster().GetId()
 		}
 	})
@@ -92,7 +94,7 @@ func TestDecodeSignal(t *testing.T) {
 		return b
 	}
 	punch := &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{"203.0.113.7:51820"}}}
-	if s, err := decodeSignal(from, encode(&skeinv1.Signal{From: from.String(), Body: punch})); err != nil ||
+	if s, err := DecodeSignal(from, encode(&skeinv1.Signal{From: from.String(), Body: punch})); err != nil ||
 		len(s.GetPunch().GetAddresses()) != 1 {
 		t.Errorf("have %v, %v", s, err)
 	}
@@ -102,7 +104,7 @@ func TestDecodeSignal(t *testing.T) {
 		"no protobuf":       {0xff},
 		"too large":         encode(&skeinv1.Signal{From: from.String() + strings.Repeat(" ", maxSignal)}),
 	} {
-		if s, err := decodeSignal(from, b); err == nil {
+		if s, err := DecodeSignal(from, b); err == nil {
 			t.Errorf("%s: took %v", name, s)
 		}
 	}
@@ -115,7 +117,7 @@ func FuzzDecodeSignal(f *testing.F) {
 	f.Add(b)
 	f.Add([]byte{0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if s, err := decodeSignal(from, b); err == nil && (s.GetFrom() != from.String() || len(b) > maxSignal) {
+		if s, err := DecodeSignal(from, b); err == nil && (s.GetFrom() != from.String() || len(b) > maxSignal) {
 			t.Fatalf("took %v of %d bytes", s, len(b))
 		}
 	})
