@@ -72,7 +72,8 @@ func TestJoin(t *testing.T) {
 	t.Run("a refusal is final", func(t *testing.T) {
 		seed, asked := seedThat(t, says("permission_denied", "the token is used up"))
 		_, err := joinWith(t, time.Minute, seed)
-		if !errors.Is(err, joining.ErrRefused) || !strings.HasSuffix(err.Error(), "the token is used up") || asked.Load() != 1 {
+		if !errors.Is(err, joining.ErrRefused) || !strings.HasSuffix(err.Error(), "the token is used up") ||
+			asked.Load() != 1 {
 			t.Errorf("after %d questions: %v", asked.Load(), err)
 		}
 	})
