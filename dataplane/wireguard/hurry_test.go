@@ -50,11 +50,11 @@ func TestTryWhileTheAnswerIsUnderWay(t *testing.T) { unlessStalled(t, tryWhileTh
 func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-	var write func() error
+	write := make(chan func() error, 1) // what the device's goroutine runs, once
 	written, once := make(chan error, 1), sync.Once{}
 	verbose := &device.Logger{Errorf: device.DiscardLogf, Verbosef: func(format string, _ ...any) {
 		if strings.Contains(format, "Sending handshake response") {
-			once.Do(func() { written <- write() }) // in the goroutine that is going to make the answer
+			once.Do(func() { written <- (<-write)() }) // in the goroutine that is going to make the answer
 		}
 	}}
 	bind := newMeshBind()
@@ -68,7 +68,7 @@ func tryWhileTheAnswerIsUnderWay(t *testing.T) error {
 	d := &userspaceDevice{dev: db, up: true, tun: link, first: newHurrier(db, bind, &link.handled)}
 	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyA), Endpoint: middle.forB}}
-	write = func() error { return d.Write([]Op{op}) }
+	write <- func() error { return d.Write([]Op{op}) }
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 	if err := <-written; err != nil {
 		t.Fatal(err)
