@@ -49,7 +49,6 @@ func summaries() []*skeinv1.EgressSummary {
 }
 
 func TestEgressesAreShown(t *testing.T) {
-	utc(t)
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{Egresses: summaries()})
 	show := &skeinv1.ShowEgressResponse{Summary: summaries()[1],
@@ -281,7 +280,6 @@ func TestNodeDrain(t *testing.T) {
 
 // The new families as `skein events` and `skein state` show them.
 func TestEgressEventsAreShown(t *testing.T) {
-	utc(t)
 	slot := &skeinv1.EgressSlot{Namespace: "internet", Name: "nat", Number: 0, NodeId: home1ID, Epoch: 14, Since: 9,
 		Reason: "it had no owner", LeaseMillis: 1200}
 	moved := &skeinv1.EgressSlot{Namespace: "internet", Name: "nat", Number: 1, NodeId: dc1ID, FromNodeId: home1ID,

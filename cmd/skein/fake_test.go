@@ -257,13 +257,8 @@ func (f *fakeAgent) showsGolden(t *testing.T, name string, commands ...[]string)
 	golden.Lines(t, name, lines)
 }
 
-// utc makes times look the same everywhere.
-func utc(t *testing.T) {
-	t.Helper()
-	was := time.Local
-	time.Local = time.UTC
-	t.Cleanup(func() { time.Local = was })
-}
+// Times look the same everywhere. It is set before anything runs: goroutines of several tests read it.
+func init() { time.Local = time.UTC }
 
 // ago is a time that tables show as the same age for an hour.
 func ago(d time.Duration) int64 { return time.Now().Add(-d - time.Minute).UnixNano() }

@@ -65,7 +65,6 @@ func TestParseAt(t *testing.T) {
 }
 
 func TestWhoIsShown(t *testing.T) {
-	utc(t)
 	f := newFakeAgent(t)
 	block := &skeinv1.Block{Pool: "default", Number: 3, Ipv4: "10.64.0.96/27", Ipv6: "fd01:203:405:607::60/123",
 		NodeId: "b33ad742981917ca", Index: 17}

@@ -46,7 +46,6 @@ func views() []*skeinv1.PoolView {
 }
 
 func TestPoolsAreShown(t *testing.T) {
-	utc(t)
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.PoolsRequest{}, &skeinv1.PoolsResponse{Pools: views()})
 	f.showsGolden(t, "pool-list", []string{"pool", "list"}, []string{"pool", "show", "default"})
@@ -218,7 +217,6 @@ func TestBlocksAreShown(t *testing.T) {
 
 // The new families as `skein events` and `skein state` show them.
 func TestAddressEventsAreShown(t *testing.T) {
-	utc(t)
 	block := &skeinv1.Block{Pool: "default", Ipv4: "10.64.0.0/27", Ipv6: "fd01:203:405:607::/123",
 		NodeId: "b33ad742981917ca", Since: 9, Index: 17}
 	kept := &skeinv1.Block{Pool: "default", Number: 27, Ipv4: "10.64.3.96/27", Ipv6: "fd01:203:405:607::360/123",

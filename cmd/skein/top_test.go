@@ -41,7 +41,6 @@ func usageAfter(seconds uint64) *skeinv1.UsageResponse {
 }
 
 func TestTop(t *testing.T) {
-	utc(t)
 	var lines []string
 	for _, args := range [][]string{{"top", "--once"}, {"top", "--once", "--peers", "2"},
 		{"top", "--once", "--peers", "1", "-o", "json"}} {
