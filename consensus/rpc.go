@@ -18,6 +18,9 @@ import (
 const (
 	pingAfter   = 2 * time.Second // of silence on an RPC connection
 	pingTimeout = 2 * time.Second
+	// serverPingAfter is longer: who follows a stream says nothing, and is pinged all the time. The client finds out sooner
+	// that a connection is dead, and dials anew; here only handlers are to end of which nobody hears any more.
+	serverPingAfter = 10 * time.Second
 	// idleTimeout is for how long a connection stays that nobody uses: less than pingAfter. Where it leads through a
 	// leader of the site, pings over it keep the leader's path to this node busy: more than a new connection costs.
 	idleTimeout = 1500 * time.Millisecond
@@ -134,7 +137,7 @@ func NewHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 			h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), writerKey{}, w)))
 		}),
 		Protocols: http2Only(),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: serverPingAfter, PingTimeout: pingTimeout,
 			WriteByteTimeout: writeTimeout, MaxConcurrentStreams: 64},
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    32 << 10,
