@@ -18,8 +18,8 @@ import (
 const (
 	pingAfter   = 2 * time.Second // of silence on an RPC connection
 	pingTimeout = 2 * time.Second
-	// serverPingAfter is longer: who follows a stream says nothing, and is pinged all the time. The client finds out sooner
-	// that a connection is dead, and dials anew; here only handlers are to end of which nobody hears any more.
+	// serverPingAfter is longer: who follows a stream says nothing, and is pinged all the time. The client finds out
+	// sooner that a connection is dead, and dials anew; here only handlers are to end of which nobody hears any more.
 	serverPingAfter = 10 * time.Second
 	// idleTimeout is for how long a connection stays that nobody uses: less than pingAfter. Where it leads through a
 	// leader of the site, pings over it keep the leader's path to this node busy: more than a new connection costs.
