@@ -30,6 +30,7 @@ var defaultPackages = []string{
 	"./dataplane/relaynft",
 	"./dataplane/podnet",
 	"./dataplane/route",
+	"./dataplane/hopnet",
 	"./dataplane/plane",
 	"./dataplane/fou",
 	"./dataplane/egresshost",
