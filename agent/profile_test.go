@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +23,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/agent/api"
-	"github.com/skeinmesh/skein/agent/api/profile"
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -102,7 +103,14 @@ func TestProfiles(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, _, client := socketAgent(t)
 	c := client(asSelf)
-	for kind, over := range profile.Kinds() {
+	kinds := map[string]bool{"allocs": false, "block": true, "cpu": true, "goroutine": false, "heap": false, "mutex": true,
+		"threadcreate": false, "trace": true} // and whether each is taken over some seconds
+	_, _, err := takeProfile(t.Context(), c, &skeinv1.ProfileRequest{Kind: "x"})
+	if want := "allowed: " + strings.Join(slices.Sorted(maps.Keys(kinds)), ", "); err == nil ||
+		!strings.HasSuffix(err.Error(), want) {
+		t.Errorf("error %v, want the kinds: %s", err, want)
+	}
+	for kind, over := range kinds {
 		r := &skeinv1.ProfileRequest{Kind: kind}
 		if over {
 			r.Seconds = 1

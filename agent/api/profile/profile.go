@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime"
 	"runtime/pprof"
 	"runtime/trace"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,15 +56,6 @@ var kinds = map[string]method{
 	"allocs":       {lookup("allocs"), false},
 	"goroutine":    {lookup("goroutine"), false},
 	"threadcreate": {lookup("threadcreate"), false},
-}
-
-// Kinds are those that there are, and whether each is taken over some seconds.
-func Kinds() map[string]bool {
-	all := make(map[string]bool, len(kinds))
-	for name, m := range kinds {
-		all[name] = m.over
-	}
-	return all
 }
 
 // ProfileService takes profiles, one at a time.
@@ -106,8 +100,7 @@ func asked(r *skeinv1.ProfileRequest) (method, time.Duration, error) {
 	}
 	switch {
 	case !ok:
-		return bad("there is no profile %q; allowed: cpu, heap, goroutine, allocs, block, mutex, threadcreate, trace",
-			r.GetKind())
+		return bad("there is no profile %q; allowed: %s", r.GetKind(), strings.Join(slices.Sorted(maps.Keys(kinds)), ", "))
 	case !kind.over && r.GetSeconds() > 0:
 		return bad("a %s profile is taken at once: leave the seconds out", r.GetKind())
 	case r.GetSeconds() > secondsMax:
