@@ -32,7 +32,7 @@ func (a *Agent) wantHandshakes() map[identity.ID]bool {
 		p, _ := all.Of(a.deviceKey(id, m.WireGuard))
 		return p.LastHandshake
 	}
-	out := a.handshakes.Wished(time.Now())
+	out := a.handshakes.Requested(time.Now())
 	for _, id := range a.handshakes.Parted(time.Now(), handshake) {
 		out[id] = true
 	}

@@ -194,17 +194,3 @@ func serveAdmission(t *testing.T, key *identity.Key, r *roster.Roster, handlers 
 	t.Cleanup(func() { cancel(); <-l.Done() })
 	return l.Addr().String()
 }
-
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20s", what)
-		}
-		select {
-		case <-t.Context().Done():
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}

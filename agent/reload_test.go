@@ -286,7 +286,7 @@ func TestWatchConfig(t *testing.T) {
 	defer func() { stop(); <-ended }()
 	site := func(want string) func() bool { return func() bool { return r.conf().Site == want } }
 	r.write("name: a\nsite: written\n")
-	eventually(t, "written", site("written"))
+	testenv.Eventually(t, "written", site("written"))
 	next := filepath.Join(filepath.Dir(r.opts.File), "new")
 	if err := os.WriteFile(next, []byte("name: a\nsite: replaced\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -294,11 +294,11 @@ func TestWatchConfig(t *testing.T) {
 	if err := os.Rename(next, r.opts.File); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "replaced", site("replaced"))
+	testenv.Eventually(t, "replaced", site("replaced"))
 	r.write("name: a\nsite: [\n")
-	eventually(t, "a bad file is a problem", func() bool { return r.problem(subjectConfig) != nil })
+	testenv.Eventually(t, "a bad file is a problem", func() bool { return r.problem(subjectConfig) != nil })
 	r.write("name: a\nsite: repaired\n")
-	eventually(t, "repaired", func() bool { return site("repaired")() && r.problem(subjectConfig) == nil })
+	testenv.Eventually(t, "repaired", func() bool { return site("repaired")() && r.problem(subjectConfig) == nil })
 	watched := r.opts.Load
 	stop()
 	<-ended
@@ -312,10 +312,10 @@ func TestWatchConfig(t *testing.T) {
 	ctx, again := context.WithCancel(t.Context())
 	defer again()
 	go r.watchConfig(ctx)
-	eventually(t, "read once at the start", site("signalled"))
+	testenv.Eventually(t, "read once at the start", site("signalled"))
 	watched = func() (config.Config, error) { return config.Config{}, errors.New("signal heard") }
 	signal <- nil
-	eventually(t, "the signal", func() bool {
+	testenv.Eventually(t, "the signal", func() bool {
 		return strings.Contains(r.problem(subjectConfig).GetMessage(), "signal heard")
 	})
 }
@@ -411,16 +411,16 @@ func TestCNIConfigurationFollows(t *testing.T) {
 		change(&c.CNI)
 		a.live.set(&c)
 	}
-	eventually(t, "it is there", there("net.d/10-skein.conflist", `"skein"`))
+	testenv.Eventually(t, "it is there", there("net.d/10-skein.conflist", `"skein"`))
 	set(func(c *config.CNI) { c.Network = "pods" })
-	eventually(t, "it has the new name", there("net.d/10-skein.conflist", `"pods"`))
+	testenv.Eventually(t, "it has the new name", there("net.d/10-skein.conflist", `"pods"`))
 	set(func(c *config.CNI) { c.ConfFile = "05-skein.conflist" })
-	eventually(t, "it is in the new file", there("net.d/05-skein.conflist", `"pods"`))
-	eventually(t, "it is no more in the old one", gone("net.d/10-skein.conflist"))
+	testenv.Eventually(t, "it is in the new file", there("net.d/05-skein.conflist", `"pods"`))
+	testenv.Eventually(t, "it is no more in the old one", gone("net.d/10-skein.conflist"))
 	set(func(c *config.CNI) { c.ConfDir = "" })
-	eventually(t, "it goes with the key", gone("net.d/05-skein.conflist"))
+	testenv.Eventually(t, "it goes with the key", gone("net.d/05-skein.conflist"))
 	set(func(c *config.CNI) { c.ConfDir = filepath.Join(dir, "net.d") })
-	eventually(t, "it comes with the key", there("net.d/05-skein.conflist", `"pods"`))
+	testenv.Eventually(t, "it comes with the key", there("net.d/05-skein.conflist", `"pods"`))
 }
 
 // snapshots is a part that keeps what it was shown last.

@@ -78,20 +78,6 @@ func newHost(t *testing.T, dir string, change func(*config.Config)) (*host, *ser
 	return h, s
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20s", what)
-		}
-		select {
-		case <-t.Context().Done():
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
 func (h *host) serves() bool {
 	select {
 	case <-h.Ready():
@@ -116,18 +102,18 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); a.Run(ctx, addresses.server.Able, 20*time.Millisecond) }()
 	close(a.stands)
-	eventually(t, "the plane stands", func() bool {
+	testenv.Eventually(t, "the plane stands", func() bool {
 		return strings.Contains(addresses.server.Able(t.Context()).Error(), "data plane is not as it should be")
 	})
 	a.applied.Store(true)
-	eventually(t, "no pool", func() bool {
+	testenv.Eventually(t, "no pool", func() bool {
 		return strings.Contains(addresses.server.Able(t.Context()).Error(), "no pool")
 	})
 	if there() || a.serves() {
 		t.Error("pods are told to come while they cannot start")
 	}
 	addresses.without.Store(false)
-	eventually(t, "it serves", a.serves)
+	testenv.Eventually(t, "it serves", a.serves)
 	if !there() {
 		t.Error("it serves without a configuration")
 	}
@@ -138,14 +124,14 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "bin", "portmap"), []byte(plugin), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a plugin that comes later is chained", func() bool {
+	testenv.Eventually(t, "a plugin that comes later is chained", func() bool {
 		b, err := os.ReadFile(conf)
 		return err == nil && strings.Contains(string(b), "portmap")
 	})
 	if err := os.Remove(conf); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "what somebody has removed is there again", there)
+	testenv.Eventually(t, "what somebody has removed is there again", there)
 	stop()
 	<-ended
 	if !there() {
@@ -178,7 +164,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	a.applied.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
 	go a.Run(ctx, s.server.Able, 20*time.Millisecond)
-	eventually(t, "it is told", func() bool { return a.problems() != "" })
+	testenv.Eventually(t, "it is told", func() bool { return a.problems() != "" })
 	stop()
 	if p := a.problems(); !strings.Contains(p, "says something else") || a.serves() {
 		t.Errorf("%q, serves %v", p, a.serves())
@@ -195,7 +181,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	ctx, stop = context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); a.Run(ctx, s.server.Able, time.Hour) }()
-	eventually(t, "it serves", a.serves)
+	testenv.Eventually(t, "it serves", a.serves)
 	stop()
 	<-ended
 	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.serves() {

@@ -51,9 +51,9 @@ func (k *Handshakes) Parted(now time.Time, handshake func(identity.ID) time.Time
 	return out
 }
 
-// Wish notes a peer's wish, and tells whether it is granted now. One that is granted already is no news: who repeats it
-// has nothing done again.
-func (k *Handshakes) Wish(from identity.ID, now time.Time) bool {
+// Request notes that a peer asks, and tells whether it is granted now. One that is granted already is no news: who
+// repeats it has nothing done again.
+func (k *Handshakes) Request(from identity.ID, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	maps.DeleteFunc(k.until, func(_ identity.ID, until time.Time) bool { return !until.After(now) })
@@ -67,8 +67,8 @@ func (k *Handshakes) Wish(from identity.ID, now time.Time) bool {
 	return true
 }
 
-// Wished are those whose wish stands.
-func (k *Handshakes) Wished(now time.Time) map[identity.ID]bool {
+// Requested are those whose request stands.
+func (k *Handshakes) Requested(now time.Time) map[identity.ID]bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := map[identity.ID]bool{}

@@ -73,24 +73,24 @@ func TestUnansweredByAll(t *testing.T) {
 	}
 }
 
-// Wishes stand for a while, and so many at a time.
+// Requests stand for a while, and so many at a time.
 func TestHandshakesAreKept(t *testing.T) {
 	var k Handshakes
 	now := time.Now()
 	for n := range byte(2 * handshakesMost) {
-		if granted := k.Wish(identity.ID{n}, now); granted != (n < handshakesMost) {
-			t.Errorf("wish %d: granted is %v", n, granted)
+		if granted := k.Request(identity.ID{n}, now); granted != (n < handshakesMost) {
+			t.Errorf("request %d: granted is %v", n, granted)
 		}
 	}
-	if k.Wish(identity.ID{0}, now) || len(k.Wished(now)) != handshakesMost {
-		t.Errorf("%d wishes stand", len(k.Wished(now)))
+	if k.Request(identity.ID{0}, now) || len(k.Requested(now)) != handshakesMost {
+		t.Errorf("%d requests stand", len(k.Requested(now)))
 	}
 	later := now.Add(handshakeKeepFor)
-	if left := k.Wished(later); len(left) != 0 {
+	if left := k.Requested(later); len(left) != 0 {
 		t.Errorf("%v stand for ever", left)
 	}
-	if !k.Wish(identity.ID{99}, later) || !k.Wished(later)[identity.ID{99}] {
-		t.Error("old wishes leave no room for a new one")
+	if !k.Request(identity.ID{99}, later) || !k.Requested(later)[identity.ID{99}] {
+		t.Error("requests that have ended leave no room for a new one")
 	}
 }
 
