@@ -41,7 +41,7 @@ type PlaceEgress struct {
 
 // PlaceSlot is a slot and what the leader knows of it.
 type PlaceSlot struct {
-	Agreed
+	SlotState
 	Seen    time.Time // when the slot controller first saw this epoch; not before the term began
 	Unfit   time.Time // when it first saw that the owner's labels fit no more; zero: they fit
 	Granted time.Time // the last time in this epoch; zero: never in this term

@@ -26,7 +26,7 @@ func place(nodes int, owners ...int) Placement {
 			States: map[Ref]GatewayState{refA: {Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}}})
 	}
 	for n, o := range owners {
-		s := PlaceSlot{Agreed: Agreed{Slot: Slot{refA, n}, Epoch: 7, Lease: 1200 * time.Millisecond}, Seen: t0}
+		s := PlaceSlot{SlotState: SlotState{Slot: Slot{refA, n}, Epoch: 7, Lease: 1200 * time.Millisecond}, Seen: t0}
 		if o >= 0 {
 			s.Node, s.Granted, s.FreeAt = nodeID(o), p.Now, p.Now.Add(1300*time.Millisecond)
 		}

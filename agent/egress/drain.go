@@ -25,7 +25,7 @@ type Drained struct {
 // over, else the highest ones by which their owners know of no flow, and those without an owner. Slots have numbers
 // without a gap, so one with flows keeps those below it.
 func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []PlaceNode) (d Drained, ok bool) {
-	ref := Ref{e.GetNamespace(), e.GetName()}
+	ref := RefOf(e)
 	d = Drained{Ref: ref, Changed: e.GetChangedIndex()}
 	until, draining := events.DrainedAt(e)
 	if !draining {
@@ -52,7 +52,7 @@ func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []
 func (k *SlotController) drained(p Placement) (out []Drained) {
 	now := k.cfg.Wall()
 	for _, e := range k.agreed().view.Egresses {
-		i := slices.IndexFunc(p.Egresses, func(one PlaceEgress) bool { return one.Ref == Ref{e.GetNamespace(), e.GetName()} })
+		i := slices.IndexFunc(p.Egresses, func(one PlaceEgress) bool { return one.Ref == RefOf(e) })
 		if e.GetDraining() == 0 || i < 0 || len(p.Egresses[i].Slots) != int(e.GetReplicas()) {
 			continue // nothing to do, or the state is newer than p: the next look has it
 		}

@@ -47,9 +47,9 @@ func TestChooseDrained(t *testing.T) {
 		if c.changed != nil {
 			c.changed(one)
 		}
-		slots := []PlaceSlot{{Agreed: Agreed{Node: owner}}}
+		slots := []PlaceSlot{{SlotState: SlotState{Node: owner}}}
 		for _, o := range c.owners {
-			slots = append(slots, PlaceSlot{Agreed: Agreed{Node: o}})
+			slots = append(slots, PlaceSlot{SlotState: SlotState{Node: o}})
 		}
 		var nodes []PlaceNode
 		for _, id := range []identity.ID{owner, other} {

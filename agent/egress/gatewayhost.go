@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egresshost"
@@ -155,19 +154,6 @@ func (g *Gateways) announce(slot Slot, on bool) {
 		g.announcer.Set(want)
 	}
 	g.cfg.Changed()
-}
-
-// sources are the addresses that a slot's packets leave with, if it has its own.
-func sources(e *skeinv1.Egress, number int) (out []netip.Addr) {
-	if number >= len(e.GetAddresses()) {
-		return nil
-	}
-	for _, text := range []string{e.GetAddresses()[number].GetIpv4(), e.GetAddresses()[number].GetIpv6()} {
-		if a := address(text); a.IsValid() {
-			out = append(out, a)
-		}
-	}
-	return out
 }
 
 // answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by

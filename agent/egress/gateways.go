@@ -132,10 +132,10 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	}
 	g.state, g.mtu, g.ports = s, mtu, ports
 	self := s.Node(g.cfg.Self)
-	var agreed []Agreed
+	var agreed []SlotState
 	wanted := map[Ref]bool{}
 	for _, e := range s.Egresses() {
-		ref := Ref{e.GetNamespace(), e.GetName()}
+		ref := RefOf(e)
 		slots := s.Slots(ref.Namespace, ref.Name)
 		mine := slices.ContainsFunc(slots, func(x *skeinv1.EgressSlot) bool { return x.GetNodeId() == g.cfg.Self.String() })
 		if !mine && !g.busy(ref) && !Eligible(self.GetLabels(), e.GetGateways()) {
@@ -143,7 +143,7 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 		}
 		wanted[ref] = true
 		for _, slot := range slots {
-			agreed = append(agreed, AgreedSlot(slot))
+			agreed = append(agreed, StateOf(e, slot))
 		}
 		r := g.served[ref]
 		if r == nil {
@@ -321,7 +321,7 @@ func (g *Gateways) tell(slot Slot, text string) {
 // SyncClients takes a node's clients of one egress, and answers when the kernel knows them.
 func (g *Gateways) SyncClients(ctx context.Context, from identity.ID,
 	r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
-	ref := Ref{r.GetNamespace(), r.GetName()}
+	ref := RefOf(r)
 	g.mu.Lock()
 	gw, st := g.served[ref], g.state
 	if gw == nil {

@@ -46,7 +46,7 @@ func TestADaysLeaseOnASlowClock(t *testing.T) {
 	const day = 24 * time.Hour
 	// of the leader's time while d passes at the gateway
 	slow := func(d time.Duration) time.Duration { return d + d*7/10_000 }
-	slot := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: day}
+	slot := SlotState{Slot: slotA, Node: self, Epoch: 5, Lease: day}
 	h, l := NewLeaseHolder(self, slotA), NewLeases(t0)
 	h.Agree(slot, t0)
 	epoch, ticket, _, _ := h.Wish(t0)
@@ -55,7 +55,7 @@ func TestADaysLeaseOnASlowClock(t *testing.T) {
 		t.Fatalf("%+v", v)
 	}
 	h.Granted(1, 5, t0)
-	next := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: day, Former: day}
+	next := SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: day, Former: day}
 	at := t0.Add(slow(h.Report().Until.Sub(t0)))
 	if v := l.Renew(at, other, 6, false, next); v.Granted {
 		t.Errorf("another is granted the slot at the very moment when the first one's ticket ends, %s after it began",

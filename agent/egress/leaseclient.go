@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -92,12 +91,12 @@ type LeaseClient struct {
 	lastRead time.Time
 	reading  int // rounds of readings under way
 	flying   []flight
-	releases map[SlotEpoch]time.Time // to be said until they are answered, and since when
+	releases map[slotEpoch]time.Time // to be said until they are answered, and since when
 	undone   map[Slot]*undone        // drops that failed
 }
 
-// SlotEpoch is a slot in one epoch.
-type SlotEpoch struct {
+// slotEpoch is a slot in one epoch.
+type slotEpoch struct {
 	Slot
 	Epoch uint64
 }
@@ -126,7 +125,7 @@ func NewLeaseClient(cfg LeaseClientConfig) *LeaseClient {
 	}
 	return &LeaseClient{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]LeaseReport),
 		holders:  make(map[Slot]*LeaseHolder),
-		releases: make(map[SlotEpoch]time.Time), undone: make(map[Slot]*undone)}
+		releases: make(map[slotEpoch]time.Time), undone: make(map[Slot]*undone)}
 }
 
 func (r *LeaseClient) post(f func()) {
@@ -140,7 +139,7 @@ func (r *LeaseClient) post(f func()) {
 }
 
 // Agree takes all slots of the egresses that this node is prepared for. One that is missing is dropped.
-func (r *LeaseClient) Agree(slots []Agreed) {
+func (r *LeaseClient) Agree(slots []SlotState) {
 	slots = slices.Clone(slots)
 	r.post(func() {
 		now, named := r.cfg.Now(), make(map[Slot]bool, len(slots))
@@ -196,7 +195,7 @@ func (r *LeaseClient) Report() []LeaseReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := slices.Collect(maps.Values(r.shown))
-	slices.SortFunc(out, func(a, b LeaseReport) int { return compareSlots(a.Slot, b.Slot) })
+	slices.SortFunc(out, func(a, b LeaseReport) int { return Slot.Compare(a.Slot, b.Slot) })
 	return out
 }
 
@@ -353,7 +352,7 @@ func (r *LeaseClient) answered(round uint64, a *skeinv1.RenewLeasesResponse, err
 		}
 	}
 	for _, s := range a.GetReleased() {
-		delete(r.releases, SlotEpoch{slotOf(s), s.GetEpoch()})
+		delete(r.releases, slotEpoch{slotOf(s), s.GetEpoch()})
 	}
 }
 
@@ -402,7 +401,7 @@ func (r *LeaseClient) release(o Order) {
 		u.then = append(slices.Clone(u.then), o)
 		return
 	}
-	r.releases[SlotEpoch{o.Slot, o.Epoch}] = r.cfg.Now()
+	r.releases[slotEpoch{o.Slot, o.Epoch}] = r.cfg.Now()
 	r.lastSent = time.Time{} // at once
 }
 
@@ -435,22 +434,4 @@ func (r *LeaseClient) dropUndone(now time.Time) {
 	}
 }
 
-func slotRef(s Slot, epoch uint64) *skeinv1.SlotRef {
-	return &skeinv1.SlotRef{Namespace: s.Namespace, Name: s.Name, Number: uint32(s.Number), Epoch: epoch}
-}
-
-func slotOf(r *skeinv1.SlotRef) Slot {
-	return Slot{Ref{r.GetNamespace(), r.GetName()}, int(r.GetNumber())}
-}
-
-func compareSlots(a, b Slot) int {
-	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-		return c
-	}
-	if c := strings.Compare(a.Name, b.Name); c != 0 {
-		return c
-	}
-	return a.Number - b.Number
-}
-
-func sorted[V any](m map[Slot]V) []Slot { return slices.SortedFunc(maps.Keys(m), compareSlots) }
+func sorted[V any](m map[Slot]V) []Slot { return slices.SortedFunc(maps.Keys(m), Slot.Compare) }

@@ -54,7 +54,7 @@ func TestWaitingForASlowLeader(t *testing.T) {
 				Gateways: func() []*skeinv1.GatewayState {
 					return nil
 				}, Log: slog.New(slog.DiscardHandler)})
-			r.Agree([]Agreed{{Slot: Slot{Ref: Ref{Namespace: "out", Name: "a"}}, Node: self, Epoch: 7, Lease: time.Second,
+			r.Agree([]SlotState{{Slot: Slot{Ref: Ref{Namespace: "out", Name: "a"}}, Node: self, Epoch: 7, Lease: time.Second,
 				Former: time.Second}})
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan struct{})
@@ -138,7 +138,7 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 				g := &grants{amid: c.amid, lives: map[Ticket]time.Duration{}}
 				r := NewLeaseClient(LeaseClientConfig{Self: self, Kernel: g, Leader: g, Clocks: g,
 					Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
-				r.Agree([]Agreed{{Slot: slotA, Node: self, Epoch: 7, Lease: lease}})
+				r.Agree([]SlotState{{Slot: slotA, Node: self, Epoch: 7, Lease: lease}})
 				ctx, stop := context.WithCancel(t.Context())
 				done := make(chan struct{})
 				go func() { defer close(done); r.Run(ctx) }()
@@ -176,7 +176,7 @@ func TestANodeWithoutEgressesRests(t *testing.T) {
 	if due := r.due(now); due.After(now.Add(RenewEvery)) {
 		t.Errorf("as a gateway it wakes after %s, want %s", due.Sub(now), RenewEvery)
 	}
-	gateways, r.releases[SlotEpoch{Epoch: 1}] = nil, now
+	gateways, r.releases[slotEpoch{Epoch: 1}] = nil, now
 	if due := r.due(now); due.After(now.Add(RenewEvery)) {
 		t.Errorf("with a release to say it wakes after %s, want %s at most", due.Sub(now), RenewEvery)
 	}

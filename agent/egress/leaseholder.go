@@ -64,7 +64,7 @@ type LeaseHolder struct {
 	self  identity.ID
 	slot  Slot
 	state LeaseHolderState
-	now   Agreed // as this node sees it
+	now   SlotState // as this node sees it
 
 	rounds map[uint64]ticket // that may still be answered
 	last   uint64            // newest round that granted
@@ -233,7 +233,7 @@ func (h *LeaseHolder) Denied(round uint64, reason string) {
 }
 
 // Agree takes the slot as this node now sees it agreed.
-func (h *LeaseHolder) Agree(s Agreed, now time.Time) (out []Order) {
+func (h *LeaseHolder) Agree(s SlotState, now time.Time) (out []Order) {
 	fresh := h.fresh
 	h.fresh = false
 	if s.Epoch == h.now.Epoch && s.Node == h.now.Node || s.Epoch < h.now.Epoch {
@@ -275,7 +275,7 @@ func (h *LeaseHolder) anew(left uint64, now time.Time) (out []Order) {
 }
 
 // leave ends an epoch of this node's.
-func (h *LeaseHolder) leave(was, s Agreed, now time.Time) []Order {
+func (h *LeaseHolder) leave(was, s SlotState, now time.Time) []Order {
 	h.left, h.to, h.toEpoch = was.Epoch, s.Node, s.Epoch
 	if h.state == Holding && h.until.After(now) && s.Planned && !s.Node.IsZero() && s.From == h.self {
 		h.state, h.leaveAt = Leaving, now.Add(Handover)
@@ -298,7 +298,7 @@ func (h *LeaseHolder) stop() []Order {
 
 // Gone ends the slot: it exists no more, or this node serves it no more.
 func (h *LeaseHolder) Gone() []Order {
-	h.now = Agreed{Slot: h.slot}
+	h.now = SlotState{Slot: h.slot}
 	return h.stop()
 }
 

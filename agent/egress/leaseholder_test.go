@@ -25,7 +25,7 @@ func kinds(orders []Order) (out []OrderKind) {
 func held(t *testing.T) *LeaseHolder {
 	t.Helper()
 	h := NewLeaseHolder(self, slotA)
-	h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: 1200 * time.Millisecond}, t0)
+	h.Agree(SlotState{Slot: slotA, Node: self, Epoch: 5, Lease: 1200 * time.Millisecond}, t0)
 	epoch, lease, running, ok := h.Wish(t0)
 	if epoch != 5 || lease != 1200*time.Millisecond || running || !ok || !h.Urgent() {
 		t.Fatalf("wish %d %s %t %t", epoch, lease, running, ok)
@@ -69,12 +69,12 @@ func TestAnswerGrantsOnlyItsOwnLivingTicket(t *testing.T) {
 		}, nil},
 		"the slot has moved": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
-			h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease}, t0)
+			h.Agree(SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease}, t0)
 			return h.Granted(2, 5, t0)
 		}, nil},
 		"it leaves by plan": {func(h *LeaseHolder) []Order {
 			h.Begun(2, 5, 51, t0, lease)
-			h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}, t0)
+			h.Agree(SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}, t0)
 			return h.Granted(2, 5, t0)
 		}, nil},
 		"lost and found": {func(h *LeaseHolder) []Order {
@@ -91,7 +91,7 @@ func TestAnswerGrantsOnlyItsOwnLivingTicket(t *testing.T) {
 
 func TestFormerOwnerGoesOnThenDropsThenSaysSo(t *testing.T) {
 	h, now := held(t), t0.Add(100*time.Millisecond)
-	next := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: 1200 * time.Millisecond}
+	next := SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: 1200 * time.Millisecond}
 	if got := kinds(h.Agree(next, now)); !reflect.DeepEqual(got, []OrderKind{DoSilence}) || h.Due() != now.Add(Handover) {
 		t.Fatalf("told: %v, due %s", got, h.Due().Sub(now))
 	}
@@ -117,8 +117,8 @@ func TestNewOwnerHoldsPacketsUntilItIsGranted(t *testing.T) {
 	lease := 1200 * time.Millisecond
 	begin := func() *LeaseHolder {
 		h := NewLeaseHolder(self, slotA)
-		h.Agree(Agreed{Slot: slotA, Node: other, Epoch: 5, Lease: lease}, t0)
-		got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease}, t0))
+		h.Agree(SlotState{Slot: slotA, Node: other, Epoch: 5, Lease: lease}, t0)
+		got := kinds(h.Agree(SlotState{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease}, t0))
 		if !reflect.DeepEqual(got, []OrderKind{DoHold, DoAnnounce}) {
 			t.Fatalf("told: %v", got)
 		}
@@ -149,7 +149,7 @@ func TestNewOwnerHoldsPacketsUntilItIsGranted(t *testing.T) {
 		t.Errorf("nobody hands over: %v", got)
 	}
 	h = NewLeaseHolder(self, slotA) // an agent that starts anew holds nothing
-	if got := kinds(h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease},
+	if got := kinds(h.Agree(SlotState{Slot: slotA, Node: self, Epoch: 6, From: other, Planned: true, Lease: lease},
 		t0)); len(got) > 0 {
 		t.Errorf("after a start: %v", got)
 	}
@@ -162,9 +162,10 @@ func TestLeases(t *testing.T) {
 	const lease = 1200 * time.Millisecond
 	at := func(d time.Duration) time.Time { return t0.Add(d) }
 	l := NewLeases(t0)
-	mine := Agreed{Slot: slotA, Node: self, Epoch: 5, From: other, Lease: lease, Former: lease}
-	first := Agreed{Slot: Slot{slotA.Ref, 9}, Node: self, Epoch: 3, Lease: time.Hour}
-	next := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease, Former: 5 * time.Second}
+	mine := SlotState{Slot: slotA, Node: self, Epoch: 5, From: other, Lease: lease, Former: lease}
+	first := SlotState{Slot: Slot{slotA.Ref, 9}, Node: self, Epoch: 3, Lease: time.Hour}
+	next := SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease, Former: 5 * time.Second}
+	back := SlotState{Slot: slotA, Node: self, Epoch: 7, Lease: lease}
 	for i, c := range []struct {
 		granted, want bool
 		what          string
@@ -182,9 +183,8 @@ func TestLeases(t *testing.T) {
 		{l.Renew(at(6*time.Second), other, 6, false, next).Granted, false, "before the guard"},
 		{l.Renew(at(6100*time.Millisecond), other, 6, false, next).Granted, true, "when it is over"},
 		{l.Renew(at(6100*time.Millisecond), self, 5, true, mine).Granted, false, "to the former, by an older state"},
-		{l.Released(other, 6, Agreed{Slot: slotA, Node: self, Epoch: 7, Lease: lease}), true, "a release"},
-		{l.Renew(at(6101*time.Millisecond), self, 7, false, Agreed{Slot: slotA, Node: self, Epoch: 7, Lease: lease}).Granted,
-			true, "after it was released"},
+		{l.Released(other, 6, back), true, "a release"},
+		{l.Renew(at(6101*time.Millisecond), self, 7, false, back).Granted, true, "after it was released"},
 	} {
 		if c.granted != c.want {
 			t.Errorf("%d: %s: %t", i, c.what, c.granted)
@@ -208,9 +208,9 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	slotB := Slot{Ref{"web", "other"}, 0}
 	l := NewLeases(t0)
 	at := func(d time.Duration) time.Time { return t0.Add(time.Minute + d) }
-	a := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease, Sources: []netip.Addr{x}}
-	b := Agreed{Slot: slotB, Node: other, Epoch: 6, Lease: lease, Sources: []netip.Addr{y}}
-	for _, s := range []Agreed{a, b} {
+	a := SlotState{Slot: slotA, Node: self, Epoch: 5, Lease: lease, Sources: []netip.Addr{x}}
+	b := SlotState{Slot: slotB, Node: other, Epoch: 6, Lease: lease, Sources: []netip.Addr{y}}
+	for _, s := range []SlotState{a, b} {
 		if v := l.Renew(at(0), s.Node, s.Epoch, false, s); !v.Granted {
 			t.Fatalf("%s: %+v", s.Slot, v)
 		}
@@ -237,7 +237,7 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 		t.Errorf("remembered: %v", l.sources)
 	}
 	// A new leader does not know whose the address was.
-	l, fresh := NewLeases(t0), Agreed{Slot: slotB, Node: other, Epoch: 10, Lease: lease, Sources: []netip.Addr{x}}
+	l, fresh := NewLeases(t0), SlotState{Slot: slotB, Node: other, Epoch: 10, Lease: lease, Sources: []netip.Addr{x}}
 	if l.Renew(t0.Add(1299*time.Millisecond), other, 10, false, fresh).Granted || !l.Renew(t0.Add(1300*time.Millisecond),
 		other, 10, false, fresh).Granted {
 		t.Error("a slot's first owner in a new term is not granted its address just when every lease is over")
@@ -248,8 +248,8 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 // from then on. What comes meanwhile waits, and goes on with the first ticket of the new epoch.
 func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 	lease, now := 1200*time.Millisecond, t0.Add(50*time.Millisecond)
-	anew := Agreed{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}
-	away := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}
+	anew := SlotState{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}
+	away := SlotState{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}
 	for name, c := range map[string]struct {
 		do   func(h *LeaseHolder) []Order
 		want []OrderKind
@@ -291,7 +291,7 @@ func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 		}
 	}
 	h := NewLeaseHolder(self, slotA) // an agent that starts anew does not know what a former run was granted in epoch 5
-	h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
+	h.Agree(SlotState{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	if got := kinds(h.Agree(anew, now)); !reflect.DeepEqual(got, []OrderKind{DoDrop, DoSilence, DoRelease}) {
 		t.Errorf("after a start: %v", got)
 	}

@@ -6,43 +6,8 @@ import (
 	"net/netip"
 	"time"
 
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
-
-// Agreed is one slot as the agreed state has it.
-type Agreed struct {
-	Slot
-	Node    identity.ID   // zero: nobody owns it
-	Epoch   uint64        // 0: it never had an owner
-	From    identity.ID   // who had it before; zero: nobody
-	Planned bool          // moved while From could hand it over
-	Lease   time.Duration // the longest in this epoch
-	Former  time.Duration // the longest that may run from an earlier epoch
-	Reason  string
-	Sources []netip.Addr // its packets leave with; none: the gateway's own
-}
-
-// AgreedSlot reads a slot of the agreed state. An owner that is no node ID is nobody.
-func AgreedSlot(s *skeinv1.EgressSlot) Agreed {
-	node, _ := identity.ParseID(s.GetNodeId())
-	from, _ := identity.ParseID(s.GetFromNodeId())
-	a := Agreed{Slot: Slot{Ref{s.GetNamespace(), s.GetName()}, int(s.GetNumber())}, Node: node, Epoch: s.GetEpoch(),
-		From: from, Planned: s.GetPlanned(),
-		Lease:  time.Duration(s.GetLeaseMillis()) * time.Millisecond,
-		Former: time.Duration(s.GetFormerLeaseMillis()) * time.Millisecond, Reason: s.GetReason()}
-	if a.Lease == 0 {
-		a.Lease = events.DefaultEgressLease * time.Millisecond
-	}
-	return a
-}
-
-// longest is the longest lease of the slot that anybody may have.
-func (a Agreed) longest() time.Duration { return max(a.Lease, a.Former) }
-
-// counted is how long a leader takes that to run.
-func (a Agreed) counted() time.Duration { return a.longest() + GuardFor(a.longest()) }
 
 // Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never
 // earlier than when the request came that is decided. It is not safe for concurrent use.
@@ -90,7 +55,7 @@ type Verdict struct {
 
 // Renew decides a node's wish for a slot. held says that a ticket of this epoch runs at the node. The slot is given as
 // it was agreed after the leader was verified.
-func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict {
+func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot SlotState) Verdict {
 	switch {
 	case slot.Node != from:
 		return Verdict{Reason: "the slot is " + nodeOrNobody(slot.Node) + "'s"}
@@ -123,7 +88,7 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 // Released notes that a node forwards no more in an epoch, and reports whether the node need not say so again. It
 // counts only when a later epoch is agreed: of the present one a node may have asked for a lease again since, and
 // messages overtake each other.
-func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
+func (l *Leases) Released(from identity.ID, epoch uint64, slot SlotState) bool {
 	if slot.Epoch <= epoch {
 		return false
 	}
@@ -136,7 +101,7 @@ func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
 
 // FreeAt is when certainly nobody forwards for the slot any more unless somebody is granted it. The zero time: long
 // ago.
-func (l *Leases) FreeAt(slot Agreed) time.Time {
+func (l *Leases) FreeAt(slot SlotState) time.Time {
 	have := l.slots[slot.Slot]
 	switch {
 	case have == nil: // an earlier leader may have granted it until the term began
@@ -151,7 +116,7 @@ func (l *Leases) FreeAt(slot Agreed) time.Time {
 // that owner's own; what an earlier leader may have granted to others are leases of earlier epochs, and where there
 // were none it is free at once, unless it has source addresses: those may have been another slot's, which is taken to
 // have had no longer lease.
-func (l *Leases) freeFor(slot Agreed) time.Time {
+func (l *Leases) freeFor(slot SlotState) time.Time {
 	if l.slots[slot.Slot] != nil {
 		return l.FreeAt(slot)
 	}
@@ -165,7 +130,7 @@ func (l *Leases) freeFor(slot Agreed) time.Time {
 }
 
 // Granted is when the slot was last granted in this epoch; the zero time: not in this term.
-func (l *Leases) Granted(slot Agreed) time.Time {
+func (l *Leases) Granted(slot SlotState) time.Time {
 	if have := l.slots[slot.Slot]; have != nil && have.node == slot.Node && have.epoch == slot.Epoch && !have.over {
 		return have.at
 	}

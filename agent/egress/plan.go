@@ -46,7 +46,7 @@ type GatewayInput struct {
 func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	e := in.Egress
 	s := dataplane.GatewaySpec{
-		Egress: Ref{e.GetNamespace(), e.GetName()}.String(), MTU: in.MTU, SourcePortAuto: e.GetFouSourcePortAuto(),
+		Egress: RefOf(e).String(), MTU: in.MTU, SourcePortAuto: e.GetFouSourcePortAuto(),
 		Ports: in.Ports, Complete: in.Complete,
 	}
 	s.Local4, s.Local6 = Locals(in.Numbers, in.Number)

@@ -81,9 +81,9 @@ func (a *agent) see(v View) {
 	}
 	a.w.mu.Unlock()
 	if newer {
-		var slots []Agreed
+		var slots []SlotState
 		for _, s := range v.Slots {
-			slots = append(slots, AgreedSlot(s))
+			slots = append(slots, StateOf(nil, s))
 		}
 		a.leaseClient.Agree(slots)
 	}

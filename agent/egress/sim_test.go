@@ -115,7 +115,7 @@ func (w *world) plantKeeper(k *SlotController) {
 	case "moved before the lease has run out":
 		k.leases.guard = func(time.Duration) time.Duration { return -time.Second }
 	case "epoch not checked":
-		k.decide = func(now time.Time, from identity.ID, epoch uint64, held bool, s Agreed) Verdict {
+		k.decide = func(now time.Time, from identity.ID, epoch uint64, held bool, s SlotState) Verdict {
 			s.Node, s.Epoch = from, max(epoch, s.Epoch)
 			if have := k.leases.slots[s.Slot]; have != nil && have.node != from && k.leases.slots[s.Slot].epoch > epoch {
 				have.node = from // whoever asks is taken for the owner

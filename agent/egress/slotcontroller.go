@@ -67,7 +67,7 @@ type SlotController struct {
 	cfg    SlotControllerConfig
 	log    *slog.Logger
 	news   chan struct{}
-	decide func(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict // leases.Renew
+	decide func(now time.Time, from identity.ID, epoch uint64, held bool, slot SlotState) Verdict // leases.Renew
 
 	mu      sync.Mutex
 	leases  *Leases
@@ -93,7 +93,7 @@ type seen struct {
 // agreed is a View as it is looked things up in.
 type agreed struct {
 	view  View
-	slots map[Slot]Agreed
+	slots map[Slot]SlotState
 	refs  map[Ref]bool
 }
 
@@ -188,7 +188,7 @@ func (k *SlotController) hear(now time.Time, from identity.ID, gateways []*skein
 	was, h := k.heard[from], heard{at: now, states: make(map[Ref]GatewayState, len(gateways))}
 	changed := was.at.IsZero() || now.Sub(was.at) > AliveFor
 	for _, g := range gateways {
-		ref := Ref{g.GetNamespace(), g.GetName()}
+		ref := RefOf(g)
 		if !state.refs[ref] {
 			continue
 		}
@@ -232,10 +232,11 @@ func (k *SlotController) agreed() *agreed {
 	if k.cache != nil && k.cache.view.Index >= view.Index {
 		return k.cache
 	}
-	a := &agreed{view: view, slots: make(map[Slot]Agreed, len(view.Slots)), refs: make(map[Ref]bool, len(view.Egresses))}
+	a := &agreed{view: view, slots: make(map[Slot]SlotState, len(view.Slots)),
+		refs: make(map[Ref]bool, len(view.Egresses))}
 	egresses := make(map[Ref]*skeinv1.Egress, len(view.Egresses))
 	for _, e := range view.Egresses {
-		ref := Ref{e.GetNamespace(), e.GetName()}
+		ref := RefOf(e)
 		a.refs[ref], egresses[ref] = true, e
 	}
 	members := make(map[string]*skeinv1.Node, len(view.Nodes))
@@ -244,8 +245,7 @@ func (k *SlotController) agreed() *agreed {
 	}
 	now := k.cfg.Now()
 	for _, s := range view.Slots {
-		slot := AgreedSlot(s)
-		slot.Sources = sources(egresses[slot.Ref], slot.Number)
+		slot := StateOf(egresses[slotOf(s).Ref], s)
 		a.slots[slot.Slot] = slot
 		have, ok := k.seen[slot.Slot]
 		if !ok || have.epoch != slot.Epoch {
@@ -282,13 +282,13 @@ func (k *SlotController) placement(now time.Time) Placement {
 	p := Placement{Now: now, Since: k.cfg.Since}
 	slots := make(map[Ref][]PlaceSlot, len(state.refs))
 	for _, s := range state.view.Slots {
-		a := AgreedSlot(s)
-		slots[a.Ref] = append(slots[a.Ref], PlaceSlot{Agreed: a, Seen: k.seen[a.Slot].at, Unfit: k.seen[a.Slot].unfit,
+		a := state.slots[slotOf(s)]
+		slots[a.Ref] = append(slots[a.Ref], PlaceSlot{SlotState: a, Seen: k.seen[a.Slot].at, Unfit: k.seen[a.Slot].unfit,
 			Granted: k.leases.Granted(a), FreeAt: k.leases.FreeAt(a),
 			Busy: k.busy[a.Slot] || k.refused[a.Slot].After(now)})
 	}
 	for _, e := range state.view.Egresses {
-		ref := Ref{e.GetNamespace(), e.GetName()}
+		ref := RefOf(e)
 		p.Egresses = append(p.Egresses, PlaceEgress{Ref: ref, Gateways: e.GetGateways(), Slots: slots[ref]})
 	}
 	for _, n := range state.view.Nodes {

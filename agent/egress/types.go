@@ -49,14 +49,13 @@ type Ref struct{ Namespace, Name string }
 // String is namespace/name, as users write it.
 func (r Ref) String() string { return r.Namespace + "/" + r.Name }
 
-// Slot names one slot of an egress.
-type Slot struct {
-	Ref
-	Number int
+// RefOf reads which egress a message is about.
+func RefOf(m interface {
+	GetNamespace() string
+	GetName() string
+}) Ref {
+	return Ref{m.GetNamespace(), m.GetName()}
 }
-
-// String is namespace/name#number.
-func (s Slot) String() string { return fmt.Sprintf("%s#%d", s.Ref, s.Number) }
 
 // ParseRef reads namespace/name.
 func ParseRef(s string) (Ref, error) {

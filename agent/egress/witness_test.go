@@ -133,7 +133,7 @@ func (m *machine) live(leader bool, lease time.Duration) {
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
 	m := &machine{h: NewLeaseHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)),
 		tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
-	m.h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
+	m.h.Agree(SlotState{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	silent := 5*time.Second + time.Duration(m.rand.IntN(2000))*time.Millisecond
 	begin := silent + time.Duration(m.rand.Int64N(int64(lease)))
 	end := begin + time.Duration(m.rand.Int64N(int64(2*lease)))

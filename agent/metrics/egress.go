@@ -66,7 +66,7 @@ func newEgress(r prometheus.Registerer) Egress {
 
 // SlotHeld counts what the journal is told of a slot; planned says how the slot came here.
 func (m Egress) SlotHeld(h *skeinv1.SlotHeld, planned bool) {
-	name := egress.Ref{Namespace: h.GetNamespace(), Name: h.GetName()}.String()
+	name := egress.RefOf(h).String()
 	m.slots.WithLabelValues(name, h.GetWhat()).Inc()
 	if h.GetWhat() == "held" && h.GetTookNanos() > 0 {
 		m.failover.WithLabelValues(name, fmt.Sprint(planned)).Observe(float64(h.GetTookNanos()) / 1e9)
@@ -89,7 +89,7 @@ func Slots(out chan<- prometheus.Metric, st *events.State) {
 				owned++
 			}
 		}
-		name := egress.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}.String()
+		name := egress.RefOf(e).String()
 		gauge(out, descEgressSlots, float64(owned), name, "owned")
 		gauge(out, descEgressSlots, float64(free), name, "free")
 	}
@@ -98,7 +98,7 @@ func Slots(out chan<- prometheus.Metric, st *events.State) {
 // EgressReport tells what this node's own report says.
 func EgressReport(out chan<- prometheus.Metric, r *skeinv1.EgressReportResponse) {
 	for _, g := range r.GetGateways() {
-		name := egress.Ref{Namespace: g.GetNamespace(), Name: g.GetName()}.String()
+		name := egress.RefOf(g).String()
 		forwarding := 0
 		for _, s := range g.GetSlots() {
 			slot := fmt.Sprint(s.GetNumber())
@@ -135,7 +135,7 @@ func EgressReport(out chan<- prometheus.Metric, r *skeinv1.EgressReportResponse)
 		for _, e := range c.GetEgresses() {
 			name := ""
 			if e.GetName() != "" { // else the annotations could not be read
-				name = egress.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}.String()
+				name = egress.RefOf(e).String()
 			}
 			own[key{name, e.GetState()}]++
 		}

@@ -264,7 +264,7 @@ func TestPodsLife(t *testing.T) {
 		next := world()
 		next.Egresses[Ref{Namespace: "nowhere", Name: "nat"}] =
 			AgreedEgress{Destinations: []netip.Prefix{pfx("203.0.113.0/24")}, Gateways: []identity.ID{gate2},
-				Slots: []AgreedSlot{{IPv4: addr("10.68.0.9"), Owner: gate2, OwnerName: "gate2"}}}
+				Slots: []egress.SlotState{{IPv4: addr("10.68.0.9"), Node: gate2}}}
 		c.agree(next)
 		synctest.Wait()
 		if got := c.states("default/web-0"); got != "internet/nat ready, nowhere/nat ready" ||
@@ -275,7 +275,7 @@ func TestPodsLife(t *testing.T) {
 		gone := world()
 		e := gone.Egresses[Ref{Namespace: "internet", Name: "nat"}]
 		e.Gateways, e.Slots = e.Gateways[1:], slices.Clone(e.Slots)
-		e.Slots[0].Owner, e.Slots[0].OwnerName = gate2, "gate2"
+		e.Slots[0].Node = gate2
 		gone.Egresses[Ref{Namespace: "internet", Name: "nat"}] = e
 		c.agree(gone)
 		synctest.Wait()

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
@@ -25,6 +26,7 @@ const (
 // Agreed is what clients need of the agreed state.
 type Agreed struct {
 	Egresses map[Ref]AgreedEgress
+	Names    map[identity.ID]string // of the slots' owners
 	// Inside are the overlay and the pools, sorted.
 	Inside []netip.Prefix
 	Ports  dataplane.FoUPorts // of tunnels
@@ -34,9 +36,9 @@ type Agreed struct {
 type AgreedEgress struct {
 	Destinations   []netip.Prefix
 	SourcePortAuto bool
-	Slots          []AgreedSlot // by number
-	Draining       uint32       // of the highest slots: they take no new flows
-	SpreadFlows    bool         // new flows take any slot
+	Slots          []egress.SlotState // by number
+	Draining       uint32             // of the highest slots: they take no new flows
+	SpreadFlows    bool               // new flows take any slot
 	Gateways       []identity.ID
 }
 
@@ -45,17 +47,11 @@ func (e AgreedEgress) replicas() uint32 {
 	return uint32(len(e.Slots)) - min(e.Draining, uint32(len(e.Slots)))
 }
 
-// AgreedSlot is where a slot's tunnels lead, and who has it.
-type AgreedSlot struct {
-	IPv4, IPv6 netip.Addr  // endpoints; one of the two may be invalid
-	Owner      identity.ID // zero: none
-	OwnerName  string
-}
-
 // AgreedOf reads the state.
 func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
-	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Ports: ports, Inside: slices.Concat(projection.Overlays(s.Cluster()),
-		projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
+	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Names: map[identity.ID]string{}, Ports: ports,
+		Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s),
+			projection.PlainNetworks(s))}
 	slices.SortFunc(a.Inside, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})
@@ -73,31 +69,24 @@ func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 				one.Destinations = append(one.Destinations, p.Masked())
 			}
 		}
-		slots := s.Slots(e.GetNamespace(), e.GetName())
-		for i, at := range e.GetEndpoints() {
-			slot := AgreedSlot{IPv4: parseAddr(at.GetIpv4()), IPv6: parseAddr(at.GetIpv6())}
-			if i < len(slots) && slots[i].GetNodeId() != "" {
-				slot.Owner, _ = identity.ParseID(slots[i].GetNodeId())
-				slot.OwnerName = s.Node(slot.Owner).GetName()
+		for _, agreed := range s.Slots(e.GetNamespace(), e.GetName()) {
+			slot := egress.StateOf(e, agreed)
+			if !slot.Node.IsZero() {
+				a.Names[slot.Node] = s.Node(slot.Node).GetName()
 			}
 			one.Slots = append(one.Slots, slot)
 		}
 		for _, n := range nodes {
 			id, err := identity.ParseID(n.GetId())
-			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s AgreedSlot) bool {
-				return s.Owner == id
+			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s egress.SlotState) bool {
+				return s.Node == id
 			})) {
 				one.Gateways = append(one.Gateways, id) // one that drains goes on until its slots have moved
 			}
 		}
-		a.Egresses[Ref{Namespace: e.GetNamespace(), Name: e.GetName()}] = one
+		a.Egresses[egress.RefOf(e)] = one
 	}
 	return a
-}
-
-func parseAddr(s string) netip.Addr {
-	a, _ := netip.ParseAddr(s)
-	return a.Unmap()
 }
 
 // Client is a network namespace that uses egresses.
@@ -169,7 +158,7 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 		spec.Links = append(spec.Links, egressns.HostLink(c.Owner, ref.String()))
 	}
 	slot := e.Slots[out.Slot]
-	out.Owner, out.OwnerName = slot.Owner, slot.OwnerName
+	out.Owner, out.OwnerName = slot.Node, agreed.Names[slot.Node]
 	routes, none, without := routesTo(c, e, out.Slot)
 	spec.Routes = append(spec.Routes, routes...)
 	*refused = append(*refused, none...)
@@ -245,7 +234,7 @@ func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.C
 // client's.
 func usable(slots []uint32, own uint32, e AgreedEgress) (out []uint32) {
 	for _, n := range slots {
-		if n != own && int(n) < min(len(e.Slots), dataplane.ClientFlowSlots) && !e.Slots[n].Owner.IsZero() {
+		if n != own && int(n) < min(len(e.Slots), dataplane.ClientFlowSlots) && !e.Slots[n].Node.IsZero() {
 			out = append(out, n)
 		}
 	}

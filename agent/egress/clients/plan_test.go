@@ -21,20 +21,21 @@ var gate1, gate2 = identity.ID{1}, identity.ID{2}
 // only.
 func world() *Agreed {
 	return &Agreed{
+		Names:  map[identity.ID]string{gate1: "gate1", gate2: "gate2"},
 		Inside: []netip.Prefix{pfx("10.4.0.0/16"), pfx("10.68.0.0/16"), pfx("fd10::/48")},
 		Egresses: map[Ref]AgreedEgress{
 			{Namespace: "internet", Name: "nat"}: {
 				Destinations: []netip.Prefix{pfx("0.0.0.0/0"), pfx("::/0")}, Gateways: []identity.ID{gate1, gate2},
-				Slots: []AgreedSlot{{addr("10.68.0.1"), addr("fd10::1"), gate1, "gate1"}, {addr("10.68.0.2"), addr("fd10::2"),
-					gate2, "gate2"}},
+				Slots: []egress.SlotState{{IPv4: addr("10.68.0.1"), IPv6: addr("fd10::1"), Node: gate1},
+					{IPv4: addr("10.68.0.2"), IPv6: addr("fd10::2"), Node: gate2}},
 			},
 			{Namespace: "dc", Name: "nat"}: {
 				Destinations: []netip.Prefix{pfx("192.168.10.0/24")}, SourcePortAuto: true, Gateways: []identity.ID{gate1},
-				Slots: []AgreedSlot{{IPv4: addr("10.68.0.3")}},
+				Slots: []egress.SlotState{{IPv4: addr("10.68.0.3")}},
 			},
 			{Namespace: "six", Name: "nat"}: {
 				Destinations: []netip.Prefix{pfx("0.0.0.0/0"), pfx("2001:db8::/32")}, Gateways: []identity.ID{gate2},
-				Slots: []AgreedSlot{{IPv6: addr("fd10::4"), Owner: gate2, OwnerName: "gate2"}},
+				Slots: []egress.SlotState{{IPv6: addr("fd10::4"), Node: gate2}},
 			},
 			{Namespace: "empty", Name: "nat"}: {Destinations: []netip.Prefix{pfx("0.0.0.0/0")}},
 		},
@@ -119,7 +120,7 @@ func TestKeepFlows(t *testing.T) {
 	world := func(slots int) *Agreed {
 		e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}}
 		for i := range slots {
-			at := AgreedSlot{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Owner: gate1, OwnerName: "gate1"}
+			at := egress.SlotState{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Node: gate1}
 			e.Slots = append(e.Slots, at)
 		}
 		return &Agreed{Egresses: map[Ref]AgreedEgress{nat: e}}
@@ -154,7 +155,7 @@ func TestKeepFlows(t *testing.T) {
 		}
 	}
 	lost := world(3)
-	lost.Egresses[nat].Slots[0] = AgreedSlot{IPv4: addr("10.68.0.1")}
+	lost.Egresses[nat].Slots[0] = egress.SlotState{IPv4: addr("10.68.0.1")}
 	if s := step(lost); len(s.Flows) != 0 || len(c.Flows[nat]) != 1 {
 		t.Errorf("slot 0 has no owner: %+v, kept %v", s.Flows, c.Flows)
 	}
@@ -195,12 +196,12 @@ func TestSpreadFlows(t *testing.T) {
 	nat := Ref{Namespace: "internet", Name: "nat"}
 	e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}, SpreadFlows: true, Draining: 1}
 	for i := range 4 {
-		e.Slots = append(e.Slots, AgreedSlot{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Owner: gate1, OwnerName: "gate1"})
+		e.Slots = append(e.Slots, egress.SlotState{IPv4: addr(fmt.Sprintf("10.68.0.%d", i+1)), Node: gate1})
 	}
 	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{nat}}
 	own := events.SlotFor(c.Key, 3)
 	without := (own + 1) % 3
-	e.Slots[without].Owner = identity.ID{}
+	e.Slots[without].Node = identity.ID{}
 	third := 3 - own - without
 	c.Flows = map[Ref][]uint32{nat: {3}} // it has flows by the slot that drains
 	spec, choices := Plan(c, &Agreed{Egresses: map[Ref]AgreedEgress{nat: e}})

@@ -113,7 +113,7 @@ func (s Service) EgressReport(ctx context.Context,
 		return nil, errNoGateway
 	}
 	want := func(ref egress.Ref) bool {
-		return r.GetName() == "" || ref == egress.Ref{Namespace: r.GetNamespace(), Name: r.GetName()}
+		return r.GetName() == "" || ref == egress.RefOf(r)
 	}
 	return &skeinv1.EgressReportResponse{Gateways: s.Node.gateways.Report(want),
 		Clients: s.Node.clients.Report()}, nil
