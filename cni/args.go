@@ -8,6 +8,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // podArgs is what CNI_ARGS says.
@@ -65,7 +67,8 @@ func parseArgs(s string) (podArgs, *types.Error) {
 }
 
 // checkNames holds what names the attachment against what the library does not look at.
-func checkNames(containerID, ifname string) *types.Error {
+func checkNames(k podnet.Key) *types.Error {
+	containerID, ifname := k.ContainerID, k.Interface
 	if len(containerID) > maxContainerID {
 		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID has %d characters, %d are allowed", len(containerID),
 			maxContainerID), "use the container runtime's own ID")
@@ -86,6 +89,4 @@ func checkNames(containerID, ifname string) *types.Error {
 
 // CheckNames holds container ID and interface name of an attachment against what the plugin and the kernel take. Its
 // error is a *types.Error with CodeEnvironment.
-func CheckNames(containerID, ifname string) error {
-	return failed(checkNames(containerID, ifname))
-}
+func CheckNames(k podnet.Key) error { return failed(checkNames(k)) }

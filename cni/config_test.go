@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 func TestConfig(t *testing.T) {
@@ -128,14 +129,14 @@ func TestArgs(t *testing.T) {
 func TestNames(t *testing.T) {
 	for id, ok := range map[string]bool{"a": true, "cnitool-77383ca0a0715733ca6f": true, strings.Repeat("a", 64): true,
 		strings.Repeat("a", 65): false, "": false, "../a": false, "-a": false, "a b": false, "a\n": false} {
-		if err := CheckNames(id, "eth0"); (err == nil) != ok {
+		if err := CheckNames(podnet.Key{ContainerID: id, Interface: "eth0"}); (err == nil) != ok {
 			t.Errorf("container %q: %v", id, err)
 		}
 	}
 	for name, ok := range map[string]bool{"eth0": true, "net1": true, "lo": false, "all": false, "default": false,
 		"eth%d": false, "": false, ".": false, "a/b": false, "a:b": false, "a b": false, "averylonginterfacename": false,
 		"\xff": false, "a\x01": false} {
-		if err := CheckNames("a", name); (err == nil) != ok {
+		if err := CheckNames(podnet.Key{ContainerID: "a", Interface: name}); (err == nil) != ok {
 			t.Errorf("interface %q: %v", name, err)
 		}
 	}

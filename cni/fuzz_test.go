@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // sound holds an error against what every error must have.
@@ -74,7 +75,7 @@ func FuzzArgs(f *testing.F) {
 		if len(a.namespace) > len(args) || len(a.pod) > len(args) {
 			t.Errorf("%+v", a)
 		}
-		if e := checkNames(container, ifname); e != nil {
+		if e := checkNames(podnet.Key{ContainerID: container, Interface: ifname}); e != nil {
 			sound(t, e)
 		} else if strings.ContainsAny(container+ifname, "/%\x00 ") || len(container) > maxContainerID || len(ifname) > 15 {
 			t.Errorf("accepted: %q %q", container, ifname)

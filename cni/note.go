@@ -10,14 +10,15 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // Note says that an attachment was taken away while no agent answered. The agent gives its addresses back when it reads
 // it.
 type Note struct {
-	ContainerID string `json:"containerID"`
-	Interface   string `json:"interface"`
-	NetNS       string `json:"netns,omitempty"`
+	podnet.Key
+	NetNS string `json:"netns,omitempty"`
 }
 
 // Bounds of notes.
@@ -34,7 +35,7 @@ func (n Note) file() string { return n.ContainerID + "-" + n.Interface }
 
 // WriteNote leaves a note; one that lies there already is replaced.
 func WriteNote(dir string, n Note) error {
-	if err := checkNames(n.ContainerID, n.Interface); err != nil {
+	if err := checkNames(n.Key); err != nil {
 		return err
 	}
 	b, err := json.Marshal(n)
@@ -60,7 +61,7 @@ func parseNote(b []byte) (Note, error) {
 	if err := json.Unmarshal(b, &n); err != nil {
 		return Note{}, fmt.Errorf("a note that cannot be read: %w", err)
 	}
-	if err := checkNames(n.ContainerID, n.Interface); err != nil {
+	if err := checkNames(n.Key); err != nil {
 		return Note{}, fmt.Errorf("a note that names no attachment: %w", err)
 	}
 	return n, nil
@@ -120,14 +121,14 @@ func readNote(path string) (Note, error) {
 }
 
 // HasNote tells whether there is one for this attachment.
-func HasNote(dir string, containerID, ifname string) bool {
-	_, err := os.Lstat(filepath.Join(dir, Note{ContainerID: containerID, Interface: ifname}.file()))
+func HasNote(dir string, k podnet.Key) bool {
+	_, err := os.Lstat(filepath.Join(dir, Note{Key: k}.file()))
 	return err == nil
 }
 
 // RemoveNote takes a note away that was acted on; there may be none.
-func RemoveNote(dir string, containerID, ifname string) error {
-	err := os.Remove(filepath.Join(dir, Note{ContainerID: containerID, Interface: ifname}.file()))
+func RemoveNote(dir string, k podnet.Key) error {
+	err := os.Remove(filepath.Join(dir, Note{Key: k}.file()))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("note of the plugin: %w", err)
 	}

@@ -90,9 +90,9 @@ func checkEnvironment(command string, getenv func(string) string) *types.Error {
 	id, name := getenv("CNI_CONTAINERID"), getenv("CNI_IFNAME")
 	switch {
 	case id != "" && utils.ValidateContainerID(id) != nil:
-		return checkNames(id, "eth0")
+		return checkNames(podnet.Key{ContainerID: id, Interface: "eth0"})
 	case name != "" && utils.ValidateInterfaceName(name) != nil:
-		return checkNames("c", name)
+		return checkNames(podnet.Key{ContainerID: "c", Interface: name})
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func failed(e *types.Error) error {
 func (p *plugin) add(a *skel.CmdArgs) error {
 	c, e := parseConfig(a.StdinData)
 	if e == nil {
-		e = checkNames(a.ContainerID, a.IfName)
+		e = checkNames(keyOf(a))
 	}
 	if e == nil {
 		e = ownNamespace(a.Netns)
@@ -220,6 +220,10 @@ func ownNamespace(path string) *types.Error {
 	return e
 }
 
+func keyOf(a *skel.CmdArgs) podnet.Key {
+	return podnet.Key{ContainerID: a.ContainerID, Interface: a.IfName}
+}
+
 func attachment(a *skel.CmdArgs) *skeinv1.CNIAttachment {
 	return &skeinv1.CNIAttachment{ContainerId: a.ContainerID, Interface: a.IfName}
 }
@@ -227,7 +231,7 @@ func attachment(a *skel.CmdArgs) *skeinv1.CNIAttachment {
 // del never fails for what is gone, for an agent that is away, or for a configuration that is wrong by now: a pod that
 // cannot be removed helps nobody.
 func (p *plugin) del(a *skel.CmdArgs) error {
-	if e := checkNames(a.ContainerID, a.IfName); e != nil {
+	if e := checkNames(keyOf(a)); e != nil {
 		log.Printf("DEL: %v: no ADD can have made it", e)
 		return nil
 	}
@@ -242,25 +246,24 @@ func (p *plugin) del(a *skel.CmdArgs) error {
 		err = asComplaint(err, socket, delTimeout)
 	}
 	log.Printf("DEL without the agent: %v", err)
-	if err := unlink(a.Netns, a.IfName, a.ContainerID); err != nil {
+	if err := unlink(a.Netns, keyOf(a)); err != nil {
 		log.Printf("removing %s of %s: %v", a.IfName, a.ContainerID, err)
 	}
 	if socket == "" {
 		return nil
 	}
-	if err := WriteNote(NoteDir(socket), Note{ContainerID: a.ContainerID, Interface: a.IfName,
-		NetNS: a.Netns}); err != nil {
+	if err := WriteNote(NoteDir(socket), Note{keyOf(a), a.Netns}); err != nil {
 		log.Printf("%v: the agent finds the address by itself, later", err)
 	}
 	return nil
 }
 
 // unlink removes the link on a thread of its own, which ends with it.
-func unlink(netns, ifname, containerID string) error {
+func unlink(netns string, k podnet.Key) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		done <- podnet.Del(netns, ifname, containerID)
+		done <- podnet.Del(netns, k)
 	}()
 	return <-done
 }
@@ -268,7 +271,7 @@ func unlink(netns, ifname, containerID string) error {
 func (p *plugin) check(a *skel.CmdArgs) error {
 	c, e := parseConfig(a.StdinData)
 	if e == nil {
-		e = checkNames(a.ContainerID, a.IfName)
+		e = checkNames(keyOf(a))
 	}
 	if e != nil {
 		return e
@@ -298,7 +301,7 @@ func (p *plugin) gc(a *skel.CmdArgs) error {
 	}
 	req := &skeinv1.CNIGCRequest{Network: c.Name, Unlisted: !listed}
 	for _, v := range valid {
-		if e := checkNames(v.ContainerID, v.IfName); e != nil {
+		if e := checkNames(podnet.Key{ContainerID: v.ContainerID, Interface: v.IfName}); e != nil {
 			log.Printf("GC: %v: no ADD can have made it", e)
 			continue
 		}

@@ -95,7 +95,7 @@ func TestWithoutAnAgent(t *testing.T) {
 		}
 		notes, err := ReadNotes(NoteDir(filepath.Join(dir, "cni.sock")))
 		if want := c.command == "DEL"; err != nil || (len(notes) == 1) != want || want &&
-			notes[0] != (Note{"c1", "eth0", "/nowhere/ns"}) {
+			notes[0] != (Note{podnet.Key{ContainerID: "c1", Interface: "eth0"}, "/nowhere/ns"}) {
 			t.Errorf("%s leaves the notes %v, %v", c.command, notes, err)
 		}
 	}
@@ -105,8 +105,8 @@ func TestWithoutAnAgent(t *testing.T) {
 func TestDelWithoutAnAgentRemovesTheLink(t *testing.T) {
 	host, pod := testns.New(t, "ph"), testns.New(t, "pp")
 	path := "/run/netns/" + pod.Name
-	at := podnet.Attachment{ContainerID: "c1", Interface: "eth0", NetNS: path,
-		IPv4: netip.MustParseAddr("10.0.0.1"), MTU: 1420}
+	at := podnet.Attachment{Key: podnet.Key{ContainerID: "c1", Interface: "eth0"}, NetNS: path, MTU: 1420,
+		IPv4: netip.MustParseAddr("10.0.0.1")}
 	host.Must("a pod's link", func() error { _, err := podnet.Add(at); return err })
 	if o := run(t, host, "DEL", conf(t.TempDir(), ""), "CNI_NETNS="+path); o.exit != 0 ||
 		strings.Contains(o.stderr, "removing") {
@@ -305,8 +305,8 @@ func TestCalled(t *testing.T) {
 }
 
 func TestNotesThatAreNone(t *testing.T) {
-	dir := t.TempDir()
-	if err := WriteNote(dir, Note{"a-b", "eth0", strings.Repeat("/x", maxNote)}); err != nil {
+	dir, key := t.TempDir(), podnet.Key{ContainerID: "a-b", Interface: "eth0"}
+	if err := WriteNote(dir, Note{key, strings.Repeat("/x", maxNote)}); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"a-eth0": `{"containerID":"b","interface":"eth0"}`, "x": "{",
@@ -319,17 +319,16 @@ func TestNotesThatAreNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	notes, err := ReadNotes(dir)
-	if len(notes) != 1 || notes[0] != (Note{ContainerID: "a-b", Interface: "eth0"}) || err == nil {
+	if len(notes) != 1 || notes[0] != (Note{Key: key}) || err == nil {
 		t.Errorf("%v, %v", notes, err)
 	}
 	if notes, err := ReadNotes(dir); len(notes) != 1 || err != nil {
 		t.Errorf("the others are still there: %v, %v", notes, err)
 	}
-	if !HasNote(dir, "a-b", "eth0") || RemoveNote(dir, "a-b", "eth0") != nil || HasNote(dir, "a-b", "eth0") ||
-		RemoveNote(dir, "a-b", "eth0") != nil {
+	if !HasNote(dir, key) || RemoveNote(dir, key) != nil || HasNote(dir, key) || RemoveNote(dir, key) != nil {
 		t.Error("a note cannot be removed, any number of times")
 	}
-	if err := WriteNote(dir, Note{"../a", "eth0", ""}); err == nil {
+	if err := WriteNote(dir, Note{podnet.Key{ContainerID: "../a", Interface: "eth0"}, ""}); err == nil {
 		t.Error("a note outside its directory was written")
 	}
 }

@@ -14,6 +14,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/testns"
@@ -188,8 +189,8 @@ func TestAttachLater(t *testing.T) {
 	r, c, gw := withEgress(t)
 	ns := testns.New(t, "cp")
 	a := r.add("c1", ns)
-	p := clients.Pod{ContainerID: "c1", Interface: "eth0", NetNS: path(ns), Namespace: "shop", Name: "web-c1",
-		IPv4: mustAddr(t, a.GetIpv4()), IPv6: mustAddr(t, a.GetIpv6())}
+	p := podnet.Attachment{Key: podnet.Key{ContainerID: "c1", Interface: "eth0"}, NetNS: path(ns), Namespace: "shop",
+		Pod: "web-c1", IPv4: mustAddr(t, a.GetIpv4()), IPv6: mustAddr(t, a.GetIpv6())}
 	nat := []clients.Ref{{Namespace: "internet", Name: "nat"}}
 	got, err := c.Attach(t.Context(), p, nat, false)
 	if err != nil || len(got) != 1 || got[0].GetState() != clients.Ready || gw.clients() != 1 ||

@@ -116,11 +116,11 @@ func (n *inside) Add(a podnet.Attachment) (l podnet.Link, err error) {
 	return l, err
 }
 
-func (n *inside) Del(netns, ifname, containerID string) error {
+func (n *inside) Del(netns string, k podnet.Key) error {
 	if n.failDel.Load() {
 		return errors.New("the kernel says no")
 	}
-	return n.do(func() error { return Kernel{}.Del(netns, ifname, containerID) })
+	return n.do(func() error { return Kernel{}.Del(netns, k) })
 }
 
 func (n *inside) Check(a podnet.Attachment) error {
@@ -131,8 +131,8 @@ func (n *inside) CheckNetNS(path string) error {
 	return n.do(func() error { return Kernel{}.CheckNetNS(path) })
 }
 
-func (n *inside) Has(containerID, ifname string) (has bool, err error) {
-	err = n.do(func() (err error) { has, err = Kernel{}.Has(containerID, ifname); return err })
+func (n *inside) Has(k podnet.Key) (has bool, err error) {
+	err = n.do(func() (err error) { has, err = Kernel{}.Has(k); return err })
 	return has, err
 }
 

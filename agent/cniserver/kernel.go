@@ -25,9 +25,7 @@ func (k Kernel) Add(a podnet.Attachment) (podnet.Link, error) {
 }
 
 // Del is podnet.Del.
-func (Kernel) Del(netns, ifname, containerID string) error {
-	return podnet.Del(netns, ifname, containerID)
-}
+func (Kernel) Del(netns string, k podnet.Key) error { return podnet.Del(netns, k) }
 
 // Check is podnet.Check. Where the MTU is 0 it is the host end's: the mesh's may have changed since, and only the ends
 // of one link have to agree.
@@ -35,7 +33,7 @@ func (k Kernel) Check(a podnet.Attachment) error {
 	a.Table = k.Table
 	if a.MTU == 0 {
 		a.MTU = 1420 // for a link that is gone any will do
-		if l, err := netlink.LinkByName(podnet.HostLink(a.ContainerID, a.Interface)); err == nil {
+		if l, err := netlink.LinkByName(podnet.HostLink(a.Key)); err == nil {
 			a.MTU = l.Attrs().MTU
 		}
 	}
@@ -46,8 +44,8 @@ func (k Kernel) Check(a podnet.Attachment) error {
 func (Kernel) CheckNetNS(path string) error { return podnet.CheckNetNS(path) }
 
 // Has looks for the host's end by its name.
-func (Kernel) Has(containerID, ifname string) (bool, error) {
-	name := podnet.HostLink(containerID, ifname)
+func (Kernel) Has(k podnet.Key) (bool, error) {
+	name := podnet.HostLink(k)
 	_, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return false, nil

@@ -4,13 +4,13 @@ import (
 	"context"
 	"sync"
 
-	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // keyLock lets one request at a time at an attachment. The zero value is ready.
 type keyLock struct {
 	mu   sync.Mutex
-	held map[ipam.Key]*turn
+	held map[podnet.Key]*turn
 }
 
 // turn is the queue of one attachment: who has the token may go.
@@ -20,10 +20,10 @@ type turn struct {
 }
 
 // with runs f when nobody else has the key; it gives up waiting when ctx ends.
-func (l *keyLock) with(ctx context.Context, key ipam.Key, f func() error) error {
+func (l *keyLock) with(ctx context.Context, key podnet.Key, f func() error) error {
 	l.mu.Lock()
 	if l.held == nil {
-		l.held = map[ipam.Key]*turn{}
+		l.held = map[podnet.Key]*turn{}
 	}
 	t := l.held[key]
 	if t == nil {

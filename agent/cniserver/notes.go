@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/skeinmesh/skein/agent/ipam"
 	"github.com/skeinmesh/skein/cni"
 )
 
@@ -22,12 +21,11 @@ func (s *Server) ReadNotes(ctx context.Context) error {
 	notes, err := cni.ReadNotes(s.cfg.NoteDir)
 	errs := []error{err}
 	for _, n := range notes {
-		key := ipam.Key{ContainerID: n.ContainerID, Interface: n.Interface}
-		err := s.keys.with(ctx, key, func() error {
-			if !cni.HasNote(s.cfg.NoteDir, n.ContainerID, n.Interface) {
+		err := s.keys.with(ctx, n.Key, func() error {
+			if !cni.HasNote(s.cfg.NoteDir, n.Key) {
 				return nil // another request has acted on it, and an ADD may have come since
 			}
-			return s.remove(ctx, key, "", deletedAway)
+			return s.remove(ctx, n.Key, "", deletedAway)
 		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("note of %s of %s: %w", n.Interface, n.ContainerID, err))

@@ -12,7 +12,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
 	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -27,8 +26,8 @@ const SocketName = "cni.sock"
 // Allocator gives addresses (package ipam).
 type Allocator interface {
 	Assign(ctx context.Context, r ipam.Request) (ipam.Lease, error)
-	Release(key ipam.Key, reason string) (ipam.Lease, bool)
-	Lookup(key ipam.Key) (ipam.Lease, bool)
+	Release(key podnet.Key, reason string) (ipam.Lease, bool)
+	Lookup(key podnet.Key) (ipam.Lease, bool)
 	Leases() []ipam.Lease
 	Ready() error // whether a pod that asks for nothing special could get an address now
 }
@@ -36,21 +35,21 @@ type Allocator interface {
 // Network makes links (package podnet). Its methods run on a locked thread in the namespace that the agent works in.
 type Network interface {
 	Add(a podnet.Attachment) (podnet.Link, error)
-	Del(netns, ifname, containerID string) error
+	Del(netns string, k podnet.Key) error
 	Check(a podnet.Attachment) error
 	CheckNetNS(path string) error
 	// Has tells whether the host's end of an attachment is there.
-	Has(containerID, ifname string) (bool, error)
+	Has(k podnet.Key) (bool, error)
 }
 
 // Egresses lead packets of pods into tunnels (package egress). What does not work it tells itself: no pod fails for it.
 type Egresses interface {
 	// AddPod has a pod use the egresses that its annotations name, once its link is there.
-	AddPod(ctx context.Context, p clients.Pod, annotations map[string]string) []*skeinv1.EgressOfClient
+	AddPod(ctx context.Context, a podnet.Attachment, annotations map[string]string) []*skeinv1.EgressOfClient
 	// DelPod ends that, before the link goes; there may be nothing.
-	DelPod(ctx context.Context, containerID, ifname string)
+	DelPod(ctx context.Context, k podnet.Key)
 	// CheckPod says what is not as AddPod made it.
-	CheckPod(containerID, ifname string) error
+	CheckPod(k podnet.Key) error
 }
 
 // Condition is what STATUS goes by, beside addresses and rights.
@@ -161,10 +160,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) (stop func()) {
 
 // answer runs one request for one attachment and reports it. The attachment is nobody else's until f returns.
 func (s *Server) answer(ctx context.Context, verb string, a *skeinv1.CNIAttachment,
-	f func(context.Context, ipam.Key) error) error {
+	f func(context.Context, podnet.Key) error) error {
 	began := time.Now()
-	key := ipam.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}
-	err := cni.CheckNames(key.ContainerID, key.Interface)
+	key := podnet.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}
+	err := cni.CheckNames(key)
 	if err == nil {
 		err = s.keys.with(ctx, key, func() error { return f(ctx, key) })
 	}
@@ -172,7 +171,7 @@ func (s *Server) answer(ctx context.Context, verb string, a *skeinv1.CNIAttachme
 }
 
 // report tells metrics and log of a request, and gives its error the form that the plugin reads.
-func (s *Server) report(verb string, key ipam.Key, began time.Time, err error) error {
+func (s *Server) report(verb string, key podnet.Key, began time.Time, err error) error {
 	took := time.Since(began)
 	if err == nil {
 		s.cfg.Done(verb, 0, took)

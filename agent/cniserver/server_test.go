@@ -34,7 +34,7 @@ func TestLifeOfAnAttachment(t *testing.T) {
 	if !netip.MustParsePrefix("10.64.0.0/16").Contains(mustAddr(t, a.GetIpv4())) ||
 		!netip.MustParsePrefix("fd64::/112").Contains(mustAddr(t, a.GetIpv6())) ||
 		a.GetGateway4() != "169.254.1.1" || a.GetGateway6() != "fe80::1" || a.GetMtu() != 1420 || a.GetPool() != "default" ||
-		a.GetHostInterface() != podnet.HostLink("c1", "eth0") || a.GetMac() == "" {
+		a.GetHostInterface() != podnet.HostLink(podnet.Key{ContainerID: "c1", Interface: "eth0"}) || a.GetMac() == "" {
 		t.Errorf("%v", a)
 	}
 	check := func() error {
@@ -45,7 +45,7 @@ func TestLifeOfAnAttachment(t *testing.T) {
 	if err := check(); err != nil {
 		t.Error(err)
 	}
-	if l, ok := r.m.Lookup(ipam.Key{ContainerID: "c1", Interface: "eth0"}); !ok || l.Namespace != "shop" ||
+	if l, ok := r.m.Lookup(podnet.Key{ContainerID: "c1", Interface: "eth0"}); !ok || l.Namespace != "shop" ||
 		l.Pod != "web-c1" || l.Network != "skein" || l.NetNS != path(pod) {
 		t.Errorf("%+v", l)
 	}
@@ -183,7 +183,7 @@ func TestCallerGoesAwayDuringAdd(t *testing.T) {
 	eventually(t, "DEL waits for its turn", func() bool {
 		r.srv.keys.mu.Lock()
 		defer r.srv.keys.mu.Unlock()
-		q := r.srv.keys.held[ipam.Key{ContainerID: "c1", Interface: "eth0"}]
+		q := r.srv.keys.held[podnet.Key{ContainerID: "c1", Interface: "eth0"}]
 		return q != nil && q.users == 2
 	})
 	select {
@@ -372,32 +372,32 @@ func TestGCWithoutAList(t *testing.T) {
 // What the plugin did while the agent was away is caught up with, at its start and before the next ADD.
 func TestNotesOfThePlugin(t *testing.T) {
 	r, pod := newRig(t, dual()), testns.New(t, "cp")
-	notes := filepath.Join(r.dir, "cni-deleted")
-	away := func(container string) {
+	notes, key := filepath.Join(r.dir, "cni-deleted"), podnet.Key{ContainerID: "c1", Interface: "eth0"}
+	away := func() {
 		t.Helper()
-		if err := r.net.do(func() error { return podnet.Del(path(pod), "eth0", container) }); err != nil {
+		if err := r.net.do(func() error { return podnet.Del(path(pod), key) }); err != nil {
 			t.Fatal(err)
 		}
-		if err := cni.WriteNote(notes, cni.Note{ContainerID: container, Interface: "eth0", NetNS: path(pod)}); err != nil {
+		if err := cni.WriteNote(notes, cni.Note{Key: key, NetNS: path(pod)}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.add("c1", pod)
-	away("c1")
+	away()
 	r.serve()
-	if got := r.traces(); got != nothing || cni.HasNote(notes, "c1", "eth0") {
+	if got := r.traces(); got != nothing || cni.HasNote(notes, key) {
 		t.Errorf("after the start: %s", got)
 	}
 	r.add("c1", pod)
-	away("c1")
+	away()
 	r.add("c1", pod)
-	if got := r.traces(); got != "1 leases, 2 addresses in the kernel, 1 links" || cni.HasNote(notes, "c1", "eth0") {
+	if got := r.traces(); got != "1 leases, 2 addresses in the kernel, 1 links" || cni.HasNote(notes, key) {
 		t.Errorf("after the next ADD: %s", got)
 	}
 	if err := r.srv.ReadNotes(t.Context()); err != nil || r.traces() == nothing {
 		t.Errorf("an old note took a new pod away: %v", err)
 	}
-	away("c1")
+	away()
 	if _, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein",
 		Valid: []*skeinv1.CNIAttachment{at("c1")}}); err != nil || r.traces() != nothing {
 		t.Errorf("after GC: %s, %v", r.traces(), err)

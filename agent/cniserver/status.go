@@ -12,12 +12,13 @@ import (
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // Status tells whether an ADD could succeed.
 func (s *Server) Status(ctx context.Context, _ *skeinv1.CNIStatusRequest) (*skeinv1.CNIStatusResponse, error) {
 	began := time.Now()
-	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", ipam.Key{}, began, s.Able(ctx))
+	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", podnet.Key{}, began, s.Able(ctx))
 }
 
 // Able tells what Status does, to the agent itself.

@@ -24,7 +24,7 @@ import (
 // Add gives an attachment addresses and a link.
 func (s *Server) Add(ctx context.Context, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
 	var out *skeinv1.CNIAddResponse
-	err := s.answer(ctx, "ADD", r.GetAttachment(), func(ctx context.Context, key ipam.Key) (err error) {
+	err := s.answer(ctx, "ADD", r.GetAttachment(), func(ctx context.Context, key podnet.Key) (err error) {
 		out, err = s.add(ctx, key, r)
 		return err
 	})
@@ -45,13 +45,13 @@ func (s *Server) awaitReady(ctx context.Context) {
 	}
 }
 
-func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
+func (s *Server) add(ctx context.Context, key podnet.Key, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
 	s.awaitReady(ctx)
 	if err := judge(s.cfg.Condition(ctx), rights(), nil); refusedWith(err) == cni.CodeUnavailable {
 		return nil, err // older runtimes do not ask for STATUS
 	}
-	req := ipam.Request{Key: key, Namespace: r.GetNamespace(), Pod: r.GetPod(), NetNS: r.GetNetns(),
-		Network: r.GetNetwork(), Pool: r.GetPool()}
+	req := ipam.Request{Network: r.GetNetwork(), Pool: r.GetPool(), Attachment: podnet.Attachment{Key: key,
+		NetNS: r.GetNetns(), Namespace: r.GetNamespace(), Pod: r.GetPod()}}
 	for _, text := range r.GetIps() {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
@@ -83,7 +83,8 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 	if mtu == 0 {
 		mtu = s.cfg.MTU()
 	}
-	at := attachment(lease, int(mtu))
+	at := lease.Attachment
+	at.MTU = int(mtu)
 	var link podnet.Link
 	made := false
 	err = s.kernel(ctx, func() (err error) {
@@ -121,7 +122,7 @@ func refusedWith(err error) uint32 {
 
 // useEgresses has a pod use the egresses of its annotations. What does not work is told there, and the pod runs.
 func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link, annotations map[string]string) {
-	p := ClientOf(l)
+	p := l.Attachment
 	if !link.Gateway6.IsValid() { // IPv6 is disabled
 		p.IPv6 = netip.Addr{}
 	}
@@ -141,34 +142,20 @@ func LinkOf(l ipam.Lease) string {
 	case l.Key.ContainerID == "":
 		return ""
 	}
-	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
-}
-
-// ClientOf is the pod that has a lease, as a client of egresses.
-func ClientOf(l ipam.Lease) clients.Pod {
-	return clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace,
-		Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
+	return podnet.HostLink(l.Key)
 }
 
 // leaveEgresses ends what useEgresses made.
-func (s *Server) leaveEgresses(ctx context.Context, key ipam.Key) {
+func (s *Server) leaveEgresses(ctx context.Context, key podnet.Key) {
 	if s.cfg.Egresses != nil {
-		s.cfg.Egresses.DelPod(ctx, key.ContainerID, key.Interface)
-	}
-}
-
-// attachment is what podnet is told of a lease.
-func attachment(l ipam.Lease, mtu int) podnet.Attachment {
-	return podnet.Attachment{
-		ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS,
-		IPv4: l.IPv4, IPv6: l.IPv6, MTU: mtu, Namespace: l.Namespace, Pod: l.Pod,
+		s.cfg.Egresses.DelPod(ctx, key)
 	}
 }
 
 // vacant makes sure that an attachment can be made: the namespace is one, and what an earlier ADD left is out of the
 // way.
-func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
-	if s.cfg.NoteDir != "" && cni.HasNote(s.cfg.NoteDir, key.ContainerID, key.Interface) {
+func (s *Server) vacant(ctx context.Context, key podnet.Key, netns string) error {
+	if s.cfg.NoteDir != "" && cni.HasNote(s.cfg.NoteDir, key) {
 		if err := s.remove(ctx, key, "", deletedAway); err != nil {
 			return err
 		}
@@ -178,7 +165,7 @@ func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 		if err = s.cfg.Network.CheckNetNS(netns); err != nil {
 			return netNSError(netns, err)
 		}
-		there, err = s.cfg.Network.Has(key.ContainerID, key.Interface)
+		there, err = s.cfg.Network.Has(key)
 		return err
 	})
 	if err != nil {
@@ -227,7 +214,7 @@ func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error)
 		reason = "the ADD was given up"
 		s.leaveEgresses(ctx, l.Key)
 		if err := s.kernel(ctx, func() error {
-			return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID)
+			return s.cfg.Network.Del(l.NetNS, l.Key)
 		}); err != nil {
 			return errors.Join(cause, fmt.Errorf("undo: %w", err)) // the address stays with the link
 		}
@@ -237,26 +224,26 @@ func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error)
 }
 
 // remove takes link, addresses and note away; whatever of it is there. The addresses go after the link.
-func (s *Server) remove(ctx context.Context, key ipam.Key, netns, reason string) error {
+func (s *Server) remove(ctx context.Context, key podnet.Key, netns, reason string) error {
 	if netns == "" {
 		l, _ := s.cfg.Allocator.Lookup(key)
 		netns = l.NetNS
 	}
 	s.leaveEgresses(ctx, key)
-	if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {
+	if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key) }); err != nil {
 		return fmt.Errorf("remove %s of %s: %w", key.Interface, key.ContainerID, err)
 	}
 	s.cfg.Allocator.Release(key, reason)
 	if s.cfg.NoteDir == "" {
 		return nil
 	}
-	return cni.RemoveNote(s.cfg.NoteDir, key.ContainerID, key.Interface)
+	return cni.RemoveNote(s.cfg.NoteDir, key)
 }
 
 // Del takes back what an attachment has.
 func (s *Server) Del(ctx context.Context, r *skeinv1.CNIDelRequest) (*skeinv1.CNIDelResponse, error) {
 	return &skeinv1.CNIDelResponse{}, s.answer(ctx, "DEL", r.GetAttachment(),
-		func(ctx context.Context, key ipam.Key) error {
+		func(ctx context.Context, key podnet.Key) error {
 			return s.remove(ctx, key, r.GetNetns(), "CNI DEL")
 		})
 }
@@ -264,12 +251,12 @@ func (s *Server) Del(ctx context.Context, r *skeinv1.CNIDelRequest) (*skeinv1.CN
 // Check holds an attachment against what Add made.
 func (s *Server) Check(ctx context.Context, r *skeinv1.CNICheckRequest) (*skeinv1.CNICheckResponse, error) {
 	return &skeinv1.CNICheckResponse{}, s.answer(ctx, "CHECK", r.GetAttachment(),
-		func(ctx context.Context, key ipam.Key) error {
+		func(ctx context.Context, key podnet.Key) error {
 			return s.check(ctx, key, r)
 		})
 }
 
-func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckRequest) error {
+func (s *Server) check(ctx context.Context, key podnet.Key, r *skeinv1.CNICheckRequest) error {
 	lease, ok := s.cfg.Allocator.Lookup(key)
 	if !ok {
 		return refuse(cni.CodeUnknown, fmt.Sprintf("%s of container %s has no addresses here", key.Interface,
@@ -298,14 +285,14 @@ func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckReq
 			return netNSError(lease.NetNS, err)
 		}
 		// the mesh's MTU may have changed since; that hurts nobody
-		if err := s.cfg.Network.Check(attachment(lease, 0)); err != nil {
+		if err := s.cfg.Network.Check(lease.Attachment); err != nil {
 			return refuse(cni.CodeChanged, err.Error(), "something else has changed the container's network: the runtime must "+
 				"make the container again")
 		}
 		if s.cfg.Egresses == nil {
 			return nil
 		}
-		if err := s.cfg.Egresses.CheckPod(key.ContainerID, key.Interface); err != nil {
+		if err := s.cfg.Egresses.CheckPod(key); err != nil {
 			return refuse(cni.CodeChanged, err.Error(), "the agent repairs it within a second unless something changes it "+
 				"again and again: see `skein egress show`")
 		}
@@ -321,9 +308,9 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 	if err := s.ReadNotes(ctx); err != nil {
 		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
 	}
-	valid := map[ipam.Key]bool{}
+	valid := map[podnet.Key]bool{}
 	for _, a := range r.GetValid() {
-		valid[ipam.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}] = true
+		valid[podnet.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}] = true
 	}
 	out := &skeinv1.CNIGCResponse{}
 	var errs []error
@@ -353,7 +340,7 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 			l.Key.Interface, "ipv4", l.IPv4, "ipv6", l.IPv6)
 		out.Removed = append(out.Removed, &skeinv1.CNIAttachment{ContainerId: l.Key.ContainerID, Interface: l.Key.Interface})
 	}
-	return out, s.report("GC", ipam.Key{}, began, errors.Join(errs...))
+	return out, s.report("GC", podnet.Key{}, began, errors.Join(errs...))
 }
 
 // errStays is GC's own: an attachment is none of its business after all.
@@ -366,7 +353,7 @@ func (s *Server) surelyGone(ctx context.Context, l ipam.Lease) (bool, error) {
 	}
 	var there bool
 	err := s.kernel(ctx, func() (err error) {
-		there, err = s.cfg.Network.Has(l.Key.ContainerID, l.Key.Interface)
+		there, err = s.cfg.Network.Has(l.Key)
 		return err
 	})
 	return !there, err

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // report adds the median and the 99th percentile of single runs, in microseconds.
@@ -48,9 +50,9 @@ func BenchmarkAssign(b *testing.B) {
 }
 
 func benchRecord(i int) record {
-	r := giveRecord(Lease{Key: Key{fmt.Sprintf("%064d", i), "eth0"}, Namespace: "kube-system",
-		Pod: "coredns-5d78c9869d-abcde", NetNS: "/var/run/netns/cni-0d4c3f0e-3c6b-7c2e-8a5f-1f2e3d4c5b6a", Network: "skein",
-		Pool: "default"})
+	r := giveRecord(Lease{Network: "skein", Pool: "default", Attachment: podnet.Attachment{
+		Key: podnet.Key{ContainerID: fmt.Sprintf("%064d", i), Interface: "eth0"}, Namespace: "kube-system",
+		Pod: "coredns-5d78c9869d-abcde", NetNS: "/var/run/netns/cni-0d4c3f0e-3c6b-7c2e-8a5f-1f2e3d4c5b6a"}})
 	return moment{at: time.Now(), up: 1e12}.stamp(r)
 }
 

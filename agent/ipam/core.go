@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // maxPast bounds what is remembered of addresses that were given back and have rested.
@@ -23,8 +25,8 @@ type held struct {
 type seen struct {
 	addr    netip.Addr
 	link    string
-	key     Key  // from the link's alias; zero: somebody else's link
-	foreign bool // the alias is Coil's
+	key     podnet.Key // from the link's alias; zero: somebody else's link
+	foreign bool       // the alias is Coil's
 	since   time.Time
 	missing time.Time // since when it is not found any more
 }
@@ -44,15 +46,15 @@ type core struct {
 	blocks  map[blockKey]*block
 	byPool  map[string][]*block // by number
 	spans   [2][]span           // IPv4 and IPv6, by start
-	leases  map[Key]*held
+	leases  map[podnet.Key]*held
 	byAddr  map[netip.Addr]*held
 	seen    map[netip.Addr]*seen
 	past    []*past
 	last    map[podKey]*past // what each pod had last
 	cursors map[blockKey]uint32
-	uses    map[string]time.Time // pool → when a lease was last there
-	quota   map[quotaKey]uint32  // leases out of blocks
-	missing map[Key]time.Time    // leases that an audit did not find in the kernel
+	uses    map[string]time.Time     // pool → when a lease was last there
+	quota   map[quotaKey]uint32      // leases out of blocks
+	missing map[podnet.Key]time.Time // leases that an audit did not find in the kernel
 
 	forgetAt int // length of past at which it is shortened
 
@@ -69,14 +71,14 @@ func newCore(self string) *core {
 		self:    self,
 		blocks:  map[blockKey]*block{},
 		byPool:  map[string][]*block{},
-		leases:  map[Key]*held{},
+		leases:  map[podnet.Key]*held{},
 		byAddr:  map[netip.Addr]*held{},
 		seen:    map[netip.Addr]*seen{},
 		last:    map[podKey]*past{},
 		cursors: map[blockKey]uint32{},
 		uses:    map[string]time.Time{},
 		quota:   map[quotaKey]uint32{},
-		missing: map[Key]time.Time{},
+		missing: map[podnet.Key]time.Time{},
 		grants:  map[quotaKey]*grantUse{},
 		caps:    map[quotaKey]uint32{},
 		statics: map[netip.Addr]time.Time{},

@@ -57,7 +57,7 @@ func (b *table) later(d time.Duration) { b.now = b.now.Add(d) }
 // give answers with the place, or with what is needed or refused.
 func (b *table) give(pod string, want ...string) string {
 	b.t.Helper()
-	q := ask{Request: Request{Key: Key{pod, "eth0"}, Namespace: "ns", Pod: pod}, pool: "p"}
+	q := ask{Request: requestOf(pod, pod), pool: "p"}
 	for _, w := range want {
 		q.Addresses = append(q.Addresses, netip.MustParseAddr(w))
 	}
@@ -74,7 +74,7 @@ func (b *table) give(pod string, want ...string) string {
 
 func (b *table) back(pod string) {
 	b.t.Helper()
-	h := b.c.leases[Key{pod, "eth0"}]
+	h := b.c.leases[podnet.Key{ContainerID: pod, Interface: "eth0"}]
 	if h == nil {
 		b.t.Fatalf("%s has nothing", pod)
 	}
@@ -171,7 +171,7 @@ func TestStickyOverAFailedAdd(t *testing.T) {
 	for range 3 {
 		b.later(time.Minute)
 		b.want("p", "0/0")
-		h := b.c.leases[Key{"p", "eth0"}]
+		h := b.c.leases[podnet.Key{ContainerID: "p", Interface: "eth0"}]
 		b.c.apply(moment{at: b.now}.stamp(b.c.release(h, AddFailed)), b.now)
 	}
 	for _, place := range []string{"0/1", "0/2", "0/3", "block"} {
@@ -226,7 +226,7 @@ func TestLargeBlock(t *testing.T) {
 		seen[place] = true
 	}
 	b.want("more", "block")
-	h := b.c.leases[Key{"65535", "eth0"}]
+	h := b.c.leases[podnet.Key{ContainerID: "65535", Interface: "eth0"}]
 	if h.IPv4.String() != "10.64.255.255" || h.IPv6.String() != "fd02::ffff" {
 		t.Fatalf("the last is %s, %s", h.IPv4, h.IPv6)
 	}
@@ -289,14 +289,14 @@ func TestStrangersInTheKernel(t *testing.T) {
 // known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)
-	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", ContainerID: "0123abcd",
-		Interface: "eth0", Foreign: true}
+	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", Foreign: true,
+		Key: podnet.Key{ContainerID: "0123abcd", Interface: "eth0"}}
 	if records, _ := b.c.adopt([]podnet.Found{coil}, b.now); len(records) != 0 || len(b.c.leases) != 0 {
 		t.Errorf("a lease of ours was made of it: %v", records)
 	}
 	b.want("a", "0/1")
 	l := b.c.seenLease(b.c.seen[coil.Addr])
-	if l.Key != (Key{ContainerID: "0123abcd", Interface: "eth0"}) || l.Link != "veth7" || !l.Adopted ||
+	if l.Key != (podnet.Key{ContainerID: "0123abcd", Interface: "eth0"}) || l.Link != "veth7" || !l.Adopted ||
 		l.IPv4 != coil.Addr {
 		t.Errorf("it is shown as %+v", l)
 	}
@@ -313,7 +313,7 @@ func TestPodsOfCoil(t *testing.T) {
 func TestLinkReadBeforeItsAlias(t *testing.T) {
 	b := newTable(t, 4, 1)
 	b.want("a", "0/0")
-	l := b.c.leases[Key{"a", "eth0"}]
+	l := b.c.leases[podnet.Key{ContainerID: "a", Interface: "eth0"}]
 	bare := []podnet.Found{{Addr: l.IPv4, Link: "skp1"}, {Addr: l.IPv6, Link: "skp1"}}
 	named := slices.Clone(bare)
 	for i := range named {
@@ -350,7 +350,7 @@ func TestBlockComesAndGoes(t *testing.T) {
 	b.v.Blocks = all[1:]
 	b.follow()
 	b.want("b", "1/0")
-	if b.c.leases[Key{"a", "eth0"}] == nil {
+	if b.c.leases[podnet.Key{ContainerID: "a", Interface: "eth0"}] == nil {
 		t.Fatal("the lease went with its block")
 	}
 	b.v.Blocks = all
@@ -482,7 +482,7 @@ func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
 		b.want("a", "0/0")
 		var kernel []podnet.Found
 		if c.pod {
-			kernel = found(b.c.leases[Key{"a", "eth0"}].Lease)
+			kernel = found(b.c.leases[podnet.Key{ContainerID: "a", Interface: "eth0"}].Lease)
 		}
 		anew := newCore("self")
 		anew.follow(b.v, b.now)

@@ -85,7 +85,7 @@ func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 }
 
 func (c *core) giveAt(q ask, b *block, off uint32) record {
-	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: b.view.Key.Pool}
+	l := Lease{Attachment: q.Attachment, Network: q.Network, Pool: b.view.Key.Pool}
 	l.IPv4, l.IPv6 = b.addrs(off)
 	r := giveRecord(l)
 	r.Number, r.Offset, r.InBlock = b.view.Key.Number, off, true
@@ -221,8 +221,8 @@ func (c *core) assignStatic(q ask) (record, *need, *Error) {
 			s.Namespace, s.Pod, s.Holder),
 			"it is free when that node has taken it back from the pod there: try again later"}
 	}
-	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: s.Pool,
-		IPv4: s.IPv4, IPv6: s.IPv6, Static: true}
+	l := Lease{Attachment: q.Attachment, Network: q.Network, Pool: s.Pool, Static: true}
+	l.IPv4, l.IPv6 = s.IPv4, s.IPv6
 	return giveRecord(l), nil, nil
 }
 
@@ -237,11 +237,11 @@ func (c *core) release(h *held, reason string) record {
 func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
 	here := make(map[netip.Addr]bool, len(found))
 	leased, others := map[netip.Addr]bool{}, map[netip.Addr]bool{} // found with the link of its lease, and with any other
-	var made []Key
-	fresh := map[Key]*Lease{}
+	var made []podnet.Key
+	fresh := map[podnet.Key]*Lease{}
 	for _, f := range found {
+		k := f.Key
 		here[f.Addr] = true
-		k := Key{ContainerID: f.ContainerID, Interface: f.Interface}
 		if h := c.byAddr[f.Addr]; h != nil && h.Key == k {
 			leased[f.Addr] = true
 			continue
@@ -254,7 +254,7 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 		}
 		if own && !ended && c.byAddr[f.Addr] == nil && c.leases[k] == nil {
 			if l := fresh[k]; l == nil {
-				made, fresh[k] = append(made, k), &Lease{Key: k, Namespace: f.Namespace, Pod: f.Pod}
+				made, fresh[k] = append(made, k), &Lease{Attachment: podnet.Attachment{Key: k, Namespace: f.Namespace, Pod: f.Pod}}
 			}
 			if l := fresh[k]; f.Addr.Is4() && !l.IPv4.IsValid() {
 				l.IPv4 = f.Addr
@@ -306,7 +306,7 @@ func (c *core) rebuilt(l Lease) record {
 }
 
 // justFreed reports whether a lease ended so lately that the kernel may have been read before.
-func (c *core) justFreed(k Key, a netip.Addr, now time.Time) bool {
+func (c *core) justFreed(k podnet.Key, a netip.Addr, now time.Time) bool {
 	for _, p := range slices.Backward(c.past) {
 		if now.Sub(p.freed) > youngFor {
 			return false
@@ -340,8 +340,9 @@ func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (records []reco
 
 // seenLease shows what the kernel has as a lease; its interface is the link's name on the host.
 func (c *core) seenLease(s *seen) Lease {
-	l := Lease{Key: Key{Interface: s.link}, Adopted: true, Since: s.since}
-	if s.key != (Key{}) {
+	l := Lease{Adopted: true, Since: s.since}
+	l.Key.Interface = s.link
+	if s.key != (podnet.Key{}) {
 		l.Key = s.key
 	}
 	if s.foreign {
@@ -360,12 +361,12 @@ func (c *core) seenLease(s *seen) Lease {
 
 // unfound names the leases of which the kernel has neither link nor address, and that are old enough to be leaked.
 func (c *core) unfound(found []podnet.Found, now time.Time) (out []Lease) {
-	links := map[Key]bool{}
+	links := map[podnet.Key]bool{}
 	addrs := map[netip.Addr]bool{}
 	for _, f := range found {
 		addrs[f.Addr] = true
 		if f.ContainerID != "" {
-			links[Key{ContainerID: f.ContainerID, Interface: f.Interface}] = true
+			links[f.Key] = true
 		}
 	}
 	for k, h := range c.leases {
@@ -379,7 +380,7 @@ func (c *core) unfound(found []podnet.Found, now time.Time) (out []Lease) {
 }
 
 // leaked names those of the unfound leases whose pods are gone, and were so at an audit before.
-func (c *core) leaked(unfound []Lease, gone map[Key]bool, now time.Time) (out []*held) {
+func (c *core) leaked(unfound []Lease, gone map[podnet.Key]bool, now time.Time) (out []*held) {
 	for _, l := range unfound {
 		h := c.leases[l.Key]
 		if h == nil || !h.Since.Equal(l.Since) {

@@ -209,7 +209,7 @@ func TestNothingBeforeTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	req := Request{Key: Key{"c", "eth0"}}
+	req := requestOf("c", "")
 	if _, err := m.Assign(t.Context(), req); !codeIs(err, Unavailable) || !strings.Contains(err.Error(),
 		"which blocks are this node's") {
 		t.Fatalf("without a state: %v", err)

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/skeinmesh/skein/dataplane/podnet"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -51,7 +53,7 @@ type waiter struct {
 	cancel context.CancelFunc
 }
 
-func (m *Manager) newWaiter(ctx context.Context, k Key) *waiter {
+func (m *Manager) newWaiter(ctx context.Context, k podnet.Key) *waiter {
 	w := &waiter{}
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	m.pending[k] = &pendingAssign{cancel: w.cancel}

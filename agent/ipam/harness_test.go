@@ -263,8 +263,14 @@ func (r *rig) restart(found ...podnet.Found) []string {
 // request is one for a new container.
 func (r *rig) request(pod string) Request {
 	r.n++
-	return Request{Key: Key{fmt.Sprintf("%s-%d", r.node, r.n), "eth0"}, Namespace: "ns", Pod: pod, NetNS: "/run/netns/x",
-		Network: "skein"}
+	req := requestOf(fmt.Sprintf("%s-%d", r.node, r.n), pod)
+	req.NetNS, req.Network = "/run/netns/x", "skein"
+	return req
+}
+
+func requestOf(container, pod string) Request {
+	return Request{Attachment: podnet.Attachment{Key: podnet.Key{ContainerID: container, Interface: "eth0"},
+		Namespace: "ns", Pod: pod}}
 }
 
 func (r *rig) assign(pod string) Lease {
@@ -287,10 +293,8 @@ func found(leases ...Lease) (out []podnet.Found) {
 	for _, l := range leases {
 		for _, a := range []netip.Addr{l.IPv4, l.IPv6} {
 			if a.IsValid() {
-				out = append(out, podnet.Found{
-					Addr: a, Link: "sk-" + l.Key.ContainerID, ContainerID: l.Key.ContainerID, Interface: l.Key.Interface,
-					Namespace: l.Namespace, Pod: l.Pod,
-				})
+				out = append(out, podnet.Found{Addr: a, Link: "sk-" + l.Key.ContainerID, Key: l.Key, Namespace: l.Namespace,
+					Pod: l.Pod})
 			}
 		}
 	}

@@ -59,7 +59,7 @@ type Manager struct {
 	file     *file
 	fileErr  error // of the last write
 	adopted  bool  // the kernel has been read
-	pending  map[Key]*pendingAssign
+	pending  map[podnet.Key]*pendingAssign
 	waiting  map[taskKey]int
 	flights  map[taskKey]*flight
 	backoffs map[taskKey]backoff
@@ -91,7 +91,7 @@ func Open(cfg Config) (*Manager, []string, error) {
 	m := &Manager{
 		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("component", "ipam"), kick: make(chan struct{}, 1),
 		core: newCore(cfg.Self.String()),
-		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{},
+		file: newFile(cfg.File), pending: map[podnet.Key]*pendingAssign{}, waiting: map[taskKey]int{},
 		flights:  map[taskKey]*flight{},
 		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
 	}
@@ -240,7 +240,7 @@ func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
 	if err == nil {
 		return l, nil
 	}
-	refused := Lease{Key: req.Key, Namespace: req.Namespace, Pod: req.Pod, Pool: req.Pool}
+	refused := Lease{Attachment: req.Attachment, Pool: req.Pool}
 	m.event("refused", refused, err.Error())
 	return l, err
 }
@@ -332,7 +332,7 @@ func checkRequest(r Request) error {
 
 // Release takes back what an attachment has, and ends its request if that still waits. It is false when nothing was
 // held.
-func (m *Manager) Release(k Key, reason string) (Lease, bool) {
+func (m *Manager) Release(k podnet.Key, reason string) (Lease, bool) {
 	m.mu.Lock()
 	defer m.unlock()
 	if p := m.pending[k]; p != nil {
@@ -370,7 +370,7 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	m.adopt(found)
 	unfound := m.core.unfound(found, m.cfg.Now())
 	m.unlock()
-	lost := map[Key]bool{}
+	lost := map[podnet.Key]bool{}
 	for _, l := range unfound {
 		// The kernel alone remembered a lease without a path: with its link it is gone.
 		lost[l.Key] = l.NetNS == "" || gone(l)

@@ -19,8 +19,8 @@ type life struct {
 	r      *rig
 	h      *hand
 	rng    *rand.Rand
-	has    map[Key]Lease            // what pods were told
-	kernel map[Key]bool             // of them, those whose links are there
+	has    map[podnet.Key]Lease     // what pods were told
+	kernel map[podnet.Key]bool      // of them, those whose links are there
 	alien  netip.Addr               // an address that somebody else's link has
 	freed  map[netip.Addr]time.Time // when an address was given back
 }
@@ -37,8 +37,8 @@ func TestAnyLifeOfANode(t *testing.T) {
 			p := poolOf("default", 3, "10.64.0.0/26", "fd02::/122")
 			p.CooldownSeconds = uint32(lifeCooldown / time.Second)
 			g.pool(p)
-			l := &life{t: t, r: g.start("a"), h: h, rng: rand.New(rand.NewPCG(seed, 0)), has: map[Key]Lease{},
-				kernel: map[Key]bool{},
+			l := &life{t: t, r: g.start("a"), h: h, rng: rand.New(rand.NewPCG(seed, 0)), has: map[podnet.Key]Lease{},
+				kernel: map[podnet.Key]bool{},
 				freed:  map[netip.Addr]time.Time{}}
 			for range 400 {
 				l.step()

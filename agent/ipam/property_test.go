@@ -19,7 +19,7 @@ import (
 // given back by a clock that never jumps.
 type reference struct {
 	cooldown, sticky time.Duration
-	leases           map[Key]Lease
+	leases           map[podnet.Key]Lease
 	strangers        map[netip.Addr]bool // in the kernel at the last Adopt
 	unsure           map[netip.Addr]bool // strangers that are gone, and perhaps not taken for gone yet
 	freed            map[netip.Addr]end
@@ -64,7 +64,8 @@ type machine struct {
 
 func newMachine(t *testing.T, rt *rapid.T) *machine {
 	m := &machine{reference: reference{
-		leases: map[Key]Lease{}, strangers: map[netip.Addr]bool{}, unsure: map[netip.Addr]bool{}, freed: map[netip.Addr]end{},
+		leases: map[podnet.Key]Lease{}, strangers: map[netip.Addr]bool{}, unsure: map[netip.Addr]bool{},
+		freed:    map[netip.Addr]end{},
 		cooldown: rapid.SampledFrom([]time.Duration{0, time.Minute, 10 * time.Minute}).Draw(rt, "cooldown"),
 		sticky:   rapid.SampledFrom([]time.Duration{0, 0, 2 * time.Minute, 20 * time.Minute}).Draw(rt, "sticky"),
 	}}
@@ -123,7 +124,7 @@ func (m *machine) isLeaving(b *skeinv1.Block) bool {
 }
 
 func (m *machine) any(rt *rapid.T) (Lease, bool) {
-	keys := slices.SortedFunc(maps.Keys(m.leases), func(a, b Key) int {
+	keys := slices.SortedFunc(maps.Keys(m.leases), func(a, b podnet.Key) int {
 		return m.leases[a].any().Compare(m.leases[b].any())
 	})
 	if len(keys) == 0 {

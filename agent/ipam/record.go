@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"time"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // record is one line of the file, and the only thing that changes what the core remembers.
@@ -44,12 +46,14 @@ const (
 	opUnused op = "unused" // the pool is not in use any more
 )
 
-func (r record) key() Key { return Key{ContainerID: r.Container, Interface: r.Interface} }
+func (r record) key() podnet.Key { return podnet.Key{ContainerID: r.Container, Interface: r.Interface} }
 
 func (r record) lease() Lease {
 	return Lease{
-		Key: r.key(), Namespace: r.Namespace, Pod: r.Pod, NetNS: r.NetNS, Network: r.Network, Pool: r.Pool,
-		IPv4: r.IPv4, IPv6: r.IPv6, Static: r.Static, Adopted: r.Adopted, Since: time.Unix(0, cmp.Or(r.Since, r.At)),
+		Attachment: podnet.Attachment{Key: r.key(), NetNS: r.NetNS, IPv4: r.IPv4, IPv6: r.IPv6, Namespace: r.Namespace,
+			Pod: r.Pod},
+		Network: r.Network, Pool: r.Pool, Static: r.Static, Adopted: r.Adopted,
+		Since: time.Unix(0, cmp.Or(r.Since, r.At)),
 	}
 }
 

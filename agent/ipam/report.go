@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/skeinmesh/skein/dataplane/podnet"
+
 	"github.com/skeinmesh/skein/events"
 )
 
@@ -19,7 +21,7 @@ type LocalPool struct {
 type Problem struct{ Subject, Message, Advice string }
 
 // Lookup is what an attachment has.
-func (m *Manager) Lookup(k Key) (Lease, bool) {
+func (m *Manager) Lookup(k podnet.Key) (Lease, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if h := m.core.leases[k]; h != nil {

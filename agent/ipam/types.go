@@ -5,18 +5,13 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// Key names an attachment: one interface of one container.
-type Key struct{ ContainerID, Interface string }
-
-// Request asks for addresses for one attachment.
+// Request asks for addresses for one attachment. Its NetNS serves to find out later whether the pod is still there.
 type Request struct {
-	Key       Key
-	Namespace string // of the pod; may be empty
-	Pod       string // its name; may be empty
-	NetNS     string // path, to find out later whether the pod is still there
-	Network   string // name of the CNI network configuration
+	podnet.Attachment
+	Network string // name of the CNI network configuration
 	// Pool that was asked for by name; empty: the namespace's own, else "default".
 	Pool string
 	// NamespacePool is the namespace's own, as whoever rules over namespaces says; empty: the one that serves it by the
@@ -28,18 +23,14 @@ type Request struct {
 
 // Lease is what an attachment has.
 type Lease struct {
-	Key        Key
-	Namespace  string
-	Pod        string
-	NetNS      string
-	Network    string
-	Pool       string
-	IPv4, IPv6 netip.Addr // one of the two may be invalid
-	Static     bool       // reserved for this pod in the log
-	Adopted    bool       // found in the kernel; nobody of ours has asked for it
-	Link       string     // the host's end, of an adopted pod that Coil made; else empty
-	Since      time.Time
-	Until      time.Time // when it was given back; zero: it is in use
+	podnet.Attachment
+	Network string
+	Pool    string
+	Static  bool   // reserved for this pod in the log
+	Adopted bool   // found in the kernel; nobody of ours has asked for it
+	Link    string // the host's end, of an adopted pod that Coil made; else empty
+	Since   time.Time
+	Until   time.Time // when it was given back; zero: it is in use
 }
 
 // Code says what kind of failure an Error is.

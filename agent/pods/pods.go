@@ -130,7 +130,7 @@ func (p *Pods) Annotated(namespace, pod string, annotations map[string]string) {
 	}
 	for _, l := range p.ipam.Leases() {
 		if l.Namespace == namespace && l.Pod == pod && l.Until.IsZero() && l.NetNS != "" {
-			p.c.Egresses.Annotate(cniserver.ClientOf(l), annotations)
+			p.c.Egresses.Annotate(l.Attachment, annotations)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func (p *Pods) audit() {
 	for _, l := range p.ipam.Audit(found, vanished) {
 		p.c.Log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod",
 			l.Pod, "container", l.Key.ContainerID)
-		if err := podnet.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID); err != nil {
+		if err := podnet.Del(l.NetNS, l.Key); err != nil {
 			p.c.Log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "error", err)
 		}
 	}

@@ -212,7 +212,7 @@ func delCases() []Case {
 		{Verb: "DEL", Fault: "the agent does not run", phase: away, prepare: after(nil), want: always(0),
 			run: func(t *try) (Outcome, error) {
 				o, err := t.do(call{verb: "DEL"})
-				if err == nil && !cni.HasNote(cni.NoteDir(t.h.socketDir()+"/cni.sock"), t.pod.id, "eth0") {
+				if err == nil && !cni.HasNote(cni.NoteDir(t.h.socketDir()+"/cni.sock"), eth0(t.pod.id)) {
 					err = errors.New("the agent gets no note of it")
 				}
 				return o, err

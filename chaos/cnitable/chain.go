@@ -125,7 +125,7 @@ func (t *try) bandwidthIsBounded(want bool) error {
 	ours, others, devices := 0, 0, 0
 	for _, line := range strings.Split(out.String(), "\n") {
 		switch {
-		case strings.Contains(line, "qdisc tbf") && strings.Contains(line, "dev "+podnet.HostLink(t.pod.id, "eth0")+" "):
+		case strings.Contains(line, "qdisc tbf") && strings.Contains(line, "dev "+podnet.HostLink(eth0(t.pod.id))+" "):
 			ours++
 		case strings.Contains(line, "qdisc tbf") && strings.Contains(line, "dev sk"):
 			others++

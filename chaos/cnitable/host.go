@@ -23,6 +23,7 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // The lab's nodes.
@@ -191,6 +192,9 @@ type pod struct {
 	name, path, id string
 	prev           json.RawMessage // what the last ADD printed
 }
+
+// eth0 names a container's attachment.
+func eth0(container string) podnet.Key { return podnet.Key{ContainerID: container, Interface: "eth0"} }
 
 func (h *host) newPod() (*pod, error) {
 	h.n++

@@ -36,7 +36,7 @@ func eventually(ctx context.Context, what string, ok func() (bool, error)) error
 func (h *host) linkGone(ctx context.Context, id string) error {
 	return eventually(ctx, "the link is gone", func() (bool, error) {
 		links, err := fabric.Links(h.info.Namespace)
-		return !slices.Contains(links, podnet.HostLink(id, "eth0")), err
+		return !slices.Contains(links, podnet.HostLink(eth0(id))), err
 	})
 }
 

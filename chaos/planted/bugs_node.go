@@ -24,8 +24,8 @@ var nodeBugs = []bug{
 	{
 		name: "what the kernel has is ignored",
 		why:  "after the file was lost, or beside another program, an address that is in use is given",
-		edits: []edit{{"agent/ipam/decide.go", "for _, f := range found {\n\t\there[f.Addr] = true\n\t\tk := Key{",
-			"for _, f := range found[:0] {\n\t\there[f.Addr] = true\n\t\tk := Key{"}},
+		edits: []edit{{"agent/ipam/decide.go", "for _, f := range found {\n\t\tk := f.Key\n",
+			"for _, f := range found[:0] {\n\t\tk := f.Key\n"}},
 		found: []check{anyLife, {"./agent/ipam", "TestAdoptRebuildsALostFile"}, {"./agent/ipam", "TestStrangersInTheKernel"}},
 	},
 	{
@@ -88,10 +88,10 @@ var nodeBugs = []bug{
 		name: "DEL frees the address before the link is gone",
 		why:  "another pod gets the address while the first still answers for it",
 		edits: []edit{{"agent/cniserver/verbs.go",
-			"if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err " +
-				"!= nil {\n\t\treturn fmt.Errorf(\"remove",
-			"s.cfg.Allocator.Release(key, reason)\n\tif err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, " +
-				"key.Interface, key.ContainerID) }); err != nil {\n\t\treturn fmt.Errorf(\"remove"}},
+			"if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key) }); err != nil " +
+				"{\n\t\treturn fmt.Errorf(\"remove",
+			"s.cfg.Allocator.Release(key, reason)\n\tif err := s.kernel(ctx, func() error { return s.cfg." +
+				"Network.Del(netns, key) }); err != nil {\n\t\treturn fmt.Errorf(\"remove"}},
 		found: []check{{"./agent/cniserver", "TestTheAddressGoesAfterTheLink"}},
 	},
 	{

@@ -71,7 +71,9 @@ const (
 )
 
 // HostLink is the name of the host's end of the link to an egress's namespace; owner is dataplane.Numbers.Owner.
-func HostLink(owner, egress string) string { return podnet.HostLink("egress"+owner+"/"+egress, Uplink) }
+func HostLink(owner, egress string) string {
+	return podnet.HostLink(podnet.Key{ContainerID: "egress" + owner + "/" + egress, Interface: Uplink})
+}
 
 // ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a
 // gateway that owns none. It is invalid where a slot's number is too high for a probe.

@@ -48,7 +48,7 @@ func newSite(t *testing.T, n int, member string, leaders ...string) *site {
 		s.leaders[i] = newHostWith(t, n+1+i, leaders[i%len(leaders)])
 	}
 	ns := testns.New(t, "pod")
-	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0",
+	s.pod = pod{ns, podnet.Attachment{Key: podnet.Key{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0"},
 		NetNS: "/var/run/netns/" + ns.Name, MTU: dataplane.MTU,
 		IPv4: s.blocks()[0].Addr().Next(), IPv6: s.blocks()[1].Addr().Next()}}
 	s.member.Must("add pod", func() error { _, err := podnet.Add(s.pod.Attachment); return err })

@@ -33,14 +33,14 @@ type pod struct {
 func newPod(t *testing.T, h *host, n int) pod {
 	t.Helper()
 	ns := testns.New(t, "pod")
-	p := pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("pod%d", n), Interface: "eth0", NetNS: "/var/run/netns/" +
-		ns.Name, MTU: 1420,
+	p := pod{ns, podnet.Attachment{Key: podnet.Key{ContainerID: fmt.Sprintf("pod%d", n), Interface: "eth0"},
+		NetNS: "/var/run/netns/" + ns.Name, MTU: 1420,
 		IPv4: addr(fmt.Sprintf("10.64.0.%d", n)), IPv6: addr(fmt.Sprintf("fd64::%d", n))}}
 	h.Must("add pod", func() error { _, err := podnet.Add(p.Attachment); return err })
 	return p
 }
 
-func (p pod) link() string { return podnet.HostLink(p.ContainerID, p.Interface) }
+func (p pod) link() string { return podnet.HostLink(p.Key) }
 
 // withPods is the Spec with blocks and pods.
 func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
@@ -168,7 +168,7 @@ func TestPodsComingAndGoingIsNoForeignChange(t *testing.T) {
 		a.apply(t, withPods(a.spec(), append(pods, p)...))
 	}
 	for i, x := range pods {
-		a.Must("del", func() error { return podnet.Del(x.NetNS, x.Interface, x.ContainerID) })
+		a.Must("del", func() error { return podnet.Del(x.NetNS, x.Key) })
 		w := a.apply(t, withPods(a.spec(), append(pods[i+1:len(pods):len(pods)], p)...)).Writes["route"]
 		if w != 0 {
 			t.Errorf("%d writes for a pod that went", w)
@@ -223,7 +223,7 @@ func TestNothingIsLeftAfterTheLastPod(t *testing.T) {
 			s.Pods.Blocks = nil
 			a.apply(t, s)
 		}
-		a.Must("del", func() error { return podnet.Del(p.NetNS, p.Interface, p.ContainerID) })
+		a.Must("del", func() error { return podnet.Del(p.NetNS, p.Key) })
 		a.apply(t, a.spec())
 		if left := podThings(t, a); len(left) > 0 {
 			t.Errorf("block first %t: left %q", blockFirst, left)
@@ -317,7 +317,7 @@ func TestCoilBesideUsStaysAsItIs(t *testing.T) {
 			t.Errorf("%s is gone", l)
 		}
 	}
-	a.Must("del", func() error { return podnet.Del("", "eth0", "pod1") })
+	a.Must("del", func() error { return podnet.Del("", podnet.Key{ContainerID: "pod1", Interface: "eth0"}) })
 	a.apply(t, a.spec())
 	check("after our pods went")
 	_ = a.plane.Close()
@@ -373,7 +373,7 @@ func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
 	old := withPods(a.spec(), p)
 	a.apply(t, old)
 	a.Must("again with another address", func() error {
-		if err := podnet.Del(p.NetNS, p.Interface, p.ContainerID); err != nil {
+		if err := podnet.Del(p.NetNS, p.Key); err != nil {
 			return err
 		}
 		now := p.Attachment

@@ -226,7 +226,7 @@ func TestOthersLinksKeepTheirSources(t *testing.T) {
 	coils, endpoint, moved := addr("10.64.0.20"), addr("10.64.3.1"), addr("10.64.3.2")
 	testns.Link(s.NS, coil, "veth1a2b3c", []netip.Prefix{pfx("169.254.7.1/30")},
 		[]netip.Prefix{pfx("169.254.7.2/30"), netip.PrefixFrom(coils, 32)})
-	name := podnet.HostLink("egress/internet/nat", "eth0")
+	name := podnet.HostLink(podnet.Key{ContainerID: "egress/internet/nat", Interface: "eth0"})
 	testns.Link(s.NS, gateway, name, []netip.Prefix{pfx("169.254.8.1/30")},
 		[]netip.Prefix{pfx("169.254.8.2/30"), netip.PrefixFrom(endpoint, 32), netip.PrefixFrom(moved, 32)})
 	s.Must("ways", func() error {

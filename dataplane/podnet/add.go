@@ -61,7 +61,7 @@ type work struct {
 }
 
 func (w *work) do(netns int) (out Link, err error) {
-	out = Link{Host: HostLink(w.ContainerID, w.Interface), HostMAC: newMAC(), MAC: newMAC()}
+	out = Link{Host: HostLink(w.Key), HostMAC: newMAC(), MAC: newMAC()}
 	if err := w.makePair(out, netns); err != nil {
 		return Link{}, err
 	}
@@ -143,7 +143,7 @@ func (w *work) awaitFirstPacket() {
 // makePair makes both ends and reads the host's.
 func (w *work) makePair(out Link, netns int) error {
 	// An alias from the first moment on: Scan and Purge know the link should we end here.
-	alias := Alias{w.ContainerID, w.Interface, w.IPv4, w.IPv6, w.Namespace, w.Pod, w.Table}.String()
+	alias := w.Alias()
 	if w.alias != "" {
 		alias = w.alias
 	}

@@ -18,21 +18,13 @@ const (
 	aliasTable   = "@"
 )
 
-// Alias is what the alias of a link says of its pod.
-type Alias struct {
-	ContainerID, Interface string
-	IPv4, IPv6             netip.Addr // invalid: none
-	Namespace, Pod         string
-	Table                  int // of the host's routes to the pod; 0: the default one
-}
-
 // Has reports whether addr is one of the pod's.
-func (a Alias) Has(addr netip.Addr) bool {
+func (a Attachment) Has(addr netip.Addr) bool {
 	return addr.IsValid() && (addr == a.IPv4 || addr == a.IPv6)
 }
 
-// String is the alias as the kernel keeps it, at most 255 bytes.
-func (a Alias) String() string {
+// Alias is the alias of its link as the kernel keeps it, at most 255 bytes.
+func (a Attachment) Alias() string {
 	version := aliasVersion
 	if a.Table != 0 && a.Table != defaultTable {
 		version += aliasTable + strconv.Itoa(a.Table)
@@ -57,20 +49,20 @@ func (a Alias) String() string {
 }
 
 // ParseAlias reads the alias of a link of ours; ok is false for any other.
-func ParseAlias(s string) (a Alias, ok bool) {
+func ParseAlias(s string) (a Attachment, ok bool) {
 	words := strings.Split(s, " ")
 	table, ok := parseVersion(words[0])
 	if len(words) != 7 || !ok {
-		return Alias{}, false
+		return Attachment{}, false
 	}
 	for i, w := range words {
 		if w == aliasNone {
 			words[i] = ""
 		}
 	}
-	a = Alias{ContainerID: words[1], Interface: words[2], Namespace: words[5], Pod: words[6], Table: table}
-	if validateName(a.ContainerID, a.Interface) != nil {
-		return Alias{}, false
+	a = Attachment{Key: Key{words[1], words[2]}, Namespace: words[5], Pod: words[6], Table: table}
+	if validateKey(a.Key) != nil {
+		return Attachment{}, false
 	}
 	for i, to := range []*netip.Addr{&a.IPv4, &a.IPv6} {
 		w := words[3+i]
@@ -79,7 +71,7 @@ func ParseAlias(s string) (a Alias, ok bool) {
 		}
 		addr, err := netip.ParseAddr(w)
 		if err != nil || addr.Is4() != (i == 0) {
-			return Alias{}, false
+			return Attachment{}, false
 		}
 		*to = addr
 	}
@@ -98,15 +90,15 @@ func parseVersion(s string) (table int, ok bool) {
 }
 
 // of reports whether the pod's routes are in a table; 0 is the default one.
-func (a Alias) of(table int) bool { return tableOr(a.Table) == tableOr(table) }
+func (a Attachment) of(table int) bool { return tableOr(a.Table) == tableOr(table) }
 
 // ParseCoilAlias reads the alias that Coil v2 gives the host's end of a pod's link: pool, container ID and interface.
 // Its addresses are in its routes.
-func ParseCoilAlias(s string) (a Alias, ok bool) {
+func ParseCoilAlias(s string) (a Attachment, ok bool) {
 	words := strings.Split(s, ":")
 	if len(words) != 4 || words[0] != "COIL" {
-		return Alias{}, false
+		return Attachment{}, false
 	}
-	a = Alias{ContainerID: words[2], Interface: words[3]}
-	return a, validateName(a.ContainerID, a.Interface) == nil
+	a = Attachment{Key: Key{words[2], words[3]}}
+	return a, validateKey(a.Key) == nil
 }

@@ -47,7 +47,7 @@ func check(a Attachment) (wrong []string, err error) {
 		return nil, err
 	}
 	defer host.close()
-	if v.host, v.hasHost, err = host.link(getLink(HostLink(a.ContainerID, a.Interface))); err != nil {
+	if v.host, v.hasHost, err = host.link(getLink(HostLink(a.Key))); err != nil {
 		return nil, err
 	}
 	if v.hasHost {
@@ -118,7 +118,7 @@ func differences(a Attachment, v view) []string {
 		}
 		return bad
 	}
-	name := HostLink(a.ContainerID, a.Interface)
+	name := HostLink(a.Key)
 	want := []netip.Addr{a.IPv4}
 	lacking := v.hasHost && !v.host.ipv6 || v.hasPod && !v.pod.ipv6
 	if !a.IPv4.IsValid() || !lacking { // else Add made IPv4 only

@@ -49,7 +49,8 @@ func TestCheckSeesEverything(t *testing.T) {
 		{"link gone", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkDel) },
 			[]string{"is not on the host", "no interface eth0 in the pod", "no route to 10.64.0.1", "no route to fd64::1"}},
 		{"host's end down", false, func(l Link, a Attachment) func() error { return withLink(l.Host, netlink.LinkSetDown) },
-			[]string{"link " + HostLink(attachmentID(1), "eth0") + " is down", "no route to 10.64.0.1", "no route to fd64::1"}},
+			[]string{"link " + HostLink(attachment(1, &testns.NS{}).Key) + " is down", "no route to 10.64.0.1",
+				"no route to fd64::1"}},
 		{"host's MTU", false, func(l Link, a Attachment) func() error {
 			return withLink(l.Host, func(n netlink.Link) error { return netlink.LinkSetMTU(n, 1400) })
 		}, []string{"is 1400, not 1420"}},
@@ -142,15 +143,14 @@ func TestCheckOfAPodWithoutNamespace(t *testing.T) {
 	})
 }
 
-func attachmentID(n int) string { return attachment(n, &testns.NS{}).ContainerID }
-
 func TestAliasIsReadBack(t *testing.T) {
 	word := func(most int) *rapid.Generator[string] {
 		return rapid.StringMatching(`[a-z0-9]([a-z0-9.-]*[a-z0-9])?`).Filter(func(s string) bool { return len(s) <= most })
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		a := Alias{Table: rapid.SampledFrom([]int{0, 1, 126, 252}).Draw(t, "table"), ContainerID: word(64).Draw(t, "id"),
-			Interface: word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface"),
+		a := Attachment{Table: rapid.SampledFrom([]int{0, 1, 126, 252}).Draw(t, "table"),
+			Key: Key{word(64).Draw(t, "id"),
+				word(15).Filter(func(s string) bool { return s != "lo" }).Draw(t, "interface")},
 			Namespace: word(63).Draw(t, "namespace"), Pod: word(253).Draw(t, "pod")}
 		if rapid.Bool().Draw(t, "v4") {
 			a.IPv4 = netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "IPv4")))
@@ -161,7 +161,7 @@ func TestAliasIsReadBack(t *testing.T) {
 		if rapid.Bool().Draw(t, "long") {
 			a.Pod = strings.Repeat("p", 253)
 		}
-		s := a.String()
+		s := a.Alias()
 		got, ok := ParseAlias(s)
 		if cut, was := strings.CutSuffix(got.Pod, "~"); was && len(s) == 255 && strings.HasPrefix(a.Pod, cut) {
 			got.Pod = a.Pod
@@ -181,7 +181,7 @@ func FuzzParseAlias(f *testing.F) {
 		if !ok {
 			return
 		}
-		if again, ok := ParseAlias(a.String()); len(s) <= 255 && (!ok || again != a) {
+		if again, ok := ParseAlias(a.Alias()); len(s) <= 255 && (!ok || again != a) {
 			t.Errorf("%q: %+v, then %+v %v", s, a, again, ok)
 		}
 	})

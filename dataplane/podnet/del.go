@@ -11,26 +11,24 @@ import (
 
 // Del removes the link of an attachment, and with it addresses and routes. What is gone already is no error, the
 // namespace too, and netns may be empty.
-func Del(netns, ifname, containerID string) error {
-	if err := validateName(containerID, ifname); err != nil {
+func Del(netns string, k Key) error {
+	if err := validateKey(k); err != nil {
 		return nil // Add made no such thing
 	}
-	fail := func(err error) error {
-		return fmt.Errorf("container %s, %s: %w", containerID, ifname, err)
-	}
+	fail := func(err error) error { return fmt.Errorf("%s: %w", k.who(), err) }
 	host, err := dial(nil)
 	if err != nil {
 		return fail(err)
 	}
 	defer host.close()
-	name := HostLink(containerID, ifname)
+	name := HostLink(k)
 	switch _, err := host.do(deleteLink(name, 0)); {
 	case err == nil:
 		return nil
 	case !errors.Is(err, unix.ENODEV):
 		return fail(err)
 	}
-	if err := delInside(host, netns, ifname, containerID); err != nil {
+	if err := delInside(host, netns, k); err != nil {
 		return fail(err)
 	}
 	return nil
@@ -38,7 +36,7 @@ func Del(netns, ifname, containerID string) error {
 
 // delInside removes the pod's end of a link whose host end has another name than ours: somebody renamed it, or Coil
 // made it. Its host end must be ours by its alias, or have a pod's route; every other interface stays.
-func delInside(host *conn, netns, ifname, containerID string) error {
+func delInside(host *conn, netns string, k Key) error {
 	ns, err := openNetNS(netns)
 	if errors.Is(err, ErrNoNetNS) {
 		return nil
@@ -52,7 +50,7 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 		return err
 	}
 	defer pod.close()
-	inside, there, err := pod.link(getLink(ifname))
+	inside, there, err := pod.link(getLink(k.Interface))
 	if err != nil || !there || inside.kind != "veth" || inside.peer == 0 {
 		return err
 	}
@@ -64,14 +62,14 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 	if !ours {
 		alias, ours = ParseCoilAlias(outside.alias)
 	}
-	ours = ours && alias.ContainerID == containerID && alias.Interface == ifname
+	ours = ours && alias.Key == k
 	if !ours {
 		routes, err := host.routes(defaultTable, outside.index)
 		if err != nil || len(routes) == 0 || outside.alias != "" {
 			return err
 		}
 	}
-	_, err = pod.do(deleteLink(ifname, inside.index))
+	_, err = pod.do(deleteLink(k.Interface, inside.index))
 	return rtnl.Ignore(err, unix.ENODEV)
 }
 

@@ -59,7 +59,7 @@ func TestAHundredAtOnce(t *testing.T) {
 		return err
 	})
 	all("check", Check)
-	all("del", func(a Attachment) error { return Del(a.NetNS, a.Interface, a.ContainerID) })
+	all("del", func(a Attachment) error { return Del(a.NetNS, a.Key) })
 	if left := links(t, host); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
@@ -81,7 +81,7 @@ func TestMessagesOfAnAdd(t *testing.T) {
 			in(t, host, func() error {
 				_, n, err := add(a)
 				least = min(least, n)
-				return errors.Join(err, Del(a.NetNS, a.Interface, a.ContainerID))
+				return errors.Join(err, Del(a.NetNS, a.Key))
 			})
 		}
 		t.Logf("%s: %d messages", c.name, least)
@@ -105,7 +105,7 @@ func BenchmarkAdd(b *testing.B) {
 		host.Do(func() {
 			if i >= len(pods) {
 				began := time.Now()
-				if err := Del(a.NetNS, a.Interface, a.ContainerID); err != nil {
+				if err := Del(a.NetNS, a.Key); err != nil {
 					b.Error(err)
 				}
 				dels = append(dels, time.Since(began))
@@ -170,11 +170,11 @@ func TestPodsOfOthers(t *testing.T) {
 	if now := links(t, host); len(now) != 2 || slices.Contains(now, ours.Host) {
 		t.Errorf("after purge: %q", now)
 	}
-	in(t, host, func() error { return Del(pathOf(bystander), "eth0", "unknown") })
+	in(t, host, func() error { return Del(pathOf(bystander), Key{"unknown", "eth0"}) })
 	if now := links(t, bystander); len(now) != 1 {
 		t.Errorf("the interface of a stranger was deleted: %q", now)
 	}
-	in(t, host, func() error { return Del(pathOf(pod), "eth0", "of-coil") })
+	in(t, host, func() error { return Del(pathOf(pod), Key{"of-coil", "eth0"}) })
 	if now := links(t, pod); len(now) != 0 {
 		t.Errorf("the pod that Coil made is still there: %q", now)
 	}
@@ -198,18 +198,18 @@ func TestPodsOfCoil(t *testing.T) {
 	})
 	in(t, host, func() error {
 		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
-		want := Found{Addr: v4, Link: "veth12345678", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
+		want := Found{Addr: v4, Link: "veth12345678", Key: Key{"0123abcd", "eth0"}, Foreign: true}
 		if len(fs) != 1 || fs[0] != want {
 			t.Errorf("found %+v, want %+v", fs, want)
 		}
 		return err
 	})
 	in(t, host, func() error { return Purge(0) })
-	in(t, host, func() error { return Del(pathOf(pod), "eth0", "another") })
+	in(t, host, func() error { return Del(pathOf(pod), Key{"another", "eth0"}) })
 	if now := links(t, pod); len(now) != 1 {
 		t.Fatalf("the pod's interface is gone, and nobody ended its container: %q", now)
 	}
-	in(t, host, func() error { return Del(pathOf(pod), "eth0", "0123abcd") })
+	in(t, host, func() error { return Del(pathOf(pod), Key{"0123abcd", "eth0"}) })
 	if now := links(t, pod); len(now) != 0 {
 		t.Errorf("the pod that Coil made is still there: %q", now)
 	}
@@ -278,7 +278,7 @@ func TestRenamedAndRobbed(t *testing.T) {
 		}
 		return err
 	})
-	in(t, host, func() error { return Del(pathOf(pod), "eth0", a.ContainerID) })
+	in(t, host, func() error { return Del(pathOf(pod), a.Key) })
 	if left := append(links(t, host), links(t, pod)...); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}

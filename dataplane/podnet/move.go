@@ -38,7 +38,7 @@ func Move(from, to int) error {
 			_, err := c.do(newHostRoute(addr, l.index, a.Table))
 			errs = append(errs, rtnl.Ignore(err, unix.EEXIST))
 		}
-		_, err := c.do(describe(l.name, a.String()))
+		_, err := c.do(describe(l.name, a.Alias()))
 		errs = append(errs, rtnl.Ignore(err, unix.ENODEV))
 	}
 	return errors.Join(errs...)

@@ -32,11 +32,17 @@ var (
 	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// Attachment is one interface of one pod: what Add makes and Check expects.
+// Key names an attachment: one interface of one container.
+type Key struct {
+	ContainerID string `json:"containerID"` // the container runtime's, 1 to 64 characters
+	Interface   string `json:"interface"`   // its name in the pod, usually eth0
+}
+
+// Attachment is one interface of one pod: what Add makes and Check expects, and what the alias of the host's end says,
+// but for namespace and MTU.
 type Attachment struct {
-	ContainerID string // the container runtime's, 1 to 64 characters
-	Interface   string // its name in the pod, usually eth0
-	NetNS       string // path of the pod's network namespace
+	Key
+	NetNS string // path of the pod's network namespace
 	// IPv4 and IPv6 are the pod's addresses; one of the two may be invalid.
 	IPv4, IPv6 netip.Addr
 	MTU        int    // bytes
@@ -61,7 +67,8 @@ type Found struct {
 	Link string // the interface that the route names
 	// What the link's alias says of an attachment of ours; all empty for a link that somebody else made.
 	// Pod ends in ~ where it was too long for the alias.
-	ContainerID, Interface, Namespace, Pod string
+	Key
+	Namespace, Pod string
 	// Foreign is set where the alias is Coil's, which says container and interface.
 	Foreign bool
 }
@@ -78,15 +85,17 @@ func tableOr(table int) int {
 
 // HostLink is the name of the link's end on the host: the same for the same attachment, so that it is found again
 // without a record.
-func HostLink(containerID, ifname string) string {
-	sum := sha256.Sum256([]byte(containerID + "/" + ifname))
+func HostLink(k Key) string {
+	sum := sha256.Sum256([]byte(k.ContainerID + "/" + k.Interface))
 	return dataplane.PodLinkPrefix + hex.EncodeToString(sum[:6])
 }
 
 // who is the attachment in an error's words.
+func (k Key) who() string { return fmt.Sprintf("container %s, %s", k.ContainerID, k.Interface) }
+
 func (a Attachment) who() string {
 	if a.Pod == "" {
-		return fmt.Sprintf("container %s, %s", a.ContainerID, a.Interface)
+		return a.Key.who()
 	}
 	return fmt.Sprintf("pod %s/%s, %s", a.Namespace, a.Pod, a.Interface)
 }
@@ -104,7 +113,7 @@ const (
 
 // validate says what is wrong with the attachment before the kernel is asked.
 func (a Attachment) validate() error {
-	if err := validateName(a.ContainerID, a.Interface); err != nil {
+	if err := validateKey(a.Key); err != nil {
 		return err
 	}
 	bad := func(format string, args ...any) error {
@@ -135,7 +144,8 @@ func usable(a netip.Addr) bool {
 	return a.IsGlobalUnicast() && !a.IsLinkLocalUnicast()
 }
 
-func validateName(containerID, ifname string) error {
+func validateKey(k Key) error {
+	containerID, ifname := k.ContainerID, k.Interface
 	const ifnamsiz = 16 // bytes, with the closing zero
 	if len(containerID) < 1 || len(containerID) > maxID || !plain(containerID) || strings.Contains(containerID, "/") {
 		return fmt.Errorf("%w: container ID %.80q: want 1 to %d characters without spaces and slashes", ErrInvalid,

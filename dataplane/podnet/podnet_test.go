@@ -43,7 +43,7 @@ func newHost(t testing.TB) *testns.NS {
 // attachment of the n-th pod, dual stack.
 func attachment(n int, ns *testns.NS) Attachment {
 	return Attachment{
-		ContainerID: fmt.Sprintf("%064x", n), Interface: "eth0", NetNS: pathOf(ns), MTU: 1420, Namespace: "default",
+		Key: Key{ContainerID: fmt.Sprintf("%064x", n), Interface: "eth0"}, NetNS: pathOf(ns), MTU: 1420, Namespace: "default",
 		Pod:  fmt.Sprintf("pod-%d", n),
 		IPv4: netip.AddrFrom4([4]byte{10, 64, byte(n >> 8), byte(n)}),
 		IPv6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x64, 14: byte(n >> 8), 15: byte(n)}),
@@ -92,7 +92,7 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 			a := attachment(7, pod)
 			c.change(&a)
 			l := mustAdd(t, host, a)
-			if l.Host != HostLink(a.ContainerID, "eth0") || l.Gateway6.IsValid() != a.IPv6.IsValid() {
+			if l.Host != HostLink(a.Key) || l.Gateway6.IsValid() != a.IPv6.IsValid() {
 				t.Errorf("link %+v", l)
 			}
 			in(t, host, func() error {
@@ -112,7 +112,7 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 				return err
 			})
 			for range 2 {
-				in(t, host, func() error { return Del(a.NetNS, a.Interface, a.ContainerID) })
+				in(t, host, func() error { return Del(a.NetNS, a.Key) })
 			}
 			if left := append(links(t, host), links(t, pod)...); len(left) > 0 {
 				t.Errorf("left: %q", left)
@@ -172,9 +172,9 @@ func TestDelOfWhatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"", "/no/such/file", file, "/proc/self/ns/uts", pathOf(host)} {
-		in(t, host, func() error { return Del(path, "eth0", "gone") })
+		in(t, host, func() error { return Del(path, Key{"gone", "eth0"}) })
 	}
-	in(t, host, func() error { return Del("", "no/interface", "") })
+	in(t, host, func() error { return Del("", Key{"", "no/interface"}) })
 }
 
 // An Add that fails leaves the pod and the host as they were.

@@ -91,9 +91,9 @@ func found(links map[int]link, routes []route, table int) []Found {
 		}
 		f := Found{Addr: addr, Link: l.name}
 		if a, ours := ParseAlias(l.alias); ours {
-			f.ContainerID, f.Interface, f.Namespace, f.Pod = a.ContainerID, a.Interface, a.Namespace, a.Pod
+			f.Key, f.Namespace, f.Pod = a.Key, a.Namespace, a.Pod
 		} else if a, coils := ParseCoilAlias(l.alias); coils {
-			f.ContainerID, f.Interface, f.Foreign = a.ContainerID, a.Interface, true
+			f.Key, f.Foreign = a.Key, true
 		}
 		out = append(out, f)
 	}

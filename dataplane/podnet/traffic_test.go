@@ -167,7 +167,7 @@ func TestWithoutIPv6(t *testing.T) {
 				t.Errorf("source %q, error %v", s, err)
 			}
 			in(t, host, func() error { return Check(a) })
-			in(t, host, func() error { return Del(a.NetNS, a.Interface, a.ContainerID) })
+			in(t, host, func() error { return Del(a.NetNS, a.Key) })
 			a.IPv4 = netip.Addr{}
 			in(t, host, func() error {
 				if _, err := Add(a); !errors.Is(err, ErrNoIPv6) || !strings.Contains(err.Error(), "disable_ipv6") {
@@ -246,7 +246,7 @@ func TestForwardingOfTheHostStays(t *testing.T) {
 func TestMissingRights(t *testing.T) {
 	const path = "SKEIN_TEST_NETNS"
 	if netns := os.Getenv(path); netns != "" {
-		_, err := Add(Attachment{ContainerID: "c", Interface: "eth0", NetNS: netns, MTU: 1420,
+		_, err := Add(Attachment{Key: Key{ContainerID: "c", Interface: "eth0"}, NetNS: netns, MTU: 1420,
 			IPv4: netip.MustParseAddr("10.64.0.1")})
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), os.Getenv("SKEIN_TEST_WORDS")) {
 			t.Errorf("error %v", err)

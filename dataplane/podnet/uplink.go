@@ -29,7 +29,7 @@ func AddUplink(u Uplink) error {
 		return fail(err)
 	}
 	defer host.close()
-	w := &work{Attachment: Attachment{Interface: u.Interface, MTU: u.MTU}, host: host, alias: u.Alias}
+	w := &work{Attachment: Attachment{Key: Key{Interface: u.Interface}, MTU: u.MTU}, host: host, alias: u.Alias}
 	if err := w.makePair(Link{Host: u.Host, HostMAC: newMAC(), MAC: newMAC()}, int(ns.Fd())); err != nil {
 		return fail(err)
 	}

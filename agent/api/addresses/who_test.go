@@ -12,6 +12,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api/apitest"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
 )
 
@@ -29,8 +30,9 @@ func TestHolders(t *testing.T) {
 		podEntry(30, "given", "b"), podEntry(40, "leaked", "b"), podEntry(50, "given", "c"),
 	}
 	lease := func(pod string, since, until int64) ipam.Lease {
-		l := ipam.Lease{Key: ipam.Key{ContainerID: "c-" + pod, Interface: "eth0"}, Namespace: "web", Pod: pod,
-			IPv4: netip.MustParseAddr("10.64.0.5"), Since: time.Unix(0, since)}
+		l := ipam.Lease{Since: time.Unix(0, since), Attachment: podnet.Attachment{
+			Key: podnet.Key{ContainerID: "c-" + pod, Interface: "eth0"}, Namespace: "web", Pod: pod,
+			IPv4: netip.MustParseAddr("10.64.0.5")}}
 		if until != 0 {
 			l.Until = time.Unix(0, until)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/egressclient"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -89,22 +90,12 @@ func OpenNamespace(driver, host string, numbers dataplane.Numbers,
 // AddWait is how long AddPod waits for gateways to know a pod, so that its first packet is not lost.
 const AddWait = time.Second
 
-// Pod is one interface of a pod of this host.
-type Pod struct {
-	ContainerID, Interface string
-	NetNS                  string // path
-	Namespace, Name        string // either may be empty
-	IPv4, IPv6             netip.Addr
-}
-
-func (p Pod) id() podID { return podID{p.ContainerID, p.Interface} }
-
-// key is what its slots follow from.
-func (p Pod) key() string {
-	if p.Namespace != "" && p.Name != "" {
-		return p.Namespace + "/" + p.Name
+// keyOf is what a pod's slots follow from.
+func keyOf(a podnet.Attachment) string {
+	if a.Namespace != "" && a.Pod != "" {
+		return a.Namespace + "/" + a.Pod
 	}
-	return addressKey(p.IPv4, p.IPv6)
+	return addressKey(a.IPv4, a.IPv6)
 }
 
 func addressKey(ipv4, ipv6 netip.Addr) string {
@@ -113,10 +104,6 @@ func addressKey(ipv4, ipv6 netip.Addr) string {
 	}
 	return ipv6.String()
 }
-
-// podID is a pod's attachment; of a client from the configuration the container is empty and Interface the namespace's
-// path.
-type podID struct{ ContainerID, Interface string }
 
 // Configured is a client from this host's configuration: the host itself, or one of its network namespaces.
 type Configured struct {
@@ -130,7 +117,7 @@ type Configured struct {
 
 // member is a client with what becomes of it. Clients.mu guards it.
 type member struct {
-	pod      Pod
+	pod      podnet.Attachment
 	client   Client // Wanted is all that is wanted
 	noted    []Ref  // by annotations, or by the configuration
 	attached []Ref  // at run time
@@ -155,7 +142,7 @@ type Clients struct {
 	turns  turns
 
 	mu      sync.Mutex
-	members map[podID]*member
+	members map[podnet.Key]*member
 	count   uint64
 	state   *events.State // the latest; nil: not known yet
 	read    *events.State // that agreed was made of
@@ -169,7 +156,7 @@ type Clients struct {
 	gen     uint64
 	saved   []byte // what the file has
 	// by which slots clients had flows when the agent started, until Configure knows whose
-	before map[podID]map[Ref][]uint32
+	before map[podnet.Key]map[Ref][]uint32
 }
 
 // Open reads the file, and forgets pods whose network namespace is gone.
@@ -187,9 +174,9 @@ func Open(cfg Config) (*Clients, error) {
 		cfg.Epoch = uint64(time.Now().UnixNano())
 	}
 	c := &Clients{
-		cfg: cfg, turns: newTurns(), members: map[podID]*member{}, changed: make(chan struct{}),
+		cfg: cfg, turns: newTurns(), members: map[podnet.Key]*member{}, changed: make(chan struct{}),
 		visits: make(chan struct{}, 1), told: map[Ref]bool{}, lists: map[Ref][]*skeinv1.EgressClient{},
-		pairs: map[pairKey]*pair{}, before: map[podID]map[Ref][]uint32{},
+		pairs: map[pairKey]*pair{}, before: map[podnet.Key]map[Ref][]uint32{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	err := c.load()
@@ -278,8 +265,8 @@ func (c *Clients) visit() {
 		case <-c.visits:
 		}
 		c.mu.Lock()
-		var all []podID
-		uplinks := map[podID]string{}
+		var all []podnet.Key
+		uplinks := map[podnet.Key]string{}
 		for id, m := range c.members {
 			if id.ContainerID == "" && m.client.NetNS != "" {
 				all = append(all, id)
@@ -327,37 +314,38 @@ func (c *Clients) Follow(s *events.State, ports dataplane.FoUPorts) {
 // AddPod lets a pod use the egresses of its annotations. It returns when the pod's network namespace is configured and
 // its gateways know the pod, or when AddWait or ctx is over. Failures are reported in the result; the pod still starts,
 // and they are tried again. Without such annotations it does nothing.
-func (c *Clients) AddPod(ctx context.Context, p Pod, annotations map[string]string) []*skeinv1.EgressOfClient {
+func (c *Clients) AddPod(ctx context.Context, p podnet.Attachment,
+	annotations map[string]string) []*skeinv1.EgressOfClient {
 	refs, wrong := ParseAnnotations(annotations)
 	if len(refs) == 0 && wrong == nil {
 		return nil
 	}
 	if wrong != nil {
-		c.cfg.Log.Warn("annotations about egresses", "client", p.key(), "error", wrong)
+		c.cfg.Log.Warn("annotations about egresses", "client", keyOf(p), "error", wrong)
 	}
 	c.mu.Lock()
-	c.drop(p.id(), false) // of a container that came before
-	c.enter(&member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
+	c.drop(p.Key, false) // of a container that came before
+	c.enter(&member{pod: p, client: Client{Key: keyOf(p), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
 		noted: refs, wrong: wrong})
 	c.replan()
 	c.mu.Unlock()
-	return c.await(ctx, p.id())
+	return c.await(ctx, p.Key)
 }
 
 // Annotate has a running pod use the egresses of its annotations, which are others now. What Attach has added stays.
-func (c *Clients) Annotate(p Pod, annotations map[string]string) {
+func (c *Clients) Annotate(p podnet.Attachment, annotations map[string]string) {
 	refs, wrong := ParseAnnotations(annotations)
 	if wrong != nil {
-		c.cfg.Log.Warn("annotations about egresses", "client", p.key(), "error", wrong)
+		c.cfg.Log.Warn("annotations about egresses", "client", keyOf(p), "error", wrong)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.members[p.id()]
+	m := c.members[p.Key]
 	switch {
 	case m == nil && len(refs) == 0 && wrong == nil:
 		return
 	case m == nil:
-		m = &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}}
+		m = &member{pod: p, client: Client{Key: keyOf(p), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}}
 		c.enter(m)
 	case slices.Equal(m.noted, refs) && fmt.Sprint(m.wrong) == fmt.Sprint(wrong):
 		return
@@ -366,7 +354,7 @@ func (c *Clients) Annotate(p Pod, annotations map[string]string) {
 	m.attached = slices.DeleteFunc(slices.Clone(m.attached), func(r Ref) bool { return slices.Contains(refs, r) })
 	m.attached = m.attached[:min(len(m.attached), MaxEgresses-len(refs))]
 	if len(m.noted)+len(m.attached) == 0 && m.wrong == nil {
-		c.drop(p.id(), true)
+		c.drop(p.Key, true)
 	}
 	c.replan()
 }
@@ -376,13 +364,13 @@ func (c *Clients) enter(m *member) {
 	c.count++
 	m.since = c.count
 	m.inode, _ = inodeOf(m.pod.NetNS)
-	c.members[m.pod.id()] = m
-	m.flows = c.before[m.pod.id()]
-	delete(c.before, m.pod.id())
+	c.members[m.pod.Key] = m
+	m.flows = c.before[m.pod.Key]
+	delete(c.before, m.pod.Key)
 }
 
 // await waits for kernel and gateways, and tells how it stands then.
-func (c *Clients) await(ctx context.Context, id podID) []*skeinv1.EgressOfClient {
+func (c *Clients) await(ctx context.Context, id podnet.Key) []*skeinv1.EgressOfClient {
 	patience, cancel := context.WithTimeout(ctx, AddWait)
 	defer cancel()
 	for {
@@ -415,9 +403,9 @@ func (c *Clients) await(ctx context.Context, id podID) []*skeinv1.EgressOfClient
 }
 
 // DelPod ends what a pod had. It waits until that is done, or ctx is over; a pod that uses nothing costs nothing.
-func (c *Clients) DelPod(ctx context.Context, containerID, ifname string) {
+func (c *Clients) DelPod(ctx context.Context, k podnet.Key) {
 	c.mu.Lock()
-	w := c.drop(podID{containerID, ifname}, true)
+	w := c.drop(k, true)
 	if w != nil {
 		c.replan()
 	}
@@ -453,7 +441,7 @@ func (c *Clients) Clear(ctx context.Context) {
 }
 
 // drop takes a member out; nil: there was none with a worker. remove says that its rules, routes and devices go too.
-func (c *Clients) drop(id podID, remove bool) *worker {
+func (c *Clients) drop(id podnet.Key, remove bool) *worker {
 	m := c.members[id]
 	if m == nil {
 		return nil
@@ -466,9 +454,9 @@ func (c *Clients) drop(id podID, remove bool) *worker {
 }
 
 // CheckPod says what of a pod's egresses is not in its network namespace as it shall be; nil: all is, or it has none.
-func (c *Clients) CheckPod(containerID, ifname string) error {
+func (c *Clients) CheckPod(k podnet.Key) error {
 	c.mu.Lock()
-	m := c.members[podID{containerID, ifname}]
+	m := c.members[k]
 	var ns Namespace
 	var spec dataplane.ClientSpec
 	if m != nil && m.worker != nil {
@@ -498,9 +486,10 @@ var ErrNotAttached = errors.New("is not attached")
 
 // Attach has a running pod use more egresses, after those that it has, or with detach no more those that were attached.
 // It returns as AddPod does.
-func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([]*skeinv1.EgressOfClient, error) {
+func (c *Clients) Attach(ctx context.Context, p podnet.Attachment, refs []Ref,
+	detach bool) ([]*skeinv1.EgressOfClient, error) {
 	c.mu.Lock()
-	m := c.members[p.id()]
+	m := c.members[p.Key]
 	have := []Ref(nil)
 	if m != nil {
 		have = m.attached
@@ -511,10 +500,10 @@ func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([
 		switch {
 		case detach && i < 0 && m != nil && slices.Contains(m.noted, r):
 			c.mu.Unlock()
-			return nil, fmt.Errorf("egress %s %w to %s: its annotations name it", r, ErrNotAttached, p.key())
+			return nil, fmt.Errorf("egress %s %w to %s: its annotations name it", r, ErrNotAttached, keyOf(p))
 		case detach && i < 0:
 			c.mu.Unlock()
-			return nil, fmt.Errorf("egress %s %w to %s", r, ErrNotAttached, p.key())
+			return nil, fmt.Errorf("egress %s %w to %s", r, ErrNotAttached, keyOf(p))
 		case detach:
 			next = slices.Delete(next, i, i+1)
 		case i < 0 && !(m != nil && slices.Contains(m.noted, r)):
@@ -522,18 +511,18 @@ func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([
 		}
 	}
 	if m == nil && len(next) > 0 {
-		m = &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}}
+		m = &member{pod: p, client: Client{Key: keyOf(p), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}}
 		c.enter(m)
 	}
 	if m != nil && len(next)+len(m.noted) > MaxEgresses {
 		c.mu.Unlock()
-		return nil, fmt.Errorf("%s would use %d egresses; %d are allowed", p.key(), len(next)+len(m.noted), MaxEgresses)
+		return nil, fmt.Errorf("%s would use %d egresses; %d are allowed", keyOf(p), len(next)+len(m.noted), MaxEgresses)
 	}
 	var ended *worker
 	if m != nil {
 		m.attached = next
 		if len(next)+len(m.noted) == 0 && m.wrong == nil {
-			ended = c.drop(p.id(), true)
+			ended = c.drop(p.Key, true)
 		}
 	}
 	c.replan()
@@ -544,20 +533,20 @@ func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([
 		case <-ctx.Done():
 		}
 	}
-	return c.await(ctx, p.id()), nil
+	return c.await(ctx, p.Key), nil
 }
 
 // Configure sets the clients of the configuration; those that are no more in it end.
 func (c *Clients) Configure(all []Configured) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	left := map[podID]bool{}
+	left := map[podnet.Key]bool{}
 	for _, one := range all {
-		id := podID{"", one.NetNS}
+		id := podnet.Key{Interface: one.NetNS}
 		left[id] = true
 		m := c.members[id]
 		if m == nil {
-			m = &member{pod: Pod{Interface: one.NetNS, NetNS: one.NetNS}}
+			m = &member{pod: podnet.Attachment{Key: id, NetNS: one.NetNS}}
 			c.enter(m)
 		}
 		if one.NetNS != "" { // visit reads them

@@ -18,6 +18,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/reconcile"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -170,12 +171,13 @@ func (c *Clients) agree(a *Agreed) {
 	c.replan()
 }
 
-func (f *fleet) pod(name, ipv4 string) Pod {
+func (f *fleet) pod(name, ipv4 string) podnet.Attachment {
 	path := filepath.Join(f.dir, name)
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		f.t.Fatal(err)
 	}
-	return Pod{ContainerID: "c-" + name, Interface: "eth0", NetNS: path, Namespace: "default", Name: name,
+	return podnet.Attachment{Key: podnet.Key{ContainerID: "c-" + name, Interface: "eth0"}, NetNS: path,
+		Namespace: "default", Pod: name,
 		IPv4: addr(ipv4)}
 }
 
@@ -254,10 +256,11 @@ func TestPodsLife(t *testing.T) {
 		if s := f.space(web0.NetNS).last(); len(s.Routes) != 1 || s.Uplink != "eth0" {
 			t.Errorf("%+v", s)
 		}
-		if err := c.CheckPod("c-web-0", "eth0"); err == nil || !strings.Contains(err.Error(), "add rule 1900") {
+		err := c.CheckPod(podnet.Key{ContainerID: "c-web-0", Interface: "eth0"})
+		if err == nil || !strings.Contains(err.Error(), "add rule 1900") {
 			t.Errorf("CHECK: %v", err)
 		}
-		if err := c.CheckPod("c-plain", "eth0"); err != nil {
+		if err := c.CheckPod(podnet.Key{ContainerID: "c-plain", Interface: "eth0"}); err != nil {
 			t.Error(err)
 		}
 		// What was unknown is defined, and the slots move to another owner.
@@ -288,7 +291,7 @@ func TestPodsLife(t *testing.T) {
 		if again := f.calls() - n; again < 2 || again > 4 {
 			t.Errorf("%d words in %s", again, 3*egress.SyncEvery)
 		}
-		c.DelPod(t.Context(), "c-web-0", "eth0")
+		c.DelPod(t.Context(), podnet.Key{ContainerID: "c-web-0", Interface: "eth0"})
 		synctest.Wait()
 		if s := f.space(web0.NetNS); !s.removed || !s.closed || f.knows(gate2) != "" || c.states("default/web-0") != "gone" {
 			t.Errorf("after DEL: %+v, gate2 knows %q", s, f.knows(gate2))
@@ -540,9 +543,10 @@ func TestAttachAndDetach(t *testing.T) {
 		if _, err := c.Attach(t.Context(), p, many, false); err == nil {
 			t.Error("more than allowed")
 		}
-		if got := c.AddPod(t.Context(), Pod{ContainerID: "c-web-0", Interface: "net1", NetNS: p.NetNS,
-			IPv4: addr("10.20.30.77")}, asks("dc/nat")); states(got) != "dc/nat refused" || !strings.Contains(got[0].GetReason(),
-			"same network namespace") {
+		second := podnet.Attachment{NetNS: p.NetNS, IPv4: addr("10.20.30.77"),
+			Key: podnet.Key{ContainerID: "c-web-0", Interface: "net1"}}
+		if got := c.AddPod(t.Context(), second, asks("dc/nat")); states(got) != "dc/nat refused" ||
+			!strings.Contains(got[0].GetReason(), "same network namespace") {
 			t.Errorf("a second interface: %v", got)
 		}
 		if got := c.AddPod(t.Context(), f.pod("web-7", "10.20.30.47"),

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/wholefile"
 )
 
@@ -110,7 +111,7 @@ func (c *Clients) load() error {
 		c.told[r] = true
 	}
 	for _, row := range file.Flows {
-		id := podID{row.ContainerID, row.Interface}
+		id := podnet.Key{ContainerID: row.ContainerID, Interface: row.Interface}
 		if c.before[id] == nil {
 			c.before[id] = map[Ref][]uint32{}
 		}
@@ -120,8 +121,9 @@ func (c *Clients) load() error {
 		if gone(row.NetNS, row.Inode) {
 			continue
 		}
-		p := Pod{row.ContainerID, row.Interface, row.NetNS, row.Namespace, row.Name, row.IPv4, row.IPv6}
-		m := &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
+		p := podnet.Attachment{Key: podnet.Key{ContainerID: row.ContainerID, Interface: row.Interface},
+			NetNS: row.NetNS, IPv4: row.IPv4, IPv6: row.IPv6, Namespace: row.Namespace, Pod: row.Name}
+		m := &member{pod: p, client: Client{Key: keyOf(p), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
 			noted: row.Annotated, attached: row.Attached}
 		if row.Wrong != "" {
 			m.wrong = errors.New(row.Wrong)
@@ -163,7 +165,7 @@ func decodeClients(b []byte) (clientsFile, error) {
 // only.
 func (c *Clients) flowsRows() (out []flowsRow) {
 	for _, m := range c.ordered() {
-		id := m.pod.id()
+		id := m.pod.Key
 		for _, ch := range m.choices {
 			if slots := m.flows[ch.Ref]; ch.Led {
 				out = append(out, flowsRow{id.ContainerID, id.Interface, ch.Ref, append([]uint32{ch.Slot}, slots...)})
@@ -195,7 +197,7 @@ func (c *Clients) save() {
 		if m.pod.ContainerID == "" {
 			continue
 		}
-		row := clientRow{m.pod.ContainerID, m.pod.Interface, m.pod.NetNS, m.inode, m.pod.Namespace, m.pod.Name, m.pod.IPv4,
+		row := clientRow{m.pod.ContainerID, m.pod.Interface, m.pod.NetNS, m.inode, m.pod.Namespace, m.pod.Pod, m.pod.IPv4,
 			m.pod.IPv6, m.noted, m.attached, ""}
 		if m.wrong != nil {
 			row.Wrong = m.wrong.Error()

@@ -16,7 +16,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
@@ -26,6 +25,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egressns"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -264,12 +264,12 @@ func (e *Node) Attach(ctx context.Context,
 		}
 		refs = append(refs, ref)
 	}
-	var found []clients.Pod
+	var found []podnet.Attachment
 	for _, l := range e.c.Leases() {
 		same := r.GetContainerId() != "" && l.Key.ContainerID == r.GetContainerId() ||
 			r.GetContainerId() == "" && l.Pod == r.GetPod() && (r.GetNamespace() == "" || l.Namespace == r.GetNamespace())
 		if same && l.Key.ContainerID != "" && l.Until.IsZero() {
-			found = append(found, cniserver.ClientOf(l))
+			found = append(found, l.Attachment)
 		}
 	}
 	name := cmp.Or(r.GetContainerId(), r.GetNamespace()+"/"+r.GetPod())
