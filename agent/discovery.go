@@ -152,11 +152,11 @@ func (a *Agent) followAddresses(ctx context.Context) {
 		"another one in the configuration")
 }
 
-// doubtNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no sign
-// of another NAT.
-func (a *Agent) doubtNAT() {
+// revalidateNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no
+// sign of another NAT.
+func (a *Agent) revalidateNAT() {
 	if a.lag.Late(time.Now()) < lateForNAT {
-		a.reflexive.Doubt()
+		a.reflexive.Revalidate()
 	}
 }
 

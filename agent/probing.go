@@ -45,7 +45,7 @@ func (a *Agent) onPong(p probe.Pong) {
 		a.predictor.PongReceived(p.Peer, p.From)
 		a.reflection.Saw(p.Observed, p.From.Addr(), p.At)
 		if reflection.Strange(p.Observed, p.From, a.netcheck.Load()) {
-			a.reflexive.Doubt()
+			a.reflexive.Revalidate()
 		}
 	}
 	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)

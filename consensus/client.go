@@ -65,8 +65,8 @@ type Client struct {
 	move    *time.Timer             // ends it in favour of a better source
 	hurry   chan struct{}           // ends the rest between two
 
-	doubts   map[identity.ID]doubt // about leaders of the site
-	forged   int                   // how often one passed on what no server has signed
+	backoffs map[identity.ID]backoff // about leaders of the site
+	forged   int                     // how often one passed on what no server has signed
 	fresh    freshness
 	proof    *skeinv1.Checkpoint // of the server that is followed; nil: there was none yet
 	provedAt time.Time

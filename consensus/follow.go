@@ -69,7 +69,7 @@ func (c *Client) Follow(ctx context.Context) error {
 				break
 			}
 			if s.passed || slices.Contains(c.leaders(), s.id) {
-				c.doubtful(s.id, err, time.Since(began))
+				c.backOff(s.id, err, time.Since(began))
 			}
 			c.ended(s, err)
 			heard = heard && !errors.Is(err, ErrDiverged) // it will say so again
@@ -114,7 +114,7 @@ func (c *Client) sources() []source {
 	leaders, servers := c.leaders(), c.followOrder()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return order(leaders, servers, c.doubts, time.Now())
+	return order(leaders, servers, c.backoffs, time.Now())
 }
 
 func (c *Client) followFrom(ctx context.Context, s source) (heard bool, err error) {

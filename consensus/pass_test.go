@@ -278,12 +278,12 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 		c.eventually("the member has lost its own stream by that", func() error {
 			member.client.mu.Lock()
 			defer member.client.mu.Unlock()
-			if member.client.doubts[leader.id].fails == 0 {
+			if member.client.backoffs[leader.id].fails == 0 {
 				return errors.New("not yet")
 			}
 			return nil
 		})
-		c.follows(member, false, c.nodes[0]) // as long as it doubts the leader
+		c.follows(member, false, c.nodes[0]) // while the leader is in backoff
 		c.follows(member, true, leader)
 		if n := leader.service.Passing(); n != 1 {
 			t.Errorf("the leader has %d streams of one node", n)
@@ -604,23 +604,23 @@ func TestHostileLeaderOfASite(t *testing.T) {
 func TestOrderOfSources(t *testing.T) {
 	now := time.Now()
 	a, b, x, y := identity.ID{1}, identity.ID{2}, identity.ID{8}, identity.ID{9}
-	later, past := doubt{until: now.Add(time.Minute)}, doubt{until: now.Add(-time.Minute)}
+	later, past := backoff{until: now.Add(time.Minute)}, backoff{until: now.Add(-time.Minute)}
 	for name, v := range map[string]struct {
 		leaders, servers []identity.ID
-		doubts           map[identity.ID]doubt
+		backoffs         map[identity.ID]backoff
 		want             []source
 	}{
 		"servers alone": {nil, []identity.ID{x, y}, nil, []source{{x, false}, {y, false}}},
 		"leaders first": {[]identity.ID{a, b}, []identity.ID{x}, nil,
 			[]source{{a, true}, {b, true}, {x, false}}},
-		"one in doubt": {[]identity.ID{a, b}, []identity.ID{x}, map[identity.ID]doubt{a: later, b: past},
+		"one in backoff": {[]identity.ID{a, b}, []identity.ID{x}, map[identity.ID]backoff{a: later, b: past},
 			[]source{{b, true}, {x, false}}},
 		"a server leads": {[]identity.ID{y, a}, []identity.ID{x, y}, nil,
 			[]source{{y, false}, {a, true}, {x, false}}},
-		"a server leads, and in doubt": {[]identity.ID{y}, []identity.ID{x, y}, map[identity.ID]doubt{y: later},
+		"a server leads, and in backoff": {[]identity.ID{y}, []identity.ID{x, y}, map[identity.ID]backoff{y: later},
 			[]source{{x, false}, {y, false}}},
 	} {
-		if have := order(v.leaders, v.servers, v.doubts, now); !slices.Equal(have, v.want) {
+		if have := order(v.leaders, v.servers, v.backoffs, now); !slices.Equal(have, v.want) {
 			t.Errorf("%s: %v, want %v", name, have, v.want)
 		}
 	}
@@ -631,41 +631,42 @@ func TestWhenASourceIsLeft(t *testing.T) {
 	a, b, x := identity.ID{1}, identity.ID{2}, identity.ID{9}
 	soon, later := now.Add(time.Second), now.Add(time.Minute)
 	for name, v := range map[string]struct {
-		current source
-		leaders []identity.ID
-		doubts  map[identity.ID]doubt
-		want    time.Time
+		current  source
+		leaders  []identity.ID
+		backoffs map[identity.ID]backoff
+		want     time.Time
 	}{
 		"a server, and nobody leads": {source{x, false}, nil, nil, time.Time{}},
 		"a server, and one leads":    {source{x, false}, []identity.ID{a}, nil, now},
-		"a server, and leaders are in doubt": {source{x, false}, []identity.ID{a, b}, map[identity.ID]doubt{a: {until: later},
-			b: {until: soon}}, soon},
+		"a server, and leaders are in backoff": {source{x, false}, []identity.ID{a, b},
+			map[identity.ID]backoff{a: {until: later},
+				b: {until: soon}}, soon},
 		"the best leader": {source{a, true}, []identity.ID{a, b}, nil, time.Time{}},
-		"the next one, the best in doubt": {source{b, true}, []identity.ID{a, b},
-			map[identity.ID]doubt{a: {until: later}}, later},
+		"the next one, the best in backoff": {source{b, true}, []identity.ID{a, b},
+			map[identity.ID]backoff{a: {until: later}}, later},
 		"one that leads no more": {source{b, true}, []identity.ID{a},
-			map[identity.ID]doubt{a: {until: later}}, now},
+			map[identity.ID]backoff{a: {until: later}}, now},
 		"nobody leads any more":     {source{b, true}, nil, nil, now},
 		"a leader that is a server": {source{x, false}, []identity.ID{x, a}, nil, time.Time{}},
 	} {
-		if have := moveAt(v.current, v.leaders, v.doubts, now); !have.Equal(v.want) {
+		if have := moveAt(v.current, v.leaders, v.backoffs, now); !have.Equal(v.want) {
 			t.Errorf("%s: in %s, want %s", name, have.Sub(now), v.want.Sub(now))
 		}
 	}
 }
 
-func TestDoubtAboutALeaderGrows(t *testing.T) {
+func TestBackoffOfALeaderGrows(t *testing.T) {
 	now := time.Now()
-	var d doubt
+	var d backoff
 	for i, want := range []time.Duration{10, 20, 40, 80, 160, 300, 300, 300, 300, 300} {
 		if d = d.after(errStale, time.Second, now); d.until.Sub(now) != want*time.Second {
 			t.Errorf("failure %d: %s, want %ds", i, d.until.Sub(now), want)
 		}
 	}
-	if d = d.after(errStale, doubtOver, now); d.until.Sub(now) != doubtMin {
+	if d = d.after(errStale, backoffReset, now); d.until.Sub(now) != backoffMin {
 		t.Errorf("after it was followed for long: %s", d.until.Sub(now))
 	}
-	if d = d.after(fmt.Errorf("%w: x", errForged), time.Hour, now); d.until.Sub(now) != doubtLies {
+	if d = d.after(fmt.Errorf("%w: x", errForged), time.Hour, now); d.until.Sub(now) != backoffForged {
 		t.Errorf("after it lied: %s", d.until.Sub(now))
 	}
 }

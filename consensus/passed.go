@@ -30,11 +30,11 @@ const (
 	auditAgain = 10 * time.Second
 	auditWait  = 3 * time.Second // for one server's answer
 
-	doubtMin   = 10 * time.Second // so long a leader that failed is not followed, twice as long each time
-	doubtMax   = 5 * time.Minute
-	doubtLies  = 10 * time.Minute // and one that passed on what no server has signed
-	doubtOver  = time.Minute      // followed for so long, it is as good as new
-	moveWithin = time.Second      // to a better source: not all nodes of a site at once
+	backoffMin    = 10 * time.Second // so long a leader that failed is not followed, twice as long each time
+	backoffMax    = 5 * time.Minute
+	backoffForged = 10 * time.Minute // and one that passed on what no server has signed
+	backoffReset  = time.Minute      // followed for so long, it is as good as new
+	moveWithin    = time.Second      // to a better source: not all nodes of a site at once
 )
 
 // errMoved ends a stream in favour of a better source.
@@ -46,31 +46,31 @@ type source struct {
 	passed bool // a leader of this node's site, which is no server
 }
 
-// doubt is when a leader that failed may be followed again.
-type doubt struct {
+// backoff is when a leader that failed may be followed again.
+type backoff struct {
 	until time.Time
 	fails int
 }
 
-// after is the doubt about a leader that has failed once more, after it was followed for some time.
-func (d doubt) after(err error, followed time.Duration, now time.Time) doubt {
-	if followed >= doubtOver {
+// after is the backoff of a leader that has failed once more, after it was followed for some time.
+func (d backoff) after(err error, followed time.Duration, now time.Time) backoff {
+	if followed >= backoffReset {
 		d.fails = 0
 	}
 	d.fails = min(d.fails+1, 8)
-	wait := min(doubtMin<<(d.fails-1), doubtMax)
+	wait := min(backoffMin<<(d.fails-1), backoffMax)
 	if errors.Is(err, errForged) {
-		wait = doubtLies
+		wait = backoffForged
 	}
 	d.until = now.Add(wait)
 	return d
 }
 
-// order is whom to follow, the best first: leaders that are not in doubt, then the servers. A leader that is a server
+// order is whom to follow, the best first: leaders that are not in backoff, then the servers. A leader that is a server
 // counts as one.
-func order(leaders, servers []identity.ID, doubts map[identity.ID]doubt, now time.Time) (out []source) {
+func order(leaders, servers []identity.ID, backoffs map[identity.ID]backoff, now time.Time) (out []source) {
 	for _, id := range leaders {
-		if !now.Before(doubts[id].until) {
+		if !now.Before(backoffs[id].until) {
 			out = append(out, source{id, !slices.Contains(servers, id)})
 		}
 	}
@@ -83,7 +83,7 @@ func order(leaders, servers []identity.ID, doubts map[identity.ID]doubt, now tim
 }
 
 // moveAt is when a source is to be left for a better one if nothing changes until then; zero: never.
-func moveAt(current source, leaders []identity.ID, doubts map[identity.ID]doubt, now time.Time) (at time.Time) {
+func moveAt(current source, leaders []identity.ID, backoffs map[identity.ID]backoff, now time.Time) (at time.Time) {
 	place := slices.Index(leaders, current.id)
 	if current.passed && place < 0 {
 		return now
@@ -92,7 +92,7 @@ func moveAt(current source, leaders []identity.ID, doubts map[identity.ID]doubt,
 		if i == place {
 			break
 		}
-		from := doubts[id].until
+		from := backoffs[id].until
 		if from.Before(now) {
 			from = now
 		}
@@ -225,7 +225,7 @@ func (c *Client) planMove(leaders []identity.ID) {
 		c.move = nil
 	}
 	now := time.Now()
-	at := moveAt(c.current, leaders, c.doubts, now)
+	at := moveAt(c.current, leaders, c.backoffs, now)
 	if at.IsZero() {
 		return
 	}
@@ -237,14 +237,14 @@ func (c *Client) planMove(leaders []identity.ID) {
 	c.move = time.AfterFunc(wait, func() { leave(errMoved) })
 }
 
-// doubtful notes that a leader has failed.
-func (c *Client) doubtful(id identity.ID, err error, followed time.Duration) {
+// backOff notes that a leader has failed.
+func (c *Client) backOff(id identity.ID, err error, followed time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.doubts == nil {
-		c.doubts = make(map[identity.ID]doubt)
+	if c.backoffs == nil {
+		c.backoffs = make(map[identity.ID]backoff)
 	}
-	c.doubts[id] = c.doubts[id].after(err, followed, time.Now())
+	c.backoffs[id] = c.backoffs[id].after(err, followed, time.Now())
 	if errors.Is(err, errForged) {
 		c.forged++
 	}

@@ -312,9 +312,9 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 	})
 }
 
-// TestNothingFromABlockInDoubt: while nobody knows whether a block was taken back, nothing is given from it, also when
-// it is the last one.
-func TestNothingFromABlockInDoubt(t *testing.T) {
+// TestNothingFromABlockOfUnknownOwner: while nobody knows whether a block was taken back, nothing is given from it,
+// also when it is the last one.
+func TestNothingFromABlockOfUnknownOwner(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
 		g.pool(poolOf("default", 0, "10.64.0.0/31", ""))
@@ -336,7 +336,7 @@ func TestNothingFromABlockInDoubt(t *testing.T) {
 		time.Sleep(2 * idleFor)
 		r.assign("q") // has the spare
 		if l, err := r.try("r"); !codeIs(err, Exhausted) && !codeIs(err, Unavailable) {
-			t.Fatalf("from a block in doubt it got %s, %v", l.IPv4, err)
+			t.Fatalf("from a block whose owner is unknown it got %s, %v", l.IPv4, err)
 		}
 		g.must(lost)
 		if p := r.Problems(); g.blocks("a") != 1 ||

@@ -17,7 +17,7 @@ func (s *step) heartbeats() {
 		s.heartbeatSilent(i)
 		return
 	}
-	if s.Path.Rule == doubted && s.fresh == s.Path.Endpoint {
+	if s.Path.Rule == unverified && s.fresh == s.Path.Endpoint {
 		s.use(i, "direct-proven")
 		return
 	}
@@ -71,14 +71,14 @@ func (s *step) unanswered(rto time.Duration) int {
 	return n
 }
 
-func (s *step) doubt() bool {
-	return s.now.Before(s.DoubtUntil) && s.LastPong.Before(s.DoubtUntil.Add(-verifyFor))
+func (s *step) verifying() bool {
+	return s.now.Before(s.VerifyUntil) && s.LastPong.Before(s.VerifyUntil.Add(-verifyFor))
 }
 
 // leastPatience is how old the oldest unanswered ping has to be for a death, on a host that is not late.
 func (s *step) leastPatience() time.Duration {
-	if s.doubt() {
-		return doubtAfter
+	if s.verifying() {
+		return verifyPatience
 	}
 	return deadAfter
 }
@@ -110,7 +110,7 @@ func (s *step) nextHeartbeat(i int) (at time.Time, early time.Duration) {
 	case s.Path.Silent && s.busy():
 		return last.Add(silentHeartbeat), heartbeatEarly
 	case s.Path.Silent:
-	case s.busy() && (s.unanswered(s.heartbeatRTO()) > 0 || s.doubt()):
+	case s.busy() && (s.unanswered(s.heartbeatRTO()) > 0 || s.verifying()):
 		return last.Add(s.overduePace()), 0
 	case s.busy():
 		return last.Add(heartbeat), heartbeatEarly

@@ -57,7 +57,7 @@ type InUse struct {
 	DirectEnd    time.Time      // when the last one died
 	LastDirect   netip.AddrPort // endpoint of the last one
 	Follow       netip.AddrPort // where the peer sends from, to be used as soon as it answers
-	DoubtUntil   time.Time      // the peer may have found the path dead: look closely until then
+	VerifyUntil  time.Time      // the peer may have found the path dead: look closely until then
 }
 
 // Search is the search for a direct path: endpoints, bursts of pings, punches and port prediction.
@@ -449,7 +449,7 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	}
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
 	if !reply {
-		s.DoubtUntil = s.now.Add(verifyFor) // the peer may have lost what we still use
+		s.VerifyUntil = s.now.Add(verifyFor) // the peer may have lost what we still use
 	}
 	for _, e := range addrs[:min(len(addrs), punchMax)] {
 		e = unmap(e)

@@ -95,8 +95,8 @@ func (s *step) heardOut() bool {
 	return s.Checks > 1 && s.CheckOf.Equal(s.Pending[0]) && s.now.Sub(s.CheckedAt) >= verdictIn
 }
 
-// doubted is the rule while an agent that was silent is heard again, but has not answered yet.
-const doubted = "direct-doubted"
+// unverified is the rule while an agent that was silent is heard again, but has not answered yet.
+const unverified = "direct-unverified"
 
 // silence keeps a path by WireGuard's word alone.
 func (s *step) silence() {
@@ -107,7 +107,7 @@ func (s *step) silence() {
 	if s.Path.Kind == Direct {
 		s.LastDirect = s.Path.Endpoint
 	}
-	s.DoubtUntil, s.Mute = time.Time{}, time.Time{}
+	s.VerifyUntil, s.Mute = time.Time{}, time.Time{}
 	s.Lost = ""
 }
 
@@ -119,9 +119,9 @@ func (s *step) heartbeatSilent(i int) {
 	case s.fresh.IsValid(): // settle looks at it
 	case s.AgentAt.After(s.SilentAt):
 		// The agent is back, or the way is cut in our direction only. It has little time to answer.
-		s.Path.Silent, s.Path.Rule = false, doubted
+		s.Path.Silent, s.Path.Rule = false, unverified
 		s.Path.Reason = "The peer's agent is heard again, and asked whether it hears this host."
-		s.Pending, s.DoubtUntil = nil, s.now.Add(verifyFor)
+		s.Pending, s.VerifyUntil = nil, s.now.Add(verifyFor)
 		s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
 		s.ping(i)
 	case s.tunnelGone():

@@ -16,7 +16,7 @@ const (
 	controlQuiet = 2 * time.Second        // the control net sends and hears nothing for so long: the path is asked
 	lateIgnored  = 100 * time.Millisecond // how late this process may wake before that counts for its paths
 	// instead of deadAfter, when the peer's punch says that it has no path: it has waited already
-	doubtAfter = 250 * time.Millisecond
+	verifyPatience = 250 * time.Millisecond
 	// how long traffic counts as present: three readings of the counters, so that a lone packet costs few heartbeats
 	busyFor   = 750 * time.Millisecond
 	watchFor  = 3 * time.Second // heartbeats on a new path, traffic or not

@@ -109,7 +109,7 @@ func TestRewritesOfAnotherNetwork(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	peer, a := identity.ID{7}, rewriteTo(40001, "198.51.100.1:51820")
 	w.add(rewrite{PortRewrite: a, peer: peer, used: start})
-	w.doubt()
+	w.networkChanged()
 	for _, step := range []struct {
 		path path.Path
 		kept bool

@@ -137,10 +137,10 @@ func (p *Predictor) Through(at netip.AddrPort) netip.AddrPort {
 	return p.rewrites.through(at)
 }
 
-// NetworkChanged says that this host's network has: see rewrites.doubt.
+// NetworkChanged says that this host's network has: see rewrites.networkChanged.
 func (p *Predictor) NetworkChanged() {
 	if p != nil {
-		p.rewrites.doubt()
+		p.rewrites.networkChanged()
 	}
 }
 

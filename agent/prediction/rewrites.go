@@ -33,7 +33,7 @@ type rewrite struct {
 	told   bool
 	pinged time.Time       // last time the peer's ping was passed on
 	proxy  *birthday.Proxy // instead of a rule in the kernel
-	doubt  bool            // this host's network has changed since: its NAT may be another
+	stale  bool            // this host's network has changed since: its NAT may be another
 }
 
 func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
@@ -137,13 +137,13 @@ func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) 
 	}
 }
 
-// doubt has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and behind
-// another NAT a rewrite would only have the peer hear from a port that it does not know.
-func (w *rewrites) doubt() {
+// networkChanged has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and
+// behind another NAT a rewrite would only have the peer hear from a port that it does not know.
+func (w *rewrites) networkChanged() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.all {
-		r.doubt = true
+		r.stale = true
 	}
 }
 
@@ -165,7 +165,7 @@ func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) map[ne
 		if r.peer.IsZero() {
 			rest = adoptedFor
 		}
-		if r.doubt && !alive[r] {
+		if r.stale && !alive[r] {
 			rest = 0
 		}
 		if now.Sub(r.used) >= rest {

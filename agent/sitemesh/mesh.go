@@ -88,13 +88,13 @@ type trouble struct {
 func (m *Mesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
 	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }
 	dead := func(id identity.ID) bool { return is.shunned(id) || is.dead(id) }
-	doubted := m.Returned.doubted
+	unproven := m.Returned.unproven
 	for _, passOver := range []func(identity.ID) bool{
-		func(id identity.ID) bool { return idle(id) || is.dead(id) || is.suspect(id) || doubted(id) },
+		func(id identity.ID) bool { return idle(id) || is.dead(id) || is.suspect(id) || unproven(id) },
 		func(id identity.ID) bool { return idle(id) || is.dead(id) || is.suspect(id) },
 		func(id identity.ID) bool { return idle(id) || is.dead(id) },
 		func(id identity.ID) bool { return idle(id) || is.lost(id) },
-		func(id identity.ID) bool { return dead(id) || doubted(id) },
+		func(id identity.ID) bool { return dead(id) || unproven(id) },
 		dead,
 	} {
 		if w, ok = p.Way(to, passOver); !ok || !w.Hop || !passOver(w.Via) {
@@ -153,7 +153,7 @@ func (is trouble) among(paths map[identity.ID]path.Path, shunned map[identity.ID
 	return out
 }
 
-// Wake has the loop look again when what is left of the plan before ends, or a doubt.
+// Wake has the loop look again when what is left of the plan before ends, or when a peer counts as proven.
 func (m *Mesh) Wake(now time.Time, wake func()) {
 	if m.timer != nil {
 		m.timer.Stop()

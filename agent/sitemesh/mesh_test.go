@@ -295,7 +295,7 @@ func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 		}{
 			{what: "it is suspected", bound: suspected, other: direct, carries: other},
 			{what: "it answers", bound: direct, other: direct, after: time.Second, carries: other},
-			{what: "it answers still", bound: direct, other: direct, after: doubtFor - 2*time.Second, carries: other},
+			{what: "it answers still", bound: direct, other: direct, after: unprovenFor - 2*time.Second, carries: other},
 			{what: "long enough", bound: direct, other: direct, after: 2 * time.Second, carries: bound},
 			{what: "it is suspected again", bound: suspected, other: direct, carries: other},
 			{what: "a handshake", bound: direct, other: direct, after: time.Second, shake: true, carries: bound},
@@ -335,7 +335,7 @@ func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 			w.want(self+" before", w.way(w.plan(self, sites.Site), ends[self]), "via "+bound)
 			w.later(sites.Linger)
 			var by []string // one after the other
-			for after := time.Duration(0); after < 2*doubtFor; after += step {
+			for after := time.Duration(0); after < 2*unprovenFor; after += step {
 				p := direct
 				p.Suspect = after >= patience && after < stop
 				w.paths[w.ids[bound]] = p
@@ -410,14 +410,14 @@ func TestWhoDoesNotForwardIsTheLast(t *testing.T) {
 		w.silent = []string{silent}
 		look("one is found silent", direct, other)
 		look("nobody reaches the other one", path.Path{Kind: path.Direct}, "a3")
-		look("it is back, and doubted", direct, other)
+		look("it is back, and unproven", direct, other)
 		look("a relay reaches it", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, other)
 	}
 }
 
-// TestALeaderThatComesBackIsDoubted: its path is alive before WireGuard there has a session again. Until there was a
+// TestALeaderThatComesBackIsUnproven: its path is alive before WireGuard there has a session again. Until there was a
 // handshake others carry what goes by it, at both ends, as long as there is another.
-func TestALeaderThatComesBackIsDoubted(t *testing.T) {
+func TestALeaderThatComesBackIsUnproven(t *testing.T) {
 	direct := path.Path{Kind: path.Direct, Alive: true}
 	relayed := path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}
 	for self, to := range map[string]string{"a3": "b3", "b1": "a3"} { // one of its site, and another site's leader
@@ -440,7 +440,7 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 		w.later(time.Second)
 		look("it is away", path.Path{Kind: path.Direct}, 0, other)
 		look("its path answers, and no session", direct, time.Second, other)
-		if got, want := w.m.Returned.until(), w.now.Add(doubtFor); !got.Equal(want) {
+		if got, want := w.m.Returned.until(), w.now.Add(unprovenFor); !got.Equal(want) {
 			t.Errorf("%s: it is looked at again at %s, want %s", self, got, want)
 		}
 		counters := map[identity.ID]path.Counters{w.ids[bound]: {Handshake: w.handshakes[w.ids[bound]]}}
@@ -456,7 +456,7 @@ func TestALeaderThatComesBackIsDoubted(t *testing.T) {
 
 		look("it is away again", path.Path{Kind: path.Relay}, 0, other)
 		look("a relay reaches it", path.Path{Kind: path.Relay, Alive: true}, time.Second, other)
-		look("nothing has come for a while: it was cut off", path.Path{Kind: path.Relay, Alive: true}, doubtFor, bound)
+		look("nothing has come for a while: it was cut off", path.Path{Kind: path.Relay, Alive: true}, unprovenFor, bound)
 
 		look("direct", direct, 0, bound)
 		look("the direct path has died", relayed, time.Second, other)

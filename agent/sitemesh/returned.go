@@ -7,9 +7,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// doubtFor is how long a peer that has come back is doubted at most. One that was cut off and did not start again
-// keeps its session, and the next handshake may be two minutes away.
-const doubtFor = 10 * time.Second
+// unprovenFor is how long a peer that has come back is taken as unproven at most. One that was cut off and did not
+// start again keeps its session, and the next handshake may be two minutes away.
+const unprovenFor = 10 * time.Second
 
 // returned are the peers whose path has died, or was suspected, and, as far as back is set, come back, and with which
 // WireGuard has had no handshake since. If such a peer has started again, its WireGuard in user space knows nothing of
@@ -36,7 +36,7 @@ func (r *returned) note(id identity.ID, p path.Path, dead bool, handshake, now t
 	case !known:
 		return
 	}
-	if !a.back.IsZero() && (handshake.After(a.dead) || now.Sub(a.back) >= doubtFor) {
+	if !a.back.IsZero() && (handshake.After(a.dead) || now.Sub(a.back) >= unprovenFor) {
 		delete(*r, id)
 		return
 	}
@@ -46,10 +46,10 @@ func (r *returned) note(id identity.ID, p path.Path, dead bool, handshake, now t
 	(*r)[id] = a
 }
 
-// doubted reports whether it is not known that a peer takes what this host sends.
-func (r returned) doubted(id identity.ID) bool { return !r[id].back.IsZero() }
+// unproven reports whether it is not known that a peer takes what this host sends.
+func (r returned) unproven(id identity.ID) bool { return !r[id].back.IsZero() }
 
-// Proven reports whether there is a peer that is doubted no more by what WireGuard now says.
+// Proven reports whether there is a peer that is proven by what WireGuard now says.
 func (r returned) Proven(counters map[identity.ID]path.Counters) bool {
 	for id, a := range r {
 		if !a.back.IsZero() && counters[id].Handshake.After(a.dead) {
@@ -59,10 +59,10 @@ func (r returned) Proven(counters map[identity.ID]path.Counters) bool {
 	return false
 }
 
-// until is when the next peer is doubted no more for the time alone; zero: there is none.
+// until is when the next peer counts as proven by the time alone; zero: there is none.
 func (r returned) until() (first time.Time) {
 	for _, a := range r {
-		if end := a.back.Add(doubtFor); !a.back.IsZero() && (first.IsZero() || end.Before(first)) {
+		if end := a.back.Add(unprovenFor); !a.back.IsZero() && (first.IsZero() || end.Before(first)) {
 			first = end
 		}
 	}

@@ -135,7 +135,7 @@ func TestPace(t *testing.T) {
 	} {
 		p := paceFor(c.loss, c.rtt, 0)
 		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 2*c.rtt ||
-			p.doubt < c.rtt {
+			p.first < c.rtt {
 			t.Errorf("%+v: %+v, %s in all", c, p, took)
 		}
 	}

@@ -47,7 +47,7 @@ type pace struct {
 	tries   int
 	spacing time.Duration
 	rest    time.Duration // after the last one
-	doubt   time.Duration // after the first one, until more is asked
+	first   time.Duration // after the first one, until more is asked
 }
 
 const (
@@ -66,7 +66,7 @@ func paceFor(loss float64, rtt, late time.Duration) pace {
 		p.rest = restUnknown + 2*late
 	}
 	loss = min(max(loss, leastLoss), 0.9)
-	p.doubt = max(2*p.spacing, rtt+p.spacing/2)
+	p.first = max(2*p.spacing, rtt+p.spacing/2)
 	p.tries = min(max(int(math.Ceil(math.Log(wronglyLost)/math.Log(loss))), leastTries), mostTries)
 	return p
 }

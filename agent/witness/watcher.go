@@ -255,7 +255,7 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	p := w.paceOf(t.Leader, late)
 	done := make(chan result, 1)
 	go func() { done <- w.ask(ctx, t.Leader, t.Mirrors, kind, p) }()
-	soon := time.NewTimer(p.doubt)
+	soon := time.NewTimer(p.first)
 	defer soon.Stop()
 	select {
 	case r := <-done:

@@ -26,7 +26,7 @@ type Evidence struct {
 	Local        []netip.Addr // addresses of this host
 	Servers      int          // asked
 	Off          bool         // STUN is switched off
-	Doubtful     bool         // none answered, and nothing shows that any of them is up
+	Inconclusive bool         // none answered, and nothing shows that any of them is up
 	Observations []candidate.Observation
 	Tests
 }
@@ -107,7 +107,7 @@ func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 
 // unanswered says that nobody could be asked, for want of servers or because all seem to be away.
 func (e Evidence) unanswered() bool {
-	return e.Servers == 0 || e.Doubtful && len(e.Observations) == 0
+	return e.Servers == 0 || e.Inconclusive && len(e.Observations) == 0
 }
 
 // isLocal reports whether a mapped address is WireGuard's port on this host itself.

@@ -221,28 +221,28 @@ func TestMappingIsKeptAliveAndWatched(t *testing.T) {
 
 // A path that has died, or a peer that sees the host elsewhere, brings a look at once. What it costs is bounded: in
 // vain it is done ever more rarely, and a host without NAT does not look at all.
-func TestDoubtLooksAtOnce(t *testing.T) {
+func TestRevalidateLooksAtOnce(t *testing.T) {
 	bubble(t, two, func(t *testing.T, w *world) {
 		first := w.one(w.after(2 * time.Second))
 		w.requests()
 		w.set(func() { w.mapped = ap("198.51.100.9:8") })
-		w.step.Doubt()
+		w.step.Revalidate()
 		if r := w.one(w.after(300 * time.Millisecond)); r.Candidates[0].Address != "198.51.100.9:8" || r.NAT != first.NAT {
-			t.Errorf("after a doubt: %v, NAT %s", r.Candidates, r.NAT)
+			t.Errorf("after Revalidate: %v, NAT %s", r.Candidates, r.NAT)
 		}
 		w.after(3 * time.Minute)
 		w.requests()
 		for range 600 {
-			w.step.Doubt()
+			w.step.Revalidate()
 			w.after(100 * time.Millisecond)
 		}
 		// 1+2+4+8+16 s, then as often as without.
 		if n := w.requests(); n < 2*6 || n > 2*(2*3+6) {
-			t.Errorf("%d requests in a minute of doubts in vain, want about %d", n, 2*(6+2))
+			t.Errorf("%d requests in a minute of looks in vain, want about %d", n, 2*(6+2))
 		}
 		w.set(func() { w.mapped = ap("198.51.100.9:9") })
 		if r := w.one(w.after(keepEvery + 5*time.Second)); r.Candidates[0].Address != "198.51.100.9:9" {
-			t.Errorf("the last doubt: %v", r.Candidates)
+			t.Errorf("after the last one: %v", r.Candidates)
 		}
 	})
 	bubbleWith(t, two, func(_ *Config, w *world) {
@@ -250,7 +250,7 @@ func TestDoubtLooksAtOnce(t *testing.T) {
 	}, func(t *testing.T, w *world) {
 		w.after(2 * time.Second)
 		w.requests()
-		w.step.Doubt()
+		w.step.Revalidate()
 		w.after(5 * time.Second)
 		if n := w.requests(); n > 0 {
 			t.Errorf("%d requests though no NAT could have changed its mapping", n)
@@ -258,20 +258,21 @@ func TestDoubtLooksAtOnce(t *testing.T) {
 	})
 }
 
-// Servers that are silent when a doubt comes are not believed gone, nor UDP blocked, before the regular look says so.
-func TestDoubtInAShortOutageIsNoNews(t *testing.T) {
+// Servers that are silent when Revalidate is called are not believed gone, nor UDP blocked, before the regular look
+// says so.
+func TestRevalidateInAShortOutageIsNoNews(t *testing.T) {
 	bubbleWith(t, two, withAlive, func(t *testing.T, w *world) {
 		w.set(func() { w.alive = true })
 		w.one(w.after(2 * time.Second))
 		w.set(func() { w.away = true })
-		w.step.Doubt()
+		w.step.Revalidate()
 		w.after(2 * time.Second)
 		w.set(func() { w.away = false })
 		if rs := w.after(time.Minute); len(rs) > 0 {
 			t.Errorf("told %+v", rs)
 		}
 		w.set(func() { w.away = true })
-		w.step.Doubt()
+		w.step.Revalidate()
 		if r := w.one(w.after(10 * time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED {
 			t.Errorf("of an outage that stays, this was told in 10 s: %+v", r)
 		}

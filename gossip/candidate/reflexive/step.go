@@ -55,14 +55,14 @@ type Step struct {
 	wg    *asker
 	names *resolve.Names
 
-	mu      sync.Mutex // guards what follows
-	servers []string
-	off     bool             // nobody is to be asked
-	spare   []netip.AddrPort // asked when no server answers
-	wake    func()
-	soon    func()
-	doubts  doubts
-	mapped  []candidate.Observation // of the last run
+	mu           sync.Mutex // guards what follows
+	servers      []string
+	off          bool             // nobody is to be asked
+	spare        []netip.AddrPort // asked when no server answers
+	wake         func()
+	soon         func()
+	revalidation revalidation
+	mapped       []candidate.Observation // of the last run
 
 	run state // owned by Look
 }
@@ -161,7 +161,7 @@ func (s *Step) Await(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) { ret
 func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	s.mu.Lock()
 	s.wake, s.soon = r.Wake, r.Soon
-	s.doubts.begin(time.Now())
+	s.revalidation.begin(time.Now())
 	s.mu.Unlock()
 	before, silent := s.run.found, false
 	whole := r.Full || s.due()
@@ -169,16 +169,16 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 		s.run.moved, silent = s.compare(ctx)
 	}
 	s.mu.Lock()
-	doubted := s.doubts.due
+	revalidated := s.revalidation.due
 	s.mu.Unlock()
-	if whole || s.run.moved || silent && !doubted {
+	if whole || s.run.moved || silent && !revalidated {
 		s.full(ctx, r)
 	}
 	s.mu.Lock()
-	s.doubts.end(s.run.found.translated(), candidate.SameCandidates(before.candidates(), s.run.found.candidates()))
+	s.revalidation.end(s.run.found.translated(), candidate.SameCandidates(before.candidates(), s.run.found.candidates()))
 	s.mu.Unlock()
 	f := s.tell(s.run.found, s.run.report)
-	if silent && doubted { // whatever made us doubt may have silenced the servers for a moment; the regular look decides
+	if silent && revalidated { // what asked for this look may have silenced the servers too; the regular look decides
 		f.Again = min(f.Again, retryFirst)
 	}
 	return f
@@ -238,7 +238,7 @@ func (s *Step) compare(ctx context.Context) (moved, silent bool) {
 // full makes one whole run.
 func (s *Step) full(ctx context.Context, r candidate.Request) {
 	f, report := s.discover(ctx, r)
-	if ctx.Err() == nil && s.run.ran && doubtful(s.run.report, report, f, s.run.found) {
+	if ctx.Err() == nil && s.run.ran && inconclusive(s.run.report, report, f, s.run.found) {
 		f, report = s.discover(ctx, r) // a lost packet must not change what the whole mesh does
 	}
 	if ctx.Err() != nil {
@@ -268,8 +268,8 @@ func answering(servers map[netip.AddrPort]bool) (n int) {
 	return n
 }
 
-// doubtful says whether a change rests on something that did not come, and nothing else.
-func doubtful(before, now candidate.NATReport, f, last findings) bool {
+// inconclusive says whether a change rests on something that did not come, and nothing else.
+func inconclusive(before, now candidate.NATReport, f, last findings) bool {
 	return slices.Equal(f.local, last.local) && before.UDP &&
 		(!now.UDP || now.NAT != before.NAT && candidate.SameCandidates(f.candidates(), last.candidates()))
 }
@@ -318,7 +318,7 @@ func (s *Step) weighSilence(f *findings, servers []netip.AddrPort) {
 	case known:
 		f.v4, f.v6, f.hairpin, f.kept = good.v4, good.v6, good.hairpin, true
 	case s.c.Alive != nil:
-		f.v4.Doubtful, f.v6.Doubtful = true, true
+		f.v4.Inconclusive, f.v6.Inconclusive = true, true
 	}
 }
 
