@@ -27,7 +27,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 			Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.Connected(a.cfg.Dataplane.Link),
 		},
-		Pods: a.pods.Routes(), Lingering: a.egresses.Lingering(),
+		Pods: a.pods.Routes(), InGrace: a.egresses.InGrace(),
 	}
 	in.Plain = a.plain.View()
 	if a.egresses != nil {

@@ -63,7 +63,8 @@ func knownPeers(members []identity.ID, r *sitemesh.Reach) iter.Seq[identity.ID] 
 
 // askForHandshake asks a peer to begin a session: by a relay, since without one the tunnel carries nothing.
 func (a *Agent) askForHandshake(peer identity.ID) {
-	s := &skeinv1.Signal{From: a.id.String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
+	s := &skeinv1.Signal{From: a.id.String(), Body: &skeinv1.Signal_HandshakeRequest_{
+		HandshakeRequest: &skeinv1.Signal_HandshakeRequest{}}}
 	b, err := proto.Marshal(s)
 	if err == nil {
 		err = a.control.SendRelayed(peer, control.ChannelSignal, b)

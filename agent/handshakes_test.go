@@ -19,7 +19,8 @@ import (
 func TestHandshakeSignal(t *testing.T) {
 	self, peer := newHost(t, "a"), newHost(t, "b")
 	a := newTestAgent(self, newWorld(t, self, peer).state)
-	s := &skeinv1.Signal{From: peer.key.ID().String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
+	s := &skeinv1.Signal{From: peer.key.ID().String(), Body: &skeinv1.Signal_HandshakeRequest_{
+		HandshakeRequest: &skeinv1.Signal_HandshakeRequest{}}}
 	b, err := proto.Marshal(s)
 	if err != nil {
 		t.Fatal(err)

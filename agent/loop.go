@@ -305,8 +305,8 @@ func (a *Agent) revoked(reason string) error {
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 
-// onForeign notes that somebody else changed what is ours, and that it was repaired.
-func (a *Agent) onForeign(subsystem string) {
+// onDrift notes that somebody else changed what is ours, and that it was repaired.
+func (a *Agent) onDrift(subsystem string) {
 	a.metrics.Repaired.WithLabelValues(subsystem).Inc()
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
 		Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true,

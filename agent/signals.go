@@ -58,7 +58,7 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	if b := s.GetBirthday(); b != nil {
 		a.predictor.TakeSignal(from, b)
 	}
-	if s.GetKnock() != nil && a.handshakes.Request(from, time.Now()) {
+	if s.GetHandshakeRequest() != nil && a.handshakes.Request(from, time.Now()) {
 		a.wakeUp()
 	}
 	if r := s.GetRekey(); r != nil {

@@ -15,7 +15,7 @@ import (
 
 // wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may still
 // treat the node as the leader that it was.
-const wideFor = sites.Linger + sites.ForwardOn
+const wideFor = sites.Grace + sites.ForwardOn
 
 // placeClock remembers whether everybody is to have this node's record.
 type placeClock struct {

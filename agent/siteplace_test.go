@@ -291,7 +291,7 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 		}
 		topology("full")
 		scope()
-		time.Sleep(sites.Linger) // the others of the site may not have heard of it
+		time.Sleep(sites.Grace) // the others of the site may not have heard of it
 		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_MESH || status() != nil {
 			t.Errorf("in topology full again: %s, %v", got, status())
 		}

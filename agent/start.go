@@ -327,7 +327,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		return err
 	}
 	a.plane, err = plane.Open(ctx, plane.Options{
-		Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign, OnBroken: a.onBroken,
+		Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnDrift: a.onDrift, OnBroken: a.onBroken,
 	})
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func (n *inbound) hand(c net.Conn, id identity.ID) {
 		config := n.config
 		config.Stream = p
 		p.transport = raft.NewNetworkTransportWithConfig(&config)
-		p.transport.SetHeartbeatHandler(func(r raft.RPC) { n.take(id, r, n.beat) })
+		p.transport.SetHeartbeatHandler(func(r raft.RPC) { n.take(id, r, n.takeHeartbeat) })
 		go n.pass(id, p.transport)
 	}
 	n.mu.Unlock()
@@ -124,8 +124,8 @@ func (n *inbound) queue(r raft.RPC) {
 	}
 }
 
-// beat is the short way of heartbeats, past requests that wait for the disk.
-func (n *inbound) beat(r raft.RPC) {
+// takeHeartbeat is the short way of heartbeats, past requests that wait for the disk.
+func (n *inbound) takeHeartbeat(r raft.RPC) {
 	n.mu.Lock()
 	f := n.heartbeat
 	if n.closed {

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	maxPassing  = 1024                   // streams of a site's leader
-	passedMost  = 1024                   // events that a node may be behind and still be served by a leader
-	passingBeat = heartbeatEvery * 3 / 2 // a leader that has nothing to pass on says so, this long after its last word
+	maxPassing       = 1024                   // streams of a site's leader
+	passedMost       = 1024                   // events that a node may be behind and still be served by a leader
+	passingHeartbeat = heartbeatEvery * 3 / 2 // a leader with nothing to pass on says so, this long after its last word
 )
 
 // passing are the nodes that have the events from this one: each has one stream.
@@ -89,10 +89,10 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64,
 		return err
 	}
 	defer leave()
-	beat := time.NewTimer(passingBeat)
+	beat := time.NewTimer(passingHeartbeat)
 	defer beat.Stop()
 	send := func(m *skeinv1.SubscribeResponse) error {
-		beat.Reset(passingBeat)
+		beat.Reset(passingHeartbeat)
 		return out(m)
 	}
 	var shown *skeinv1.Checkpoint

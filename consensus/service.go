@@ -254,7 +254,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	if err := send(heartbeat()); err != nil {          // the answer begins at once, also when nothing is new
 		return err
 	}
-	beat := time.NewTimer(s.untilBeat())
+	beat := time.NewTimer(s.untilHeartbeat())
 	defer beat.Stop()
 	w := waiter{replica: s.cfg.Replica}
 	defer func() { w.stop() }()
@@ -283,7 +283,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 		select {
 		case <-w.beyond(ctx, seen):
 		case <-beat.C:
-			beat.Reset(s.untilBeat())
+			beat.Reset(s.untilHeartbeat())
 			// With checked, sendNews looks, and sends the node its last event first.
 			if err = send(heartbeat()); err == nil && !checked {
 				err = checkMember(s.cfg.Replica.State(), peer)
@@ -300,9 +300,9 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	}
 }
 
-// untilBeat is how long the next heartbeat is away. All subscribers get theirs at the same moment, for which the
+// untilHeartbeat is how long the next heartbeat is away. All subscribers get theirs at the same moment, for which the
 // process wakes once.
-func (s *Service) untilBeat() time.Duration {
+func (s *Service) untilHeartbeat() time.Duration {
 	return heartbeatEvery - time.Since(s.began)%heartbeatEvery
 }
 

@@ -90,7 +90,7 @@ func (g *Gossip) SetPlace(next Place) {
 		g.after(carryFor, func() { signal(g.changed) })
 		wait := strayFor
 		if !next.Sited { // what others still have to publish for everybody is not lost meanwhile
-			wait += nearLinger
+			wait += nearGrace
 		}
 		g.after(wait, g.dropStrays)
 	}

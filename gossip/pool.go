@@ -42,7 +42,7 @@ type pool struct {
 
 	renewed chan struct{} // own number changed: announce it
 	crowded chan struct{} // news of members left no room for records
-	linger  *time.Timer   // the pool closes when it fires; under Gossip.poolMu
+	grace   *time.Timer   // the pool closes when it fires; under Gossip.poolMu
 	leaving atomic.Bool   // everybody is to be told that this node leaves the pool
 }
 
@@ -193,14 +193,14 @@ func (g *Gossip) tell(node identity.ID, b []byte) {
 }
 
 const (
-	// wideLinger is how long what everybody holds of a node that is not wide any more stays as it is: not all hear of a
+	// wideGrace is how long what everybody holds of a node that is not wide any more stays as it is: not all hear of a
 	// change of topology at once, and its record for its site reaches only who has heard.
-	wideLinger = 20 * time.Second
+	wideGrace = 20 * time.Second
 	// leaveAfter is how long it then stays in the mesh pool: everybody knows by then that its record is for its site.
 	leaveAfter = 5 * time.Second
-	// nearLinger is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it
+	// nearGrace is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it
 	// at once.
-	nearLinger = 30 * time.Second
+	nearGrace = 30 * time.Second
 	// carryFor is how long after a change of place who was alive counts as alive, until its new pool has met it.
 	carryFor = 15 * time.Second
 	// strayFor is how long records of a former site are shown after a change.
@@ -219,12 +219,12 @@ func (g *Gossip) setPools(place *Place) error {
 			return err
 		}
 	} else if near != nil {
-		g.lingerOn(&g.near, near, place.Sited, nearLinger)
+		g.closeAfterGrace(&g.near, near, place.Sited, nearGrace)
 	}
 	if (!place.Sited || place.Wide) && wide == nil {
 		return g.start(&g.wide, newPool(g, false, ""))
 	} else if wide != nil {
-		g.lingerOn(&g.wide, wide, !place.Sited || place.Wide, wideLinger)
+		g.closeAfterGrace(&g.wide, wide, !place.Sited || place.Wide, wideGrace)
 	}
 	return nil
 }
@@ -237,19 +237,19 @@ func (g *Gossip) start(at *atomic.Pointer[pool], p *pool) error {
 	return nil
 }
 
-// lingerOn has a pool that is not needed close after a while, and one that is needed again stay.
-func (g *Gossip) lingerOn(at *atomic.Pointer[pool], p *pool, needed bool, wait time.Duration) {
+// closeAfterGrace has a pool that is not needed close after a while, and one that is needed again stay.
+func (g *Gossip) closeAfterGrace(at *atomic.Pointer[pool], p *pool, needed bool, wait time.Duration) {
 	switch {
-	case needed && p.linger != nil:
-		p.linger.Stop()
-		p.linger = nil
+	case needed && p.grace != nil:
+		p.grace.Stop()
+		p.grace = nil
 		p.leaving.Store(false)
-	case !needed && p.linger == nil:
+	case !needed && p.grace == nil:
 		var t *time.Timer
 		t = time.AfterFunc(wait, func() {
 			g.poolMu.Lock()
 			defer g.poolMu.Unlock()
-			if p.linger != t || at.Load() != p || g.stopped {
+			if p.grace != t || at.Load() != p || g.stopped {
 				return
 			}
 			if !p.near && !p.leaving.Swap(true) {
@@ -259,15 +259,15 @@ func (g *Gossip) lingerOn(at *atomic.Pointer[pool], p *pool, needed bool, wait t
 			}
 			g.placeChanged() // it tells everybody where it is, or no longer speaks for its site
 		})
-		p.linger = t
+		p.grace = t
 	}
 }
 
 // drop closes a pool with a goodbye, without waiting for it. Callers hold poolMu.
 func (g *Gossip) drop(at *atomic.Pointer[pool], p *pool) {
-	if p.linger != nil {
-		p.linger.Stop()
-		p.linger = nil
+	if p.grace != nil {
+		p.grace.Stop()
+		p.grace = nil
 	}
 	at.Store(nil)
 	g.run(func() { p.close(true) })

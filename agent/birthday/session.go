@@ -121,7 +121,7 @@ func (s *session) run(unfit error) {
 	}
 	s.report(ev)
 	if ev.Phase == Hit {
-		s.linger(ev)
+		s.holdOpen(ev)
 	}
 }
 
@@ -279,8 +279,8 @@ func (s *session) arrived(i int, from netip.AddrPort, b []byte, at time.Time) {
 	}
 }
 
-// linger keeps the socket that was hit until WireGuard's packets are led through its port.
-func (s *session) linger(ev Event) {
+// holdOpen keeps the socket that was hit until WireGuard's packets are led through its port.
+func (s *session) holdOpen(ev Event) {
 	limit := time.NewTimer(hitFor)
 	defer limit.Stop()
 	again := time.NewTicker(hitAgain)

@@ -219,7 +219,7 @@ func (s *server) lead() {
 		k := NewSlotController(SlotControllerConfig{Lead: lead, Since: since, View: s.viewNow, Wait: s.waitView, Now: s.now,
 			Log:  s.w.log,
 			Site: func(n *skeinv1.Node) string { return n.GetLabels()["site"] }})
-		s.w.plantKeeper(k)
+		s.w.plantController(k)
 		s.w.mu.Lock()
 		if s.leads && s.term == lead.term {
 			s.slotController = k

@@ -107,8 +107,8 @@ func (w *world) send(from, to *process, f func()) {
 	}
 }
 
-// plantKeeper plants what sits in a slot controller.
-func (w *world) plantKeeper(k *SlotController) {
+// plantController plants what sits in a slot controller.
+func (w *world) plantController(k *SlotController) {
 	switch w.plant {
 	case "no silence after a leader change":
 		k.leases.since = k.leases.since.Add(-time.Hour)

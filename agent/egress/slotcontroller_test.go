@@ -9,7 +9,7 @@ import (
 )
 
 // The slot controller notes once when an owner's labels cease to fit, however often the state changes after that.
-func TestKeeperNotesWhenLabelsFitNoMore(t *testing.T) {
+func TestSlotControllerNotesWhenLabelsFitNoMore(t *testing.T) {
 	labels := map[bool]map[string]string{true: {"gw": "yes"}}
 	now, view := t0, View{Index: 1, Egresses: []*skeinv1.Egress{{Namespace: refA.Namespace, Name: refA.Name, Replicas: 1,
 		Gateways: labels[true]}}}

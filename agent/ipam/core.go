@@ -26,7 +26,7 @@ type seen struct {
 	addr    netip.Addr
 	link    string
 	key     podnet.Key // from the link's alias; zero: somebody else's link
-	foreign bool       // the alias is Coil's
+	ofCoil  bool       // the alias is Coil's
 	since   time.Time
 	missing time.Time // since when it is not found any more
 }

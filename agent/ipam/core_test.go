@@ -289,7 +289,7 @@ func TestStrangersInTheKernel(t *testing.T) {
 // known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)
-	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", Foreign: true,
+	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", OfCoil: true,
 		Key: podnet.Key{ContainerID: "0123abcd", Interface: "eth0"}}
 	if records, _ := b.c.adopt([]podnet.Found{coil}, b.now); len(records) != 0 || len(b.c.leases) != 0 {
 		t.Errorf("a lease of ours was made of it: %v", records)

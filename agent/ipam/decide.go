@@ -247,7 +247,7 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 			continue
 		}
 		others[f.Addr] = true
-		own := k.ContainerID != "" && k.Interface != "" && !f.Foreign
+		own := k.ContainerID != "" && k.Interface != "" && !f.OfCoil
 		ended := own && c.justFreed(k, f.Addr, now)
 		if ended && c.byAddr[f.Addr] != nil {
 			continue // the kernel was read before it ended, and another has the address since
@@ -265,10 +265,10 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 			}
 		}
 		if s := c.seen[f.Addr]; s == nil {
-			c.seen[f.Addr] = &seen{addr: f.Addr, link: f.Link, key: k, foreign: f.Foreign, since: now}
+			c.seen[f.Addr] = &seen{addr: f.Addr, link: f.Link, key: k, ofCoil: f.OfCoil, since: now}
 			changed = append(changed, f.Addr)
 		} else if s.missing = (time.Time{}); s.link != f.Link || s.key != k {
-			s.link, s.key, s.foreign = f.Link, k, f.Foreign
+			s.link, s.key, s.ofCoil = f.Link, k, f.OfCoil
 			changed = append(changed, f.Addr)
 		}
 	}
@@ -345,7 +345,7 @@ func (c *core) seenLease(s *seen) Lease {
 	if s.key != (podnet.Key{}) {
 		l.Key = s.key
 	}
-	if s.foreign {
+	if s.ofCoil {
 		l.Link = s.link
 	}
 	if s.addr.Is4() {

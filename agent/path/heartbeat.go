@@ -135,7 +135,7 @@ func (s *step) heartbeatDue(i int) bool {
 	return !s.now.Before(at.Add(-early))
 }
 
-// heartbeatWake is when beat has something to do again, and how much sooner it may be done.
+// heartbeatWake is when heartbeat has something to do again, and how much sooner it may be done.
 func (s *step) heartbeatWake(i int) (time.Time, time.Duration) {
 	beat, early := s.nextHeartbeat(i)
 	if at := earlier(beat, s.heartbeatTrouble()); !at.Equal(beat) {
@@ -144,7 +144,7 @@ func (s *step) heartbeatWake(i int) (time.Time, time.Duration) {
 	return beat, early
 }
 
-// heartbeatTrouble is when beat has to look whether the path in use still lives; zero: it does.
+// heartbeatTrouble is when heartbeat has to look whether the path in use still lives; zero: it does.
 func (s *step) heartbeatTrouble() time.Time {
 	if s.Path.Silent {
 		return s.tunnelEnd()

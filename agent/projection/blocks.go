@@ -45,12 +45,12 @@ func PodCIDRs(s *events.State) []netip.Prefix { return podCIDRs(s.Nodes()) }
 
 // endpointsByNode are the tunnels' ends of all egress slots, sorted, by the node that they lead to. Those under "" lead
 // to nobody: packets for them are refused and do not leave the mesh.
-func endpointsByNode(s *events.State, lingering map[uint64]bool) map[string][]netip.Prefix {
+func endpointsByNode(s *events.State, inGrace map[uint64]bool) map[string][]netip.Prefix {
 	out := map[string][]netip.Prefix{}
 	for _, e := range s.Egresses() {
 		for _, slot := range s.Slots(e.GetNamespace(), e.GetName()) {
 			node := slot.GetNodeId()
-			if lingering[slot.GetEpoch()] {
+			if inGrace[slot.GetEpoch()] {
 				node = slot.GetFromNodeId()
 			}
 			out[node] = append(out[node], endpointsOf(e, slot.GetNumber())...)

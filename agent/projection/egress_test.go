@@ -55,9 +55,9 @@ func TestEgressGolden(t *testing.T) {
 	checkGolden(t, s, spec, "testdata/egress.golden")
 }
 
-// TestAMovedSlotLingers: a slot that has just moved by plan is led to its former owner by third nodes, until the new
-// one knows.
-func TestAMovedSlotLingers(t *testing.T) {
+// TestAMovedSlotHasAGracePeriod: a slot that has just moved by plan is led to its former owner by third nodes, until
+// the new one knows.
+func TestAMovedSlotHasAGracePeriod(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)
 	withEgress(t, s, ids)
@@ -77,11 +77,11 @@ func TestAMovedSlotLingers(t *testing.T) {
 	}
 	var last projection.Last // follows that, too
 	for _, c := range []struct {
-		lingering bool
-		want      identity.ID
+		inGrace bool
+		want    identity.ID
 	}{{true, ids[1]}, {false, ids[2]}} {
 		in := input(s, ids)
-		in.Lingering = map[uint64]bool{s.Slot("shop", "nat", 1).GetEpoch(): c.lingering}
+		in.InGrace = map[uint64]bool{s.Slot("shop", "nat", 1).GetEpoch(): c.inGrace}
 		spec, _, _ := last.Project(in)
 		for key, p := range spec.WireGuard.Peers {
 			leads := false
@@ -89,7 +89,8 @@ func TestAMovedSlotLingers(t *testing.T) {
 				leads = leads || a == endpoint
 			}
 			if owner := string(key[:]) == string(s.Node(c.want).GetWireguardKey()); leads != owner {
-				t.Errorf("lingering %t: AllowedIPs of a peer %v, which is to have the slot: %t", c.lingering, p.AllowedIPs, owner)
+				t.Errorf("in its grace period %t: AllowedIPs of a peer %v, which is to have the slot: %t", c.inGrace,
+					p.AllowedIPs, owner)
 			}
 		}
 	}

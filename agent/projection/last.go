@@ -74,7 +74,7 @@ func (in *Input) same(o *Input) bool {
 	return in.Self == o.Self && in.State == o.State && in.Reach == o.Reach && in.Host.equal(&o.Host) &&
 		in.Gateway == o.Gateway && in.Complete == o.Complete && in.Plain.same(&o.Plain, in.State.PlainPeers()) &&
 		in.fits(o) && o.fits(in) &&
-		maps.Equal(in.Lingering, o.Lingering) && maps.Equal(in.Rekeys, o.Rekeys) &&
+		maps.Equal(in.InGrace, o.InGrace) && maps.Equal(in.Rekeys, o.Rekeys) &&
 		slices.Equal(in.PortRewrites, o.PortRewrites) &&
 		slices.Equal(in.Pods, o.Pods) && slices.Equal(in.Exported, o.Exported) &&
 		maps.EqualFunc(in.Records, o.Records, sayTheSame)

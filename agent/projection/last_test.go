@@ -72,8 +72,8 @@ func TestLastFollowsEveryChange(t *testing.T) {
 		},
 	}
 	without := map[string]string{
-		"Keys":      "it holds what would be derived again",
-		"Lingering": "TestAMovedSlotLingers has a slot that moves",
+		"Keys":    "it holds what would be derived again",
+		"InGrace": "TestAMovedSlotHasAGracePeriod has a slot that moves",
 	}
 	for _, name := range fieldsOf(reflect.TypeFor[projection.Input](), "") {
 		change, ok := changes[name]

@@ -36,9 +36,9 @@ type Input struct {
 	PortRewrites []dataplane.PortRewrite
 	// Pods are the ways to this host's pods.
 	Pods []dataplane.PodRoute
-	// Lingering are slots that have just moved by plan, by the event that moved them: their endpoints still lead to the
+	// InGrace are slots that have just moved by plan, by the event that moved them: their endpoints still lead to the
 	// former owner, until the new one surely knows.
-	Lingering map[uint64]bool
+	InGrace map[uint64]bool
 	// Gateway is set while this host is a gateway of an egress, and Exported are the slots' addresses that lead here.
 	Gateway  bool
 	Exported []netip.Addr
@@ -121,7 +121,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, in.Reach.Count(len(nodes)))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
-	endpoints := endpointsByNode(in.State, in.Lingering)
+	endpoints := endpointsByNode(in.State, in.InGrace)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
 	carried := in.plainPeers()
 	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State),

@@ -181,7 +181,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	if !r.Peer(w.ids["b3"]) {
 		t.Error("a peer of before is none any more while others may send by it")
 	}
-	w.later(sites.Linger)
+	w.later(sites.Grace)
 	r = w.plan("a3", sites.Site)
 	if r.Peer(w.ids["b3"]) || r.Peer(w.ids["b1"]) || !r.Peer(w.ids["a1"]) {
 		t.Errorf("peers %v", slices.Collect(r.Peers()))
@@ -203,7 +203,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w.want("with one of long ago", w.way(w.plan("a3", ""), "b3"), hop)
 	w.later(sites.MissingPath)
 	w.want("not for ever", w.way(w.plan("a3", ""), "b3"), "direct")
-	w.later(sites.Linger)
+	w.later(sites.Grace)
 	if r = w.plan("a3", ""); !r.Full() {
 		t.Errorf("long after: %+v", r)
 	}
@@ -216,7 +216,7 @@ func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 	w.plan("a1", "")
 	for _, topology := range []string{sites.Site, "full"} {
 		w.later(time.Hour)
-		for after := range sites.Linger / time.Second {
+		for after := range sites.Grace / time.Second {
 			r := w.plan("a1", topology)
 			w.want(fmt.Sprintf("%s, %d s after", topology, after), w.way(r, "a3"), "direct+")
 			w.later(time.Second)
@@ -240,7 +240,7 @@ func TestALeaderPassesOnAsOthersSend(t *testing.T) {
 			w.later(time.Second)
 		}
 	}
-	w.later(sites.Linger)
+	w.later(sites.Grace)
 	w.want("long after", w.way(w.plan("a1", ""), "b3"), "direct")
 }
 
@@ -249,7 +249,7 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 	w := newMeshOf(t)
 	bound := w.way(w.plan("a3", sites.Site), "b3")[len("via "):]
 	other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
-	w.later(sites.Linger)
+	w.later(sites.Grace)
 	for _, c := range []struct {
 		what  string
 		path  path.Path
@@ -284,7 +284,7 @@ func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 		w.all = append(w.all, w.ids["a4"])
 		bound := w.way(w.plan(self, sites.Site), to)[len("via "):]
 		other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
-		w.later(sites.Linger)
+		w.later(sites.Grace)
 		for _, c := range []struct {
 			what         string
 			bound, other path.Path
@@ -333,7 +333,7 @@ func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 			patience := 500*time.Millisecond + time.Duration(i)*100*time.Millisecond
 			w := newMeshOf(t)
 			w.want(self+" before", w.way(w.plan(self, sites.Site), ends[self]), "via "+bound)
-			w.later(sites.Linger)
+			w.later(sites.Grace)
 			var by []string // one after the other
 			for after := time.Duration(0); after < 2*unprovenFor; after += step {
 				p := direct
@@ -366,7 +366,7 @@ func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 func TestWhomALeaderBelieves(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", sites.Site)
-	w.later(sites.Linger + sites.SwitchAfter)
+	w.later(sites.Grace + sites.SwitchAfter)
 	r := w.plan("a1", sites.Site)
 	for _, c := range []struct{ from, brings, way string }{
 		{"a3", "[a3]", "direct+"},
@@ -398,7 +398,7 @@ func TestWhoDoesNotForwardIsTheLast(t *testing.T) {
 		w.all = append(w.all, w.ids["a4"])
 		silent := w.way(w.plan(self, sites.Site), to)[len("via "):]
 		other := map[string]string{"a1": "a2", "a2": "a1"}[silent]
-		w.later(sites.Linger)
+		w.later(sites.Grace)
 		look := func(what string, p path.Path, via string) {
 			t.Helper()
 			p.Since = w.now
@@ -424,7 +424,7 @@ func TestALeaderThatComesBackIsUnproven(t *testing.T) {
 		w := newMeshOf(t)
 		bound := w.way(w.plan(self, sites.Site), to)[len("via "):]
 		other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
-		w.later(sites.Linger)
+		w.later(sites.Grace)
 		look := func(what string, p path.Path, after time.Duration, via string) {
 			t.Helper()
 			if w.paths[w.ids[bound]].Kind != p.Kind {

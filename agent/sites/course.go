@@ -57,11 +57,11 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	c.note(p, reached, now)
 	for _, m := range []*Memory{&c.leaders, &c.elected, &c.peers} {
 		if at := m.Expires(now); !p.Full && !at.IsZero() && at.After(now) {
-			wait = min(cmp.Or(wait, Linger), at.Sub(now))
+			wait = min(cmp.Or(wait, Grace), at.Sub(now))
 		}
 	}
 	if at, ok := p.handedOver(&c.lawful); ok && at.After(now) {
-		wait = min(cmp.Or(wait, Linger), at.Sub(now))
+		wait = min(cmp.Or(wait, Grace), at.Sub(now))
 	}
 	// When it has led, it stops to pass packets on.
 	if at, ok := c.leaders.last(in.Self); ok && at.Before(now) && now.Sub(at) < ForwardOn && !p.Full {
@@ -94,7 +94,7 @@ func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
 func (c *Course) recent(self identity.ID, now time.Time) map[identity.ID]bool {
 	out := c.elected.Recent(now)
 	delete(out, self)
-	if c.leaders.Within(self, Linger, now) {
+	if c.leaders.Within(self, Grace, now) {
 		out[self] = true
 	}
 	return out

@@ -15,15 +15,15 @@ const (
 	SwitchAfter = 3 * time.Second
 	// MissingPath is how long they go by leaders as before where the own path is not there yet.
 	MissingPath = ForwardOn
-	// PassAsBefore is how long others' packets are passed on as before. They are taken for Linger.
-	PassAsBefore = Linger - 5*time.Second
+	// PassAsBefore is how long others' packets are passed on as before. They are taken for Grace.
+	PassAsBefore = Grace - 5*time.Second
 )
 
 // Follower is how a host follows its plans: by one of them, and by several while the topology changes. It is not safe
 // for concurrent use; the zero value has no plan.
 type Follower struct {
 	plan     *Plan
-	before   []former // for Linger after the topology changed last, the newest last
+	before   []former // for Grace after the topology changed last, the newest last
 	used     int      // of those, the one by which packets went when it began to change
 	switched time.Time
 	reach    *Reach // the newest one
@@ -53,7 +53,7 @@ func (f *Follower) Follow(p *Plan, now time.Time) {
 			f.before, f.used = f.before[more:], max(f.used-more, 0)
 		}
 	}
-	if f.Switching() && now.Sub(f.switched) >= Linger {
+	if f.Switching() && now.Sub(f.switched) >= Grace {
 		f.before = nil
 	}
 	f.plan = p
@@ -94,7 +94,7 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 			return at, true
 		}
 	}
-	return f.switched.Add(Linger), true
+	return f.switched.Add(Grace), true
 }
 
 // Reach is the plan, with what is left of those before it; the same one as before if it says the same. Way is how a

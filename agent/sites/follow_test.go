@@ -214,7 +214,7 @@ func TestThoseWhoTakeWaitLongest(t *testing.T) {
 	s.settings.Topology = sites.Full
 	s.dead[smallID("b3")] = true
 	s.look(0)
-	for after := time.Duration(0); after < sites.Linger; after += time.Second {
+	for after := time.Duration(0); after < sites.Grace; after += time.Second {
 		want := "b1"
 		if after >= sites.MissingPath {
 			want = "others b1"
@@ -262,7 +262,7 @@ func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
 	if !s.brings("a2", "a3") || s.brings("a3", "a3") {
 		t.Error("who was elected brings nothing, or who was not does")
 	}
-	s.look(sites.Linger - time.Second)
+	s.look(sites.Grace - time.Second)
 	s.look(time.Second)
 	if s.brings("a2", "a3") {
 		t.Error("who was elected half a minute ago brings packets")

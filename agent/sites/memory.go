@@ -10,9 +10,9 @@ import (
 // Those that have stopped to be leaders or peers are still treated as such for a while: others may not know yet. Both
 // times are long beside the seconds in which records and events arrive.
 const (
-	// Linger is how long packets are still taken from them.
-	Linger = 30 * time.Second
-	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Linger is how much
+	// Grace is how long packets are still taken from them.
+	Grace = 30 * time.Second
+	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Grace is how much
 	// later than others it may learn that it has stopped.
 	ForwardOn = 15 * time.Second
 	// HandOver is how long those that led go on at most when the log has chosen others, and none of these says that it
@@ -20,11 +20,11 @@ const (
 	HandOver = 15 * time.Second
 )
 
-// Memory remembers nodes for Linger after they were noted last. It is not safe for concurrent use; the zero value is
+// Memory remembers nodes for Grace after they were noted last. It is not safe for concurrent use; the zero value is
 // empty.
 type Memory struct{ seen map[identity.ID]time.Time }
 
-// Note notes nodes and forgets those that were not noted for Linger.
+// Note notes nodes and forgets those that were not noted for Grace.
 func (m *Memory) Note(ids iter.Seq[identity.ID], now time.Time) {
 	if m.seen == nil {
 		m.seen = map[identity.ID]time.Time{}
@@ -33,24 +33,24 @@ func (m *Memory) Note(ids iter.Seq[identity.ID], now time.Time) {
 		m.seen[id] = now
 	}
 	for id, at := range m.seen {
-		if now.Sub(at) >= Linger {
+		if now.Sub(at) >= Grace {
 			delete(m.seen, id)
 		}
 	}
 }
 
-// Recent are the nodes that were noted within Linger, as a set of its own.
+// Recent are the nodes that were noted within Grace, as a set of its own.
 func (m *Memory) Recent(now time.Time) map[identity.ID]bool {
 	out := make(map[identity.ID]bool, len(m.seen))
 	for id := range m.seen {
-		if m.Within(id, Linger, now) {
+		if m.Within(id, Grace, now) {
 			out[id] = true
 		}
 	}
 	return out
 }
 
-// Within reports whether a node was noted within a time, which is Linger at most.
+// Within reports whether a node was noted within a time, which is Grace at most.
 func (m *Memory) Within(id identity.ID, d time.Duration, now time.Time) bool {
 	at, ok := m.seen[id]
 	return ok && now.Sub(at) < d
@@ -67,7 +67,7 @@ func (m *Memory) last(id identity.ID) (at time.Time, ok bool) {
 func (m *Memory) Expires(now time.Time) time.Time {
 	var first time.Time
 	for _, at := range m.seen {
-		if end := at.Add(Linger); at.Before(now) && (first.IsZero() || end.Before(first)) {
+		if end := at.Add(Grace); at.Before(now) && (first.IsZero() || end.Before(first)) {
 			first = end
 		}
 	}

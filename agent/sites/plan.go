@@ -29,13 +29,13 @@ type Input struct {
 	// Elsewhere is the site of a member of which there is no record here, as it has told those who do not keep its
 	// record; where it tells nothing, the site counts that the log implies. nil: nothing tells.
 	Elsewhere func(identity.ID) (site string, ok bool)
-	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
+	// Recent are the nodes that this host has seen elected within Grace: it still takes packets from them.
 	Recent map[identity.ID]bool
 	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it
 	// handed over, or while those that the log has chosen were away: it may go on for so long when the log chooses
 	// others. Nil: it has seen nobody.
 	Lawful func(identity.ID) bool
-	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
+	// Peered are the nodes that this host peered with within Grace: it still does, so that what is under way arrives.
 	Peered map[identity.ID]bool
 	// Led is set when this host itself acted as a leader within ForwardOn, and when it is about to: it passes packets on
 	// before others hear that it does, and while they may not have heard that it has stopped.

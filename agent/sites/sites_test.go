@@ -620,7 +620,7 @@ func TestMemory(t *testing.T) {
 			t.Errorf("after %s: %v", c.after, r)
 		}
 	}
-	if got := m.Expires(at.Add(20 * time.Second)); !got.Equal(at.Add(sites.Linger)) {
+	if got := m.Expires(at.Add(20 * time.Second)); !got.Equal(at.Add(sites.Grace)) {
 		t.Errorf("the first expires at %s", got)
 	}
 	if got := m.Expires(at); !got.IsZero() {

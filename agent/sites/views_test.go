@@ -505,8 +505,8 @@ func (w *world) wrong(t trip, a, b *simHost) string {
 	switch {
 	case t.unreached && (w.now.Sub(last.upSince) < failover || w.now.Sub(before.upSince) < failover ||
 		before.plane.alive[last.i] != w.gossips(before, last)), // it is not known yet
-		t.untunneled && w.now.Sub(w.faulted) < sites.Linger, // somebody new has to lead
-		last.zombie || last.noUplink || before.noUplink,     // its witnesses find it, if there is another one
+		t.untunneled && w.now.Sub(w.faulted) < sites.Grace, // somebody new has to lead
+		last.zombie || last.noUplink || before.noUplink,    // its witnesses find it, if there is another one
 		// it led by what it knew when it was frozen, or cut off from the log
 		w.now.Sub(before.woke) < sites.ForwardOn+resyncs+sites.SwitchAfter, w.now.Sub(before.heardLate) < sites.ForwardOn+
 			sites.SwitchAfter:

@@ -346,7 +346,7 @@ func TestAnAddressMovesToAnotherSlot(t *testing.T) {
 	}
 }
 
-func TestForeignChangesAreRepaired(t *testing.T) {
+func TestDriftIsRepaired(t *testing.T) {
 	needCommands(t)
 	s := newScene(t)
 	s.apply(aSpec())

@@ -30,9 +30,9 @@ func layout(h hold.Form) nftable.Table {
 // sets are all sets and maps.
 func sets() []nftable.Set {
 	return []nftable.Set{
-		{Name: SetTickets, Key: mark, Timeout: true, Foreign: true},
-		{Name: MapGranted, Key: mark, Val: mark, Foreign: true},
-		{Name: SetHeld, Key: mark, Foreign: true},
+		{Name: SetTickets, Key: mark, Timeout: true, External: true},
+		{Name: MapGranted, Key: mark, Val: mark, External: true},
+		{Name: SetHeld, Key: mark, External: true},
 		{Name: MapSlot4, Key: nftables.TypeIPAddr, Val: mark},
 		{Name: MapSlot6, Key: nftables.TypeIP6Addr, Val: mark},
 		{Name: MapSource4, Key: mark, Val: nftables.TypeIPAddr},
@@ -138,7 +138,7 @@ func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftab
 func with(t nftable.Table, have nftable.State, all bool) nftable.Table {
 	for i := range t.Sets {
 		s := &t.Sets[i]
-		if old, there := have.Sets[s.Name]; there && !s.Foreign && (all || s.Interval) && s.Kind() == old.Kind {
+		if old, there := have.Sets[s.Name]; there && !s.External && (all || s.Interval) && s.Kind() == old.Kind {
 			s.Elements, s.Ranges = old.Elements, old.Ranges
 		}
 	}

@@ -160,7 +160,7 @@ func (c *Conn) Read(t Table) (State, error) {
 		}
 		have, want := fromSet(k), t.Set(k.Name)
 		ss := SetState{Kind: have.Kind(), Elements: map[string]string{}}
-		if want == nil || !want.Foreign {
+		if want == nil || !want.External {
 			es, err := c.nft.GetSetElements(k)
 			if err != nil {
 				return fail("elements of "+k.Name, err)

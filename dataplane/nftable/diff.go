@@ -57,7 +57,7 @@ func Diff(want Table, have State, prune bool) (ops []Op) {
 		h, there := have.Sets[s.Name]
 		if !there {
 			ops = append(ops, Op{Verb: AddSet, Name: s.Name, Set: s, Elements: elementsOf(s), Ranges: s.Ranges})
-		} else if !s.Foreign {
+		} else if !s.External {
 			ops = append(ops, s.diff(h, prune)...)
 		}
 	}
@@ -95,7 +95,7 @@ func (t Table) covering(have State) Table {
 	for i := range t.Sets {
 		s := &t.Sets[i]
 		h := have.Sets[s.Name]
-		if s.Foreign || s.Exact || h.Kind != s.Kind() {
+		if s.External || s.Exact || h.Kind != s.Kind() {
 			continue
 		}
 		s.Ranges = merge(s.Ranges, h.Ranges)

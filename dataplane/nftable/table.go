@@ -42,8 +42,8 @@ type Set struct {
 	Interval bool                 // a key is a range
 	Timeout  bool
 	Counter  bool
-	// Foreign says that others write the elements, which are neither read nor written here.
-	Foreign bool
+	// External says that others write the elements, which are neither read nor written here.
+	External bool
 	// Exact says that elements go at once that are not wanted, also where nothing else is removed.
 	Exact bool
 
@@ -71,7 +71,7 @@ type ChainState struct {
 	Rules []string
 }
 
-// SetState is a set: its nature in nft's words, and its elements. Those of a foreign set are not in it.
+// SetState is a set: its nature in nft's words, and its elements. Those of an external set are not in it.
 type SetState struct {
 	Kind     string
 	Elements map[string]string

@@ -25,7 +25,7 @@ func TestDamageThatStaysIsToldOf(t *testing.T) {
 	told := make(chan string, 10)
 	f := &failing{tries: make(chan error)}
 	p := &Plane{spec: &dataplane.Spec{}, opts: Options{OnBroken: func(s string) { told <- s },
-		OnForeign: func(s string) { told <- "repaired " + s }}}
+		OnDrift: func(s string) { told <- "repaired " + s }}}
 	p.add(f)
 	p.runner = reconcile.New(reconcile.Options{Told: p.told, Policy: reconcile.Policy{Burst: 10, Every: time.Second,
 		RetryFirst: time.Millisecond, RetryLast: time.Millisecond}}, p.parts[0].target)

@@ -35,9 +35,9 @@ type Options struct {
 	Driver  string            // auto, kernel or userspace
 	MTU     int               // of a new TUN link until the first Spec; dataplane.MTU if 0
 	Log     *slog.Logger
-	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was repaired.
+	// OnDrift is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was repaired.
 	// It runs on the runner's goroutine: it must not block, nor call the plane.
-	OnForeign func(subsystem string)
+	OnDrift func(subsystem string)
 	// OnBroken is told that such a change could not be repaired at once. It is tried again; the next Apply says why it
 	// fails. It must not block either.
 	OnBroken func(subsystem string)
@@ -45,7 +45,7 @@ type Options struct {
 	Namespace *netns.NsHandle
 }
 
-// Subsystems are the names of all reconcilers, as OnForeign, OnBroken and Report have them. The bits of touched are in
+// Subsystems are the names of all reconcilers, as OnDrift, OnBroken and Report have them. The bits of touched are in
 // the same order.
 var Subsystems = []string{"wireguard", "route", "hop", "nft"}
 
@@ -111,8 +111,8 @@ func (o Options) filled() Options {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.OnForeign == nil {
-		o.OnForeign = func(string) {}
+	if o.OnDrift == nil {
+		o.OnDrift = func(string) {}
 	}
 	if o.OnBroken == nil {
 		o.OnBroken = func(string) {}

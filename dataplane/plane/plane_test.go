@@ -66,7 +66,7 @@ func newHostWith(t *testing.T, n int, driver string) *host {
 func (h *host) open(t *testing.T) {
 	t.Helper()
 	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Numbers: h.numbers, Driver: h.driver,
-		Log: testLog(t), OnForeign: func(s string) {
+		Log: testLog(t), OnDrift: func(s string) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.foreign = append(h.foreign, s)

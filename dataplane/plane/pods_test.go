@@ -157,7 +157,7 @@ func (h *host) repairs() int {
 }
 
 // What podnet does, and what we write ourselves, is nobody else's change, and costs no further round.
-func TestPodsComingAndGoingIsNoForeignChange(t *testing.T) {
+func TestPodsComingAndGoingIsNoDrift(t *testing.T) {
 	a := newHost(t, 1)
 	p := newPod(t, a, 1)
 	s := withPods(a.spec(), p)

@@ -78,7 +78,7 @@ func ourRule(family int) func() error {
 	}
 }
 
-var foreignChanges = []struct {
+var drifts = []struct {
 	name, subsystem string
 	kernelOnly      bool
 	do              func() error
@@ -168,8 +168,8 @@ func changePeer(f func(wgtypes.Peer) wgtypes.PeerConfig) func() error {
 	}
 }
 
-func TestForeignChangesAreRepaired(t *testing.T) {
-	for _, c := range foreignChanges {
+func TestDriftIsRepaired(t *testing.T) {
+	for _, c := range drifts {
 		t.Run(c.name, func(t *testing.T) {
 			a := newHost(t, 1)
 			if c.kernelOnly && a.plane.Driver() != "kernel" {

@@ -66,7 +66,7 @@ func (p *Plane) reconcile(ctx context.Context, x *part, c reconcile.Cause) (r re
 func (p *Plane) told(t *reconcile.Target, o reconcile.Outcome) {
 	switch {
 	case o.Repaired:
-		p.opts.OnForeign(t.Name)
+		p.opts.OnDrift(t.Name)
 	case o.Failed && o.Cause&reconcile.Wanted == 0:
 		p.opts.OnBroken(t.Name)
 	}

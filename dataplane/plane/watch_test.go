@@ -130,7 +130,7 @@ func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 	}
 }
 
-func TestOwnNftChangesAreNotForeign(t *testing.T) {
+func TestOwnNftChangesAreNoDrift(t *testing.T) {
 	const own, ownHops = 77, 78
 	n := dataplane.DefaultNumbers()
 	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }

@@ -198,7 +198,7 @@ func TestPodsOfCoil(t *testing.T) {
 	})
 	in(t, host, func() error {
 		fs, err := Scan(dataplane.DefaultNumbers().Link, 0)
-		want := Found{Addr: v4, Link: "veth12345678", Key: Key{"0123abcd", "eth0"}, Foreign: true}
+		want := Found{Addr: v4, Link: "veth12345678", Key: Key{"0123abcd", "eth0"}, OfCoil: true}
 		if len(fs) != 1 || fs[0] != want {
 			t.Errorf("found %+v, want %+v", fs, want)
 		}

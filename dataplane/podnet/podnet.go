@@ -69,8 +69,8 @@ type Found struct {
 	// Pod ends in ~ where it was too long for the alias.
 	Key
 	Namespace, Pod string
-	// Foreign is set where the alias is Coil's, which says container and interface.
-	Foreign bool
+	// OfCoil is set where the alias is Coil's, which says container and interface.
+	OfCoil bool
 }
 
 var defaultTable = dataplane.DefaultNumbers().PodTable()

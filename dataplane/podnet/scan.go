@@ -93,7 +93,7 @@ func found(links map[int]link, routes []route, table int) []Found {
 		if a, ours := ParseAlias(l.alias); ours {
 			f.Key, f.Namespace, f.Pod = a.Key, a.Namespace, a.Pod
 		} else if a, coils := ParseCoilAlias(l.alias); coils {
-			f.Key, f.Foreign = a.Key, true
+			f.Key, f.OfCoil = a.Key, true
 		}
 		out = append(out, f)
 	}

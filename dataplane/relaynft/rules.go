@@ -63,7 +63,7 @@ func maps() (out []nftable.Set) {
 		if name == mapFlows6 || name == mapSources6 {
 			ip = nftable.IPv6.Addr
 		}
-		out = append(out, nftable.Set{Name: name, Timeout: true, Foreign: true,
+		out = append(out, nftable.Set{Name: name, Timeout: true, External: true,
 			Key: nftables.MustConcatSetType(ip, nftables.TypeInetService, ip, nftables.TypeInetService),
 			Val: nftables.MustConcatSetType(ip, nftables.TypeInetService)})
 	}

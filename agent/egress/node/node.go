@@ -34,10 +34,10 @@ const (
 	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
 	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
 	subjectEgress  = "egress: "
-	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too:
-	// all servers hear of a move at once. A client's host may even be Handover − lingerFor behind the former owner, and
+	// graceFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too:
+	// all servers hear of a move at once. A client's host may even be Handover − graceFor behind the former owner, and
 	// nothing is lost.
-	lingerFor = 80 * time.Millisecond
+	graceFor = 80 * time.Millisecond
 	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have
 	// another.
 	hedgeAfter = 60 * time.Millisecond
@@ -196,7 +196,7 @@ func (e *Node) noteMoves(st *events.State, now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for epoch, at := range e.moved {
-		if now.Sub(at) >= lingerFor {
+		if now.Sub(at) >= graceFor {
 			delete(e.moved, epoch)
 		}
 	}
@@ -205,7 +205,7 @@ func (e *Node) noteMoves(st *events.State, now time.Time) {
 	}
 	for _, epoch := range plannedSince(e.seen, st) {
 		e.moved[epoch] = now
-		time.AfterFunc(lingerFor, e.c.Wake)
+		time.AfterFunc(graceFor, e.c.Wake)
 	}
 	e.seen = st
 }
@@ -225,8 +225,8 @@ func plannedSince(old, now *events.State) (out []uint64) {
 	return out
 }
 
-// Lingering are the slots that still lead to their former owner.
-func (e *Node) Lingering() map[uint64]bool {
+// InGrace are the slots that still lead to their former owner.
+func (e *Node) InGrace() map[uint64]bool {
 	if e == nil {
 		return nil
 	}
@@ -234,7 +234,7 @@ func (e *Node) Lingering() map[uint64]bool {
 	defer e.mu.Unlock()
 	out := map[uint64]bool{}
 	for epoch, at := range e.moved {
-		if time.Since(at) < lingerFor {
+		if time.Since(at) < graceFor {
 			out[epoch] = true
 		}
 	}

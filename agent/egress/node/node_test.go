@@ -10,7 +10,7 @@ import (
 
 // A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is
 // gone is not, nor is one that moved before this agent looked.
-func TestSlotsThatMoveByPlanLinger(t *testing.T) {
+func TestSlotsThatMoveByPlanHaveAGracePeriod(t *testing.T) {
 	st, ids := apitest.State(t)
 	do := func(c *skeinv1.Command) {
 		t.Helper()
@@ -38,32 +38,32 @@ func TestSlotsThatMoveByPlanLinger(t *testing.T) {
 	woken := make(chan struct{}, 8)
 	e := &Node{c: Config{Wake: func() { woken <- struct{}{} }}, moved: map[uint64]time.Time{}}
 	e.noteMoves(st, time.Now())
-	if got := e.Lingering(); len(got) > 0 {
-		t.Errorf("a move from before lingers: %v", got)
+	if got := e.InGrace(); len(got) > 0 {
+		t.Errorf("a move from before has a grace period: %v", got)
 	}
 	give(a, false)
 	e.noteMoves(st, time.Now())
-	if got := e.Lingering(); len(got) > 0 {
-		t.Errorf("a move from a dead owner lingers: %v", got)
+	if got := e.InGrace(); len(got) > 0 {
+		t.Errorf("a move from a dead owner has a grace period: %v", got)
 	}
 	epoch := give(b, true)
 	e.noteMoves(st, time.Now())
-	if got := e.Lingering(); !got[epoch] || len(got) != 1 {
-		t.Errorf("lingering are %v, want epoch %d", got, epoch)
+	if got := e.InGrace(); !got[epoch] || len(got) != 1 {
+		t.Errorf("in their grace period are %v, want epoch %d", got, epoch)
 	}
 	select {
 	case <-woken: // the ways are led anew then
 	case <-time.After(10 * time.Second):
 		t.Error("the agent's loop does not learn of its end")
 	}
-	if got := e.Lingering(); len(got) > 0 {
+	if got := e.InGrace(); len(got) > 0 {
 		t.Errorf("after the end: %v", got)
 	}
 	e.noteMoves(st, time.Now())
 	if len(e.moved) > 0 {
 		t.Errorf("remembered: %v", e.moved)
 	}
-	if (*Node)(nil).Lingering() != nil {
+	if (*Node)(nil).InGrace() != nil {
 		t.Error("an agent that only relays has slots")
 	}
 }

@@ -1139,7 +1139,7 @@ type Signal struct {
 	//
 	//	*Signal_Punch_
 	//	*Signal_Birthday_
-	//	*Signal_Knock_
+	//	*Signal_HandshakeRequest_
 	//	*Signal_Rekey_
 	Body          isSignal_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -1208,10 +1208,10 @@ func (x *Signal) GetBirthday() *Signal_Birthday {
 	return nil
 }
 
-func (x *Signal) GetKnock() *Signal_Knock {
+func (x *Signal) GetHandshakeRequest() *Signal_HandshakeRequest {
 	if x != nil {
-		if x, ok := x.Body.(*Signal_Knock_); ok {
-			return x.Knock
+		if x, ok := x.Body.(*Signal_HandshakeRequest_); ok {
+			return x.HandshakeRequest
 		}
 	}
 	return nil
@@ -1238,8 +1238,8 @@ type Signal_Birthday_ struct {
 	Birthday *Signal_Birthday `protobuf:"bytes,3,opt,name=birthday,proto3,oneof"`
 }
 
-type Signal_Knock_ struct {
-	Knock *Signal_Knock `protobuf:"bytes,4,opt,name=knock,proto3,oneof"`
+type Signal_HandshakeRequest_ struct {
+	HandshakeRequest *Signal_HandshakeRequest `protobuf:"bytes,4,opt,name=handshake_request,json=handshakeRequest,proto3,oneof"`
 }
 
 type Signal_Rekey_ struct {
@@ -1250,7 +1250,7 @@ func (*Signal_Punch_) isSignal_Body() {}
 
 func (*Signal_Birthday_) isSignal_Body() {}
 
-func (*Signal_Knock_) isSignal_Body() {}
+func (*Signal_HandshakeRequest_) isSignal_Body() {}
 
 func (*Signal_Rekey_) isSignal_Body() {}
 
@@ -1711,28 +1711,28 @@ func (x *Signal_Punch) GetUnheard() bool {
 	return false
 }
 
-// Knock asks the receiver to begin a session of WireGuard's, since it answers none that the sender begins. It refuses
-// them when the sender's clock went back.
-type Signal_Knock struct {
+// HandshakeRequest asks the receiver to begin a session of WireGuard's, since it answers none that the sender begins.
+// It refuses them when the sender's clock went back.
+type Signal_HandshakeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Signal_Knock) Reset() {
-	*x = Signal_Knock{}
+func (x *Signal_HandshakeRequest) Reset() {
+	*x = Signal_HandshakeRequest{}
 	mi := &file_skein_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Signal_Knock) String() string {
+func (x *Signal_HandshakeRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Signal_Knock) ProtoMessage() {}
+func (*Signal_HandshakeRequest) ProtoMessage() {}
 
-func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
+func (x *Signal_HandshakeRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_skein_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1744,8 +1744,8 @@ func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Signal_Knock.ProtoReflect.Descriptor instead.
-func (*Signal_Knock) Descriptor() ([]byte, []int) {
+// Deprecated: Use Signal_HandshakeRequest.ProtoReflect.Descriptor instead.
+func (*Signal_HandshakeRequest) Descriptor() ([]byte, []int) {
 	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 1}
 }
 
@@ -2007,18 +2007,18 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
-	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xa3\a\n" +
+	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xd0\a\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12.\n" +
 	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x127\n" +
-	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x12.\n" +
-	"\x05knock\x18\x04 \x01(\v2\x16.skein.v1.Signal.KnockH\x00R\x05knock\x12.\n" +
+	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x12P\n" +
+	"\x11handshake_request\x18\x04 \x01(\v2!.skein.v1.Signal.HandshakeRequestH\x00R\x10handshakeRequest\x12.\n" +
 	"\x05rekey\x18\x05 \x01(\v2\x16.skein.v1.Signal.RekeyH\x00R\x05rekey\x1aU\n" +
 	"\x05Punch\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x14\n" +
 	"\x05reply\x18\x02 \x01(\bR\x05reply\x12\x18\n" +
-	"\aunheard\x18\x03 \x01(\bR\aunheard\x1a\a\n" +
-	"\x05Knock\x1a\xb7\x01\n" +
+	"\aunheard\x18\x03 \x01(\bR\aunheard\x1a\x12\n" +
+	"\x10HandshakeRequest\x1a\xb7\x01\n" +
 	"\x05Rekey\x122\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1c.skein.v1.Signal.Rekey.PhaseR\x05phase\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x14\n" +
@@ -2125,7 +2125,7 @@ var file_skein_v1_cluster_proto_goTypes = []any{
 	(*SubscribeResponse_Heartbeat)(nil), // 23: skein.v1.SubscribeResponse.Heartbeat
 	(*JoinToken_Seed)(nil),              // 24: skein.v1.JoinToken.Seed
 	(*Signal_Punch)(nil),                // 25: skein.v1.Signal.Punch
-	(*Signal_Knock)(nil),                // 26: skein.v1.Signal.Knock
+	(*Signal_HandshakeRequest)(nil),     // 26: skein.v1.Signal.HandshakeRequest
 	(*Signal_Rekey)(nil),                // 27: skein.v1.Signal.Rekey
 	(*Signal_Birthday)(nil),             // 28: skein.v1.Signal.Birthday
 	(*Command)(nil),                     // 29: skein.v1.Command
@@ -2160,7 +2160,7 @@ var file_skein_v1_cluster_proto_depIdxs = []int32{
 	24, // 14: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
 	25, // 15: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
 	28, // 16: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	26, // 17: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
+	26, // 17: skein.v1.Signal.handshake_request:type_name -> skein.v1.Signal.HandshakeRequest
 	27, // 18: skein.v1.Signal.rekey:type_name -> skein.v1.Signal.Rekey
 	20, // 19: skein.v1.PeerPathsResponse.peers:type_name -> skein.v1.PeerPath
 	37, // 20: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
@@ -2209,7 +2209,7 @@ func file_skein_v1_cluster_proto_init() {
 	file_skein_v1_cluster_proto_msgTypes[14].OneofWrappers = []any{
 		(*Signal_Punch_)(nil),
 		(*Signal_Birthday_)(nil),
-		(*Signal_Knock_)(nil),
+		(*Signal_HandshakeRequest_)(nil),
 		(*Signal_Rekey_)(nil),
 	}
 	type x struct{}
