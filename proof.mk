@@ -1,8 +1,11 @@
-# Plants bugs, one at a time, and shows that the checks of address allocation find each; then lets Porcupine check SEEDS
-# runs of a cluster. WRITE=docs/allocation-proof.md keeps the tables. PLANTED_FLAGS: for instance -run cooldown
+# Makes mutations of the sources, one at a time, and shows that the checks of address allocation find each; then lets
+# Porcupine check SEEDS runs of a cluster. WRITE=docs/allocation-proof.md keeps the tables. MUTATION_FLAGS: for instance
+# -run cooldown
 SEEDS ?= 50
-PLANTED_FLAGS ?=
+MUTATION_FLAGS ?=
 
-.PHONY: planted
-planted: setup
-	go run ./chaos/planted -seeds $(SEEDS) $(if $(WRITE),-write $(WRITE)) $(PLANTED_FLAGS)
+.PHONY: mutations planted
+mutations: setup
+	go run ./chaos/mutation -seeds $(SEEDS) $(if $(WRITE),-write $(WRITE)) $(MUTATION_FLAGS)
+
+planted: mutations # its former name

@@ -23,7 +23,7 @@ type bug struct {
 	why   string // what goes wrong with it
 	edits []edit
 	found []check // the tests that must fail
-	quick bool    // one of the few that every test run plants
+	quick bool    // one of the few that every test run makes
 }
 
 // edit replaces a text, which the file has exactly once.
@@ -60,24 +60,24 @@ const (
 	baselineTimeout = 10 * time.Minute
 )
 
-// planter plants bugs in the sources below root.
-type planter struct {
+// mutator makes mutations of the sources below root.
+type mutator struct {
 	root string // of the module
 	tmp  string
 	jobs int
 }
 
 // patch gives the files with the bug in them, by their paths.
-func (p *planter) patch(b bug) (map[string][]byte, error) {
+func (p *mutator) patch(b bug) (map[string][]byte, error) {
 	files, err := overlay.Files(p.root, b.edits)
 	if err != nil {
-		return nil, fmt.Errorf("bug %q cannot be planted: %w", b.name, err)
+		return nil, fmt.Errorf("bug %q cannot be made: %w", b.name, err)
 	}
 	return files, nil
 }
 
-// plant builds the tests with the bug and runs them.
-func (p *planter) plant(ctx context.Context, b bug) result {
+// try builds the tests with the mutation and runs them.
+func (p *mutator) try(ctx context.Context, b bug) result {
 	r := result{bug: b}
 	dir, err := os.MkdirTemp(p.tmp, "bug-")
 	var files map[string][]byte
@@ -96,7 +96,7 @@ func (p *planter) plant(ctx context.Context, b bug) result {
 }
 
 // runAll builds each package once and runs its checks. list is go's list of edited files; empty: there are none.
-func (p *planter) runAll(
+func (p *mutator) runAll(
 	ctx context.Context, dir, list string, checks []check, limit time.Duration,
 ) (out []finding, err error) {
 	built := make(map[string]string)
@@ -117,7 +117,7 @@ func (p *planter) runAll(
 	return out, nil
 }
 
-func (p *planter) build(ctx context.Context, list, pkg, binary string) error {
+func (p *mutator) build(ctx context.Context, list, pkg, binary string) error {
 	// without what a debugger needs it links in half the time
 	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}
 	if list != "" {
@@ -134,7 +134,7 @@ func (p *planter) build(ctx context.Context, list, pkg, binary string) error {
 var complaint = regexp.MustCompile(`(?m)^\s+[\w.]+\.go:\d+: (.*)$|^(panic: .*)$|^(fatal error: .*)$`)
 
 // run runs one test. A test that did not run at all is an error and no finding.
-func (p *planter) run(ctx context.Context, dir, binary string, c check, limit time.Duration) (finding, error) {
+func (p *mutator) run(ctx context.Context, dir, binary string, c check, limit time.Duration) (finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
 	defer cancel()
 	args := []string{"-test.run", "^" + c.test + "$", "-test.v", "-test.failfast", "-test.timeout", limit.String()}
@@ -162,7 +162,7 @@ func (p *planter) run(ctx context.Context, dir, binary string, c check, limit ti
 }
 
 // knows reports whether a test binary has a flag.
-func (p *planter) knows(ctx context.Context, binary, flag string) bool {
+func (p *mutator) knows(ctx context.Context, binary, flag string) bool {
 	out, _ := exec.CommandContext(ctx, binary, "-help").CombinedOutput() // it exits with 2
 	return bytes.Contains(out, []byte("-"+flag))
 }
@@ -177,8 +177,8 @@ func firstComplaint(out []byte) string {
 
 func tail(b []byte) []byte { return b[max(0, len(b)-2000):] }
 
-// each plants the bugs, several at a time, and tells of each as soon as it is known.
-func (p *planter) each(ctx context.Context, bugs []bug, tell func(result)) []result {
+// each makes the mutations, several at a time, and tells of each as soon as it is known.
+func (p *mutator) each(ctx context.Context, bugs []bug, tell func(result)) []result {
 	out := make([]result, len(bugs))
 	slots := make(chan struct{}, p.jobs)
 	var all sync.WaitGroup
@@ -187,7 +187,7 @@ func (p *planter) each(ctx context.Context, bugs []bug, tell func(result)) []res
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			out[i] = p.plant(ctx, b)
+			out[i] = p.try(ctx, b)
 			telling.Lock()
 			defer telling.Unlock()
 			tell(out[i])
@@ -198,7 +198,7 @@ func (p *planter) each(ctx context.Context, bugs []bug, tell func(result)) []res
 }
 
 // baseline runs all checks of the bugs without any bug. Each must pass.
-func (p *planter) baseline(ctx context.Context, bugs []bug) error {
+func (p *mutator) baseline(ctx context.Context, bugs []bug) error {
 	var checks []check
 	for _, b := range bugs {
 		checks = append(checks, b.found...)

@@ -9,12 +9,12 @@ var (
 	restOrder = check{"./events", "TestRestOrder"}
 )
 
-// allBugs are planted one at a time.
+// allBugs are the mutations, made one at a time.
 func allBugs() []bug { return append(slices.Clone(agreedBugs), nodeBugs...) }
 
 // agreedBugs are those of who decides, and of how it is agreed. Where a later check of the product would make up for
-// one (Fold refuses what Decide should not have decided, replicas refuse what was decided on another index), the bug is
-// planted all the same: what clients were told is then not what is agreed, and that must show.
+// one (Fold refuses what Decide should not have decided, replicas refuse what was decided on another index), the
+// mutation is made all the same: what clients were told is then not what is agreed, and that must show.
 var agreedBugs = []bug{
 	{
 		name: "a block's addresses begin one block late",

@@ -18,7 +18,7 @@ import (
 )
 
 // begin opens the generated part of a document.
-var begin = marks.Begin("make planted WRITE=…")
+var begin = marks.Begin("make mutations WRITE=…")
 
 // report is all that was found.
 type report struct {
@@ -42,7 +42,7 @@ type history struct {
 }
 
 // histories runs the cluster with so many seeds.
-func (p *planter) histories(ctx context.Context, seeds int) (out []history, err error) {
+func (p *mutator) histories(ctx context.Context, seeds int) (out []history, err error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-v", "-timeout", "60m", "-run", "^"+histories.test+
 		"$", histories.pkg)
 	cmd.Dir = p.root
@@ -118,7 +118,7 @@ func (r *report) summary() string {
 		}
 		checks += len(one.findings)
 	}
-	return fmt.Sprintf("%d of %d planted bugs found, by %d checks, in %s on %d processors", good, len(r.results), checks,
+	return fmt.Sprintf("%d of %d mutations found, by %d checks, in %s on %d processors", good, len(r.results), checks,
 		r.took.Round(time.Second), runtime.NumCPU())
 }
 
@@ -148,7 +148,7 @@ func (r *report) runsText() string {
 // markdown writes what the document keeps.
 func (r *report) markdown(w io.Writer) {
 	fmt.Fprintf(w, "On %s: %s.\n\n", r.at.UTC().Format("2006-01-02"), r.summary())
-	fmt.Fprintln(w, "| planted | what goes wrong | found by, after |\n|---|---|---|")
+	fmt.Fprintln(w, "| mutation | what goes wrong | found by, after |\n|---|---|---|")
 	for _, one := range r.results {
 		var by []string
 		for _, f := range one.findings {

@@ -17,12 +17,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	write := flag.String("write", "", "put the tables into this document, between its marks")
-	pattern := flag.String("run", "", "plant only the bugs whose names match")
+	pattern := flag.String("run", "", "make only the mutations whose names match")
 	seeds := flag.Int("seeds", 50, "runs of the cluster whose histories Porcupine checks; 0: none")
 	jobs := flag.Int("j", 2, "bugs at a time")
 	flag.Parse()
 	if err := run(ctx, *write, *pattern, *seeds, *jobs); err != nil {
-		fmt.Fprintln(os.Stderr, "planted:", err)
+		fmt.Fprintln(os.Stderr, "mutation:", err)
 		os.Exit(1)
 	}
 }
@@ -32,7 +32,7 @@ func run(ctx context.Context, write, pattern string, seeds, jobs int) error {
 	if err != nil {
 		return err
 	}
-	p, cleanup, err := newPlanter(ctx, jobs)
+	p, cleanup, err := newMutator(ctx, jobs)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func matching(pattern string) (out []bug, err error) {
 	return out, nil
 }
 
-func newPlanter(ctx context.Context, jobs int) (*planter, func(), error) {
+func newMutator(ctx context.Context, jobs int) (*mutator, func(), error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return nil, nil, fmt.Errorf("go env: %w", err)
@@ -89,9 +89,9 @@ func newPlanter(ctx context.Context, jobs int) (*planter, func(), error) {
 	if mod == "" || mod == os.DevNull {
 		return nil, nil, fmt.Errorf("no go.mod: run it in skein's sources")
 	}
-	tmp, err := os.MkdirTemp("", "skein-planted-")
+	tmp, err := os.MkdirTemp("", "skein-mutation-")
 	if err != nil {
 		return nil, nil, err
 	}
-	return &planter{root: filepath.Dir(mod), tmp: tmp, jobs: max(1, jobs)}, func() { os.RemoveAll(tmp) }, nil
+	return &mutator{root: filepath.Dir(mod), tmp: tmp, jobs: max(1, jobs)}, func() { os.RemoveAll(tmp) }, nil
 }

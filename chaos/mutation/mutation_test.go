@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-func planterFor(t *testing.T) *planter {
+func mutatorFor(t *testing.T) *mutator {
 	t.Helper()
-	p, cleanup, err := newPlanter(t.Context(), 2)
+	p, cleanup, err := newMutator(t.Context(), 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -16,9 +16,9 @@ func planterFor(t *testing.T) *planter {
 	return p
 }
 
-// Every bug can be planted into the sources as they are, and is told apart from the others.
+// Every mutation fits the sources as they are, and is told apart from the others.
 func TestEveryPatchFits(t *testing.T) {
-	p, names, quick := planterFor(t), map[string]bool{}, 0
+	p, names, quick := mutatorFor(t), map[string]bool{}, 0
 	for _, b := range allBugs() {
 		files, err := p.patch(b)
 		if err != nil {
@@ -40,17 +40,17 @@ func TestEveryPatchFits(t *testing.T) {
 // A patch that does not fit is an error that says what to do.
 func TestPatchThatRots(t *testing.T) {
 	for _, old := range []string{"this is in no line", "return"} {
-		_, err := planterFor(t).patch(bug{name: "b", edits: []edit{{"events/decide.go", old, ""}}})
+		_, err := mutatorFor(t).patch(bug{name: "b", edits: []edit{{"events/decide.go", old, ""}}})
 		if err == nil || !strings.Contains(err.Error(), "write the patch anew") {
 			t.Errorf("%q: %v", old, err)
 		}
 	}
 }
 
-// The few bugs that are planted in every test run are found, and the checks pass without them. `make planted` plants
+// The few mutations that are made in every test run are found, and the checks pass without them. `make mutations` makes
 // all.
-func TestPlantedBugsAreFound(t *testing.T) {
-	p := planterFor(t)
+func TestMutationsAreFound(t *testing.T) {
+	p := mutatorFor(t)
 	var some []bug
 	for _, b := range allBugs() {
 		if b.quick {
@@ -70,15 +70,15 @@ func TestPlantedBugsAreFound(t *testing.T) {
 
 // A harmless change is not found, and a check that does not run is no finding.
 func TestHarmlessChangeIsNotFound(t *testing.T) {
-	p := planterFor(t)
+	p := mutatorFor(t)
 	harmless := bug{name: "none", edits: []edit{{"internal/simtime/simtime.go", "running int", "running int // nothing " +
 		"else"}},
 		found: []check{{"./internal/simtime", "TestLapsedTimers"}}}
-	if r := p.plant(t.Context(), harmless); r.ok() || r.err != nil || len(r.findings) != 1 || r.findings[0].found {
+	if r := p.try(t.Context(), harmless); r.ok() || r.err != nil || len(r.findings) != 1 || r.findings[0].found {
 		t.Errorf("a change of a comment: %v", r.text())
 	}
 	harmless.found[0].test = "TestThatIsNotThere"
-	if r := p.plant(t.Context(), harmless); r.err == nil || !strings.Contains(fmt.Sprint(r.err), "did not run") {
+	if r := p.try(t.Context(), harmless); r.err == nil || !strings.Contains(fmt.Sprint(r.err), "did not run") {
 		t.Errorf("a test that is not there: %v", r.text())
 	}
 }
