@@ -144,14 +144,12 @@ type settingUp struct {
 // identities are who this node is, and keys that follow from its own and others'.
 type identities struct {
 	key        *identity.Key
-	wg         atomic.Pointer[rekey.Keys]
+	keys       rekey.Changer // WireGuard keys, this host's and those that peers change to
 	id         identity.ID
 	cluster    identity.ClusterID
 	making     identity.ClusterID // of the cluster that this node makes
 	packetKeys sync.Map           // WireGuard key of a member -> key of control packets with it
 	pairKeys   projection.Keys
-	rekeys     rekey.Peers // of peers
-	rekeying   rekey.Own   // this host's own
 }
 
 // mesh is the log, gossip, and how this node speaks with the other members.
@@ -294,10 +292,12 @@ func Run(ctx context.Context, opts Options) error {
 	if a.metricsPort != nil {
 		defer a.metricsPort.Close()
 	}
-	if err := a.loadKeys(); err != nil {
+	key, keys, err := rekey.Load(a.cfg.StateDir)
+	if err != nil {
 		return err
 	}
-	a.id = a.key.ID()
+	a.key, a.id = key, key.ID()
+	a.keys.Set(keys)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := a.open(ctx); err != nil {
@@ -332,7 +332,7 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	}
 	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {
 		m, known := a.roster.Get(id)
-		p, _ := a.stats.Load().Of(a.deviceKey(id, m.WireGuard))
+		p, _ := a.stats.Load().Of(a.keys.DeviceKey(id, m.WireGuard))
 		return known && !p.LastHandshake.IsZero()
 	})
 }
@@ -383,7 +383,7 @@ func (a *Agent) overlayAddrs() []netip.Addr {
 
 // newNode is how this host presents itself for admission.
 func (a *Agent) newNode() (*skeinv1.NewNode, error) {
-	wg := a.wg.Load().DevicePublic
+	wg := a.keys.Keys().DevicePublic
 	site, said := a.saysSite()
 	return &skeinv1.NewNode{
 		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.conf().Labels,

@@ -20,10 +20,10 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, WantHandshake: a.wantHandshakes(),
 		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.predictor.PortRewrites(),
-		Rekeys: a.rekeys.View(a.agreedKey, a.keyFree, time.Now()),
+		Rekeys: a.keys.View(),
 		Host: projection.Host{
 			Numbers:    a.numbers,
-			PrivateKey: a.wg.Load().Device, Link: a.cfg.Dataplane.Link, MTU: a.tunnelMTU(),
+			PrivateKey: a.keys.Keys().Device, Link: a.cfg.Dataplane.Link, MTU: a.tunnelMTU(),
 			Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.Connected(a.cfg.Dataplane.Link),
 		},
@@ -106,12 +106,12 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.reportRefusals(refused)
 	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()
-		a.answerRekeys()
+		a.keys.Answer(a.spec.WireGuard.Peers)
 		a.predictor.Held(spec.PortRewrites)
 		return true
 	}
 	a.releasePort()
-	report, err := a.turnKey(spec.WireGuard.PrivateKey, func() (dataplane.Report, error) {
+	report, err := a.keys.Turn(spec.WireGuard.PrivateKey, func() (dataplane.Report, error) {
 		return a.plane.Apply(ctx, spec)
 	})
 	if err != nil {
@@ -130,7 +130,7 @@ func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.mu.Unlock()
 	if report.Errors["wireguard"] == nil {
 		a.answerProbes()
-		a.answerRekeys()
+		a.keys.Answer(a.spec.WireGuard.Peers)
 	}
 	if report.Errors["nft"] == nil {
 		a.predictor.Held(spec.PortRewrites)

@@ -67,7 +67,7 @@ func (a *Agent) discoverySteps() ([]candidate.Step, error) {
 	a.ownAddresses = &hostaddr.Step{Port: a.cfg.Ports.WireGuard}
 	a.ownAddresses.SetInternal(own.InternalIP)
 	steps := []candidate.Step{a.forced}
-	secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wg.Load().Device[:]...))
+	secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.keys.Keys().Device[:]...))
 	a.portmap, err = portmap.New(portmap.Config{
 		Port: a.cfg.Ports.WireGuard, Mark: a.numbers.MarkWG, Protocols: a.conf().NatTraversal.Protocols(),
 		Secret: secret[:], Prove: a.proveMapping, Log: a.log,

@@ -29,7 +29,7 @@ func (a *Agent) wantHandshakes() map[identity.ID]bool {
 		if !ok {
 			return time.Time{}
 		}
-		p, _ := all.Of(a.deviceKey(id, m.WireGuard))
+		p, _ := all.Of(a.keys.DeviceKey(id, m.WireGuard))
 		return p.LastHandshake
 	}
 	out := a.handshakes.Requested(time.Now())

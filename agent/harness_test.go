@@ -157,7 +157,7 @@ func newTestAgent(h host, st *events.State) *Agent {
 	if err != nil {
 		panic(err)
 	}
-	a.wg.Store(own)
+	a.keys.Set(own)
 	return a
 }
 

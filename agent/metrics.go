@@ -71,7 +71,7 @@ func (a *Agent) collect(out chan<- prometheus.Metric) {
 	all := a.stats.Load()
 	for _, id := range a.roster.Members() {
 		m, _ := a.roster.Get(id)
-		if p, ok := all.Of(a.deviceKey(id, m.WireGuard)); ok {
+		if p, ok := all.Of(a.keys.DeviceKey(id, m.WireGuard)); ok {
 			metrics.PeerBytes(out, m.Name, p.RxBytes, p.TxBytes)
 		}
 	}

@@ -57,7 +57,7 @@ func (a *Agent) expirePlainPeers(ctx context.Context, lead consensus.Lead) {
 func (a *Agent) newPlainPeers() *carrier.Peers {
 	return carrier.New(carrier.Config{
 		Self: a.id, Port: a.cfg.Ports.Plain, Link: a.numbers.PlainLink, Mark: a.numbers.MarkWG, MTU: a.linkMTU,
-		Key: func() identity.WireGuardKey { return a.wg.Load().Device }, Source: a.overlayAddrs,
+		Key: func() identity.WireGuardKey { return a.keys.Keys().Device }, Source: a.overlayAddrs,
 		Connected: func() []netip.Prefix { return a.links.Connected(a.cfg.Dataplane.Link) },
 		State:     a.replica.State, Records: a.gossip.Records, Now: a.leaderTime,
 		Ask: func(ctx context.Context, id identity.ID) error {

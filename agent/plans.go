@@ -69,7 +69,7 @@ func (a *Agent) peerNames(spec dataplane.Spec) map[dataplane.Key]string {
 			names[k] = a.loop.state.Node(id).GetName() + what
 		}
 	}
-	for id, k := range a.rekeys.Next() {
+	for id, k := range a.keys.Next() {
 		add(id, k, " (next key)")
 	}
 	for id, wg := range a.loop.members {

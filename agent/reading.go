@@ -74,7 +74,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	a.stats.Store(stats)
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
-		if p, ok := stats.Of(a.deviceKey(id, wg)); ok {
+		if p, ok := stats.Of(a.keys.DeviceKey(id, wg)); ok {
 			counters[id] = path.Counters{
 				RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at,
 			}

@@ -104,7 +104,8 @@ func (a *Agent) observed() *skeinv1.Record {
 func (a *Agent) claimed() *skeinv1.Record {
 	own, c := a.host(), a.conf()
 	r := &skeinv1.Record{
-		WireguardKey: a.wg.Load().DevicePublic[:], Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
+		WireguardKey: a.keys.Keys().DevicePublic[:], Site: own.Site, LeaderWish: own.Leader,
+		ForcedEndpoint:      own.ForceEndpoint,
 		PersistentKeepalive: own.PersistentKeepalive, Labels: c.Labels,
 		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 	}

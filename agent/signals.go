@@ -62,7 +62,7 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 		a.wakeUp()
 	}
 	if r := s.GetRekey(); r != nil {
-		a.takeRekey(from, r)
+		a.keys.Take(from, r)
 	}
 	if p := s.GetPunch(); p != nil && a.paths != nil {
 		a.paths.Punch(from, p)

@@ -47,7 +47,7 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 		a.leaveNumbers(ctx)
-		if !a.wg.Load().Settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
+		if !a.keys.Keys().Settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
 			if err := linkhold.Remove(a.numbers.RekeyNftTable); err != nil {
 				return err
 			}
@@ -64,6 +64,7 @@ func (a *Agent) open(ctx context.Context) error {
 		a.before = a.membersBefore()
 	}
 	a.roster = roster.New(a.replica.State())
+	a.attachKeys()
 	a.metrics = newMetrics(a)
 	a.podReady, err = podready.Open(podready.Config{RunDir: a.cfg.RunDir, Conf: a.confChanged, Stands: a.planeStands,
 		Report: partHost{a}.Report, Log: a.log})
@@ -200,7 +201,7 @@ func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 	if err != nil {
 		return [32]byte{}, false
 	}
-	k, err := identity.PairKey(a.wg.Load().Agreed, m.WireGuard, cluster, "control packet")
+	k, err := identity.PairKey(a.keys.Keys().Agreed, m.WireGuard, cluster, "control packet")
 	if err != nil {
 		return [32]byte{}, false
 	}

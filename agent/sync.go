@@ -44,7 +44,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.followPlan(time.Now())
 	a.watchLeaders()
 	a.followLeaders(time.Now())
-	a.followKey(ctx)
+	a.keys.Follow(ctx, a.loop.state)
 	a.syncPeers()
 	a.followMTU()
 	a.noteOtherCNI()
@@ -174,7 +174,7 @@ func (a *Agent) pathSettings(lazy bool) {
 func (a *Agent) answerProbes() {
 	for id, m := range a.loop.unprobed {
 		delete(a.loop.unprobed, id)
-		key, err := identity.PairKey(a.wg.Load().Agreed, m.WireGuard, a.cluster, "probe")
+		key, err := identity.PairKey(a.keys.Keys().Agreed, m.WireGuard, a.cluster, "probe")
 		if err != nil {
 			a.report("peer "+m.Name, warning, err.Error(),
 				"its WireGuard key is unusable; revoke the node and let it join again")

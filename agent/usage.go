@@ -126,7 +126,7 @@ func (a *Agent) peerUsage() []*skeinv1.PeerUsage {
 			}
 		}
 		if len(n.GetWireguardKey()) == len(dataplane.Key{}) {
-			st, _ := stats.Of(a.deviceKey(id, identity.WireGuardKey(n.GetWireguardKey())))
+			st, _ := stats.Of(a.keys.DeviceKey(id, identity.WireGuardKey(n.GetWireguardKey())))
 			u.RxBytes, u.TxBytes = st.RxBytes, st.TxBytes
 		}
 		out = append(out, u)

@@ -250,7 +250,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v
 	}
-	k := a.deviceKey(id, identity.WireGuardKey(n.GetWireguardKey()))
+	k := a.keys.DeviceKey(id, identity.WireGuardKey(n.GetWireguardKey()))
 	if st, ok := a.stats.Load().Of(k); ok {
 		v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
 		if !st.LastHandshake.IsZero() {

@@ -1,4 +1,4 @@
-// Package rekey remembers how far changes of WireGuard keys are: this host's own, and those of its peers.
+// Package rekey changes WireGuard keys while packets go on: this host's own, and it follows those of its peers.
 //
 // A host changes its key while its tunnels carry packets (docs/decisions/0069). Each peer first gets the next key as a
 // second WireGuard peer that no packet is led to. When all are ready, the host tells them that it changes, changes, and
@@ -22,36 +22,14 @@ import (
 )
 
 const (
-	// Again is after how long a peer that has not answered is asked again.
-	Again = 500 * time.Millisecond
-	// Tell is after how long a peer that has not followed is told again.
-	Tell = 200 * time.Millisecond
-	hold = 10 * time.Minute // for how long a next key stands that nobody has changed to
+	askAgain  = 500 * time.Millisecond // after which a peer that has not answered is asked again
+	tellAgain = 200 * time.Millisecond // after which a peer that has not followed is told again
+	hold      = 10 * time.Minute       // for how long a next key stands that nobody has changed to
 )
 
-// Keys are this host's WireGuard keys. They differ between the change of the device and the event about it.
-type Keys struct {
-	// Agreed is the key that the log has: keys of control packets and of probes follow from it at both ends.
-	Agreed, AgreedPublic identity.WireGuardKey
-	// Device is the key of the tunnels.
-	Device, DevicePublic identity.WireGuardKey
-}
-
-// NewKeys derives the public keys.
-func NewKeys(agreed, device identity.WireGuardKey) (*Keys, error) {
-	k := &Keys{Agreed: agreed, Device: device}
-	var err1, err2 error
-	k.AgreedPublic, err1 = agreed.Public()
-	k.DevicePublic, err2 = device.Public()
-	return k, errors.Join(err1, err2)
-}
-
-// Settled reports whether the log has the device's key.
-func (k *Keys) Settled() bool { return k.Agreed == k.Device }
-
-// Own is this host's own change of its key: one at a time.
-type Own struct {
-	One sync.Mutex // held by the request
+// own is this host's own change of its key: one at a time.
+type own struct {
+	one sync.Mutex // held by the request
 
 	mu      sync.Mutex
 	keys    *Keys // nil: no change is under way
@@ -62,12 +40,12 @@ type Own struct {
 	turned  chan struct{}              // closed when the device has the key; nil: it has
 	agreed  chan struct{}              // closed when the log that this host knows has the key; nil: it has
 
-	// Telling is true while the log is asked to take the device's key, and a moment longer.
-	Telling atomic.Bool
+	// telling is true while the log is asked to take the device's key, and a moment longer.
+	telling atomic.Bool
 }
 
-// Begin waits for peers to be ready for a key. turned is closed when the device has it, agreed when the log has.
-func (r *Own) Begin(keys *Keys, peers []identity.ID) (turned, agreed <-chan struct{}) {
+// begin waits for peers to be ready for a key. turned is closed when the device has it, agreed when the log has.
+func (r *own) begin(keys *Keys, peers []identity.ID) (turned, agreed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys, r.peers, r.waits = keys, peers, make(map[identity.ID]bool, len(peers))
@@ -79,8 +57,8 @@ func (r *Own) Begin(keys *Keys, peers []identity.ID) (turned, agreed <-chan stru
 	return r.turned, r.agreed
 }
 
-// Agree notes that the log has the device's key.
-func (r *Own) Agree() {
+// agree notes that the log has the device's key.
+func (r *own) agree() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.agreed != nil {
@@ -89,8 +67,8 @@ func (r *Own) Agree() {
 	}
 }
 
-// Expect waits for peers once more.
-func (r *Own) Expect(peers []identity.ID) {
+// expect waits for peers once more.
+func (r *own) expect(peers []identity.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.phase = skeinv1.Signal_Rekey_FOLLOWED
@@ -100,22 +78,22 @@ func (r *Own) Expect(peers []identity.ID) {
 	}
 }
 
-// Active reports whether a request is at it.
-func (r *Own) Active() bool {
+// active reports whether a request is at it.
+func (r *own) active() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.keys != nil
 }
 
-// End forgets the change.
-func (r *Own) End() {
+// end forgets the change.
+func (r *own) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys, r.peers, r.waits, r.agreed = nil, nil, nil, nil
 }
 
-// Came notes how far a peer is with a key of this host's.
-func (r *Own) Came(id identity.ID, phase skeinv1.Signal_Rekey_Phase, key identity.WireGuardKey) {
+// came notes how far a peer is with a key of this host's.
+func (r *own) came(id identity.ID, phase skeinv1.Signal_Rekey_Phase, key identity.WireGuardKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.waits[id] && phase == r.phase && r.keys.DevicePublic == key {
@@ -125,15 +103,15 @@ func (r *Own) Came(id identity.ID, phase skeinv1.Signal_Rekey_Phase, key identit
 	}
 }
 
-// Left are the peers that are waited for, and a channel that is closed when there is one less.
-func (r *Own) Left() ([]identity.ID, <-chan struct{}) {
+// left are the peers that are waited for, and a channel that is closed when there is one less.
+func (r *own) left() ([]identity.ID, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.waits)), r.changed
 }
 
-// Turning is the change that a device goes through which gets a private key; nil: none. has is called when it has it.
-func (r *Own) Turning(private dataplane.Key) (keys *Keys, peers []identity.ID, has func()) {
+// turning is the change that a device goes through which gets a private key; nil: none. has is called when it has it.
+func (r *own) turning(private dataplane.Key) (keys *Keys, peers []identity.ID, has func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.keys == nil || r.turned == nil || dataplane.Key(r.keys.Device) != private {
@@ -158,14 +136,14 @@ type change struct {
 	told     skeinv1.Signal_Rekey_Phase // what the peer knows of this host
 }
 
-// Peers are the changes of all peers.
-type Peers struct {
+// peers are the changes of all peers.
+type peers struct {
 	mu    sync.Mutex
 	peers map[identity.ID]change
 }
 
-// Prepare takes a peer's next key, and refuses one that another peer has named.
-func (r *Peers) Prepare(id identity.ID, from, to identity.WireGuardKey, now time.Time) error {
+// prepare takes a peer's next key, and refuses one that another peer has named.
+func (r *peers) prepare(id identity.ID, from, to identity.WireGuardKey, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for other, k := range r.peers {
@@ -178,7 +156,7 @@ func (r *Peers) Prepare(id identity.ID, from, to identity.WireGuardKey, now time
 		switch {
 		case k.from == from && k.changed:
 			return errors.New("it has changed to another one, of which the log still has to be told")
-		case now.Sub(k.heard) < Again:
+		case now.Sub(k.heard) < askAgain:
 			return errors.New("it named another one a moment ago")
 		}
 		k = change{from: from, to: to}
@@ -194,9 +172,9 @@ func (r *Peers) Prepare(id identity.ID, from, to identity.WireGuardKey, now time
 	return nil
 }
 
-// Change notes that a peer's device has its next key, and reports whether that is news. A peer that did not hear this
+// change notes that a peer's device has its next key, and reports whether that is news. A peer that did not hear this
 // host's answer is answered again.
-func (r *Peers) Change(id identity.ID, to identity.WireGuardKey, now time.Time) (news, again bool) {
+func (r *peers) change(id identity.ID, to identity.WireGuardKey, now time.Time) (news, again bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	k, ok := r.peers[id]
@@ -205,7 +183,7 @@ func (r *Peers) Change(id identity.ID, to identity.WireGuardKey, now time.Time) 
 		return false, false
 	case !k.changed:
 		k.changed, news = true, true
-	case k.told == skeinv1.Signal_Rekey_FOLLOWED && now.Sub(k.heard) >= Tell/2:
+	case k.told == skeinv1.Signal_Rekey_FOLLOWED && now.Sub(k.heard) >= tellAgain/2:
 		k.told, again = skeinv1.Signal_Rekey_READY, true
 	default:
 		return false, false
@@ -215,8 +193,8 @@ func (r *Peers) Change(id identity.ID, to identity.WireGuardKey, now time.Time) 
 	return news, again
 }
 
-// Follow has a peer's addresses led to its next key.
-func (r *Peers) Follow(id identity.ID, to identity.WireGuardKey) {
+// follow has a peer's addresses led to its next key.
+func (r *peers) follow(id identity.ID, to identity.WireGuardKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if k, ok := r.peers[id]; ok && k.to == to {
@@ -225,9 +203,9 @@ func (r *Peers) Follow(id identity.ID, to identity.WireGuardKey) {
 	}
 }
 
-// View is what a projection has to know, with the keys of members by the log and the owners of keys there. What the log
+// view is what a projection has to know, with the keys of members by the log and the owners of keys there. What the log
 // has got past is forgotten, and so is a key that it has given to somebody else.
-func (r *Peers) View(agreed func(identity.ID) (identity.WireGuardKey, bool),
+func (r *peers) view(agreed func(identity.ID) (identity.WireGuardKey, bool),
 	free func(identity.ID, identity.WireGuardKey) error, now time.Time) map[identity.ID]projection.Rekey {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -247,8 +225,8 @@ func (r *Peers) View(agreed func(identity.ID) (identity.WireGuardKey, bool),
 	return out
 }
 
-// Next are the keys that peers change to.
-func (r *Peers) Next() map[identity.ID]identity.WireGuardKey {
+// next are the keys that peers change to.
+func (r *peers) next() map[identity.ID]identity.WireGuardKey {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := make(map[identity.ID]identity.WireGuardKey, len(r.peers))
@@ -258,8 +236,8 @@ func (r *Peers) Next() map[identity.ID]identity.WireGuardKey {
 	return out
 }
 
-// DeviceKey is the key of a peer's device.
-func (r *Peers) DeviceKey(id identity.ID, agreed identity.WireGuardKey) identity.WireGuardKey {
+// deviceKey is the key of a peer's device.
+func (r *peers) deviceKey(id identity.ID, agreed identity.WireGuardKey) identity.WireGuardKey {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if k, ok := r.peers[id]; ok && k.from == agreed && k.switched {
@@ -268,17 +246,17 @@ func (r *Peers) DeviceKey(id identity.ID, agreed identity.WireGuardKey) identity
 	return agreed
 }
 
-// Answer is what a peer is to hear of its next key.
-type Answer struct {
+// answer is what a peer is to hear of its next key.
+type answer struct {
 	Phase skeinv1.Signal_Rekey_Phase
 	Key   identity.WireGuardKey
 }
 
-// Answers are what peers do not know yet: that WireGuard has their next key here, and whether it leads addresses there.
-func (r *Peers) Answers(peer func(dataplane.Key) (led, has bool)) map[identity.ID]Answer {
+// answers are what peers do not know yet: that WireGuard has their next key here, and whether it leads addresses there.
+func (r *peers) answers(peer func(dataplane.Key) (led, has bool)) map[identity.ID]answer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out map[identity.ID]Answer
+	var out map[identity.ID]answer
 	for id, k := range r.peers {
 		led, has := peer(dataplane.Key(k.to))
 		phase := k.told
@@ -292,10 +270,10 @@ func (r *Peers) Answers(peer func(dataplane.Key) (led, has bool)) map[identity.I
 			continue
 		}
 		if out == nil {
-			out = map[identity.ID]Answer{}
+			out = map[identity.ID]answer{}
 		}
 		k.told = phase
-		r.peers[id], out[id] = k, Answer{phase, k.to}
+		r.peers[id], out[id] = k, answer{phase, k.to}
 	}
 	return out
 }

@@ -20,7 +20,7 @@ func TestRekeys(t *testing.T) {
 	k1, k2, k3 := identity.WireGuardKey{1}, identity.WireGuardKey{2}, identity.WireGuardKey{3}
 	agreed := map[identity.ID]identity.WireGuardKey{a: k1, b: {9}}
 	by := func(id identity.ID) (identity.WireGuardKey, bool) { k, ok := agreed[id]; return k, ok }
-	var r Peers
+	var r peers
 	taken := identity.WireGuardKey{}
 	free := func(_ identity.ID, k identity.WireGuardKey) error {
 		if k == taken {
@@ -29,23 +29,23 @@ func TestRekeys(t *testing.T) {
 		return nil
 	}
 	answered := func(led, has bool) skeinv1.Signal_Rekey_Phase {
-		return r.Answers(func(k dataplane.Key) (bool, bool) { return led, has && k == dataplane.Key(k2) })[a].Phase
+		return r.answers(func(k dataplane.Key) (bool, bool) { return led, has && k == dataplane.Key(k2) })[a].Phase
 	}
 	changes := func(k identity.WireGuardKey, at time.Time) bool {
-		news, _ := r.Change(a, k, at)
+		news, _ := r.change(a, k, at)
 		return news
 	}
 	if changes(k2, now) {
 		t.Error("a key that was not announced is followed")
 	}
-	if err := r.Prepare(a, k1, k2, now); err != nil {
+	if err := r.prepare(a, k1, k2, now); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Prepare(b, agreed[b], k2, now); err == nil {
+	if err := r.prepare(b, agreed[b], k2, now); err == nil {
 		t.Error("two nodes have one next key")
 	}
-	if v := r.View(by, free, now); v[a].To != dataplane.Key(k2) || v[a].Switched || r.DeviceKey(a, k1) != k1 {
-		t.Errorf("prepared: %v, the device's is %v", v, r.DeviceKey(a, k1))
+	if v := r.view(by, free, now); v[a].To != dataplane.Key(k2) || v[a].Switched || r.deviceKey(a, k1) != k1 {
+		t.Errorf("prepared: %v, the device's is %v", v, r.deviceKey(a, k1))
 	}
 	if p := answered(false, false); p != 0 {
 		t.Errorf("%s before WireGuard has the key", p)
@@ -53,7 +53,7 @@ func TestRekeys(t *testing.T) {
 	if p, q := answered(false, true), answered(false, true); p != ready || q != 0 {
 		t.Errorf("it says %s and %s, want ready once", p, q)
 	}
-	if err := r.Prepare(a, k1, k2, now); err != nil { // the answer was lost
+	if err := r.prepare(a, k1, k2, now); err != nil { // the answer was lost
 		t.Fatal(err)
 	}
 	if p := answered(false, true); p != ready {
@@ -62,51 +62,51 @@ func TestRekeys(t *testing.T) {
 	if changes(k3, now) || !changes(k2, now) || changes(k2, now) {
 		t.Error("a key is news once, when it is the announced one")
 	}
-	if v := r.View(by, free, now); v[a].Switched || r.DeviceKey(a, k1) != k1 {
+	if v := r.view(by, free, now); v[a].Switched || r.deviceKey(a, k1) != k1 {
 		t.Errorf("before there is a session with the other device's key: %v", v)
 	}
-	if err := r.Prepare(a, k1, k3, now.Add(time.Minute)); err == nil {
+	if err := r.prepare(a, k1, k3, now.Add(time.Minute)); err == nil {
 		t.Error("a peer prepares a third key before the log has the second")
 	}
-	if r.Follow(a, k3); r.DeviceKey(a, k1) != k1 {
+	if r.follow(a, k3); r.deviceKey(a, k1) != k1 {
 		t.Error("a key that was not announced is followed")
 	}
-	r.Follow(a, k2)
+	r.follow(a, k2)
 	if p := answered(false, true); p != 0 {
 		t.Errorf("nothing is led to the key yet, and it says %s", p)
 	}
 	if p, q := answered(true, true), answered(true, true); p != followed || q != 0 {
 		t.Errorf("it says %s and %s, want followed once", p, q)
 	}
-	if _, again := r.Change(a, k2, now.Add(Tell/4)); again || answered(true, true) != 0 {
+	if _, again := r.change(a, k2, now.Add(tellAgain/4)); again || answered(true, true) != 0 {
 		t.Error("told twice at once it answers twice")
 	}
-	if _, again := r.Change(a, k2, now.Add(Tell)); !again || answered(true, true) != followed { // the answer was lost
+	if _, again := r.change(a, k2, now.Add(tellAgain)); !again || answered(true, true) != followed { // the answer was lost
 		t.Error("told again it does not answer again")
 	}
 	now = now.Add(2 * hold)
-	if v := r.View(by, free, now); !v[a].Switched || r.DeviceKey(a, k1) != k2 {
-		t.Errorf("switched: %v, the device's is %v", v, r.DeviceKey(a, k1))
+	if v := r.view(by, free, now); !v[a].Switched || r.deviceKey(a, k1) != k2 {
+		t.Errorf("switched: %v, the device's is %v", v, r.deviceKey(a, k1))
 	}
 	agreed[a] = k2
-	if v := r.View(by, free, now); len(v) > 0 || r.DeviceKey(a, k2) != k2 {
+	if v := r.view(by, free, now); len(v) > 0 || r.deviceKey(a, k2) != k2 {
 		t.Errorf("the log has the key, and still %v", v)
 	}
-	if err := r.Prepare(a, k2, k3, now); err != nil {
+	if err := r.prepare(a, k2, k3, now); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Prepare(a, k2, identity.WireGuardKey{4}, now.Add(Again/2)); err == nil {
+	if err := r.prepare(a, k2, identity.WireGuardKey{4}, now.Add(askAgain/2)); err == nil {
 		t.Error("a peer changes its mind as often as it likes")
 	}
-	if v := r.View(by, free, now.Add(hold)); len(v) > 0 {
+	if v := r.view(by, free, now.Add(hold)); len(v) > 0 {
 		t.Errorf("a next key that nobody changes to stays: %v", v)
 	}
 	now = now.Add(hold)
-	if err := r.Prepare(a, k2, k3, now); err != nil || !changes(k3, now) {
+	if err := r.prepare(a, k2, k3, now); err != nil || !changes(k3, now) {
 		t.Fatal(err)
 	}
-	r.Follow(a, k3)
-	if taken = k3; len(r.View(by, free, now)) > 0 || r.DeviceKey(a, k2) != k2 {
+	r.follow(a, k3)
+	if taken = k3; len(r.view(by, free, now)) > 0 || r.deviceKey(a, k2) != k2 {
 		t.Error("a key that the log has given to somebody else is followed")
 	}
 }
@@ -123,28 +123,28 @@ func TestRekeying(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	a, b := identity.ID{1}, identity.ID{2}
-	var r Own
-	r.Came(a, skeinv1.Signal_Rekey_READY, keys.DevicePublic) // nobody asked
-	turned, agreed := r.Begin(keys, []identity.ID{a, b})
-	r.Came(a, skeinv1.Signal_Rekey_READY, keys.AgreedPublic)
-	r.Came(b, skeinv1.Signal_Rekey_FOLLOWED, keys.DevicePublic)
-	if left, _ := r.Left(); len(left) != 2 {
+	var r own
+	r.came(a, skeinv1.Signal_Rekey_READY, keys.DevicePublic) // nobody asked
+	turned, agreed := r.begin(keys, []identity.ID{a, b})
+	r.came(a, skeinv1.Signal_Rekey_READY, keys.AgreedPublic)
+	r.came(b, skeinv1.Signal_Rekey_FOLLOWED, keys.DevicePublic)
+	if left, _ := r.left(); len(left) != 2 {
 		t.Errorf("ready for another key, and followed: %v are left", left)
 	}
-	_, changed := r.Left()
-	r.Came(a, skeinv1.Signal_Rekey_READY, keys.DevicePublic)
+	_, changed := r.left()
+	r.came(a, skeinv1.Signal_Rekey_READY, keys.DevicePublic)
 	select {
 	case <-changed:
 	default:
 		t.Error("nobody hears that one is ready")
 	}
-	if left, _ := r.Left(); !slices.Equal(left, []identity.ID{b}) {
+	if left, _ := r.left(); !slices.Equal(left, []identity.ID{b}) {
 		t.Errorf("%v are left, want b", left)
 	}
-	if k, _, _ := r.Turning(dataplane.Key(old)); k != nil {
+	if k, _, _ := r.turning(dataplane.Key(old)); k != nil {
 		t.Error("a device with the former key turns")
 	}
-	k, peers, has := r.Turning(dataplane.Key(next))
+	k, peers, has := r.turning(dataplane.Key(next))
 	if k != keys || len(peers) != 2 {
 		t.Fatalf("%v, %v", k, peers)
 	}
@@ -155,23 +155,23 @@ func TestRekeying(t *testing.T) {
 	default:
 		t.Error("nobody hears that the device has the key")
 	}
-	if k, _, _ := r.Turning(dataplane.Key(next)); k != nil {
+	if k, _, _ := r.turning(dataplane.Key(next)); k != nil {
 		t.Error("it turns twice")
 	}
-	r.Expect([]identity.ID{b})
-	r.Came(b, skeinv1.Signal_Rekey_READY, keys.DevicePublic)
-	if left, _ := r.Left(); len(left) != 1 {
+	r.expect([]identity.ID{b})
+	r.came(b, skeinv1.Signal_Rekey_READY, keys.DevicePublic)
+	if left, _ := r.left(); len(left) != 1 {
 		t.Error("a late answer is taken for that of the next step")
 	}
-	r.Agree()
-	r.Agree()
+	r.agree()
+	r.agree()
 	select {
 	case <-agreed:
 	default:
 		t.Error("nobody hears that the log has the key")
 	}
-	r.End()
-	if left, _ := r.Left(); len(left) > 0 {
+	r.end()
+	if left, _ := r.left(); len(left) > 0 {
 		t.Errorf("%v are left of a change that has ended", left)
 	}
 }
