@@ -22,7 +22,7 @@ func TestGraphNeedsAClusterAndThePast(t *testing.T) {
 	a.replica = newReplica(t, w)
 	a.phase.Store(PhaseRunning)
 	_, err = a.services().Graph(t.Context(), &skeinv1.GraphRequest{AtTime: time.Now().Add(time.Hour).UnixNano()})
-	if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "still to come") {
+	if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "is in the future") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -20,8 +20,8 @@ func TestWhoNeedsOneMomentOfThePast(t *testing.T) {
 		request *skeinv1.WhoRequest
 		want    string
 	}{
-		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtTime: time.Now().Add(time.Hour).UnixNano()}, "still to come"},
-		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtIndex: 1, AtTime: 1}, "want one of them"},
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtTime: time.Now().Add(time.Hour).UnixNano()}, "is in the future"},
+		{&skeinv1.WhoRequest{Address: "10.4.0.1", AtIndex: 1, AtTime: 1}, "give one of them"},
 	} {
 		_, err := a.services().Who(t.Context(), c.request)
 		if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), c.want) {

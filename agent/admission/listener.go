@@ -57,7 +57,8 @@ func Listen(cfg Config) (*Listener, error) {
 	}
 	l.tls.Time = cfg.Now
 	if l.listener, err = net.Listen("tcp", cfg.Address); err != nil {
-		return nil, fmt.Errorf("relay and join port: %w (another program has it? set ports.relay in the configuration)", err)
+		return nil, fmt.Errorf("relay and join port: %w (if another program has it, set ports.relay in the "+
+			"configuration)", err)
 	}
 	return l, nil
 }
@@ -98,7 +99,7 @@ func (l *Listener) Serve(ctx context.Context) {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				break
 			}
-			l.cfg.Log.Warn("relay and join port: accept", "error", err)
+			l.cfg.Log.Warn("relay and join port: cannot accept a connection, will try again", "error", err)
 			select {
 			case <-time.After(acceptAgain):
 			case <-ctx.Done():

@@ -145,8 +145,8 @@ func TestListenPortTaken(t *testing.T) {
 	key := newKey(t)
 	_, address := serve(t, Config{Key: key, Member: membersOf(key).key, Handlers: echoes()})
 	_, err := Listen(Config{Key: key, Address: address})
-	if err == nil || !strings.Contains(err.Error(), "address already in use (another program has it? set ports.relay in "+
-		"the configuration)") {
+	if err == nil || !strings.Contains(err.Error(), "address already in use (if another program has it, set "+
+		"ports.relay in the configuration)") {
 		t.Errorf("have %v", err)
 	}
 }

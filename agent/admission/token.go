@@ -34,8 +34,8 @@ func DecodeToken(text string) (*skeinv1.JoinToken, error) {
 	text = strings.TrimSpace(text)
 	body, ok := strings.CutPrefix(text, tokenPrefix)
 	if !ok || len(text) > maxTokenBytes {
-		return nil, fmt.Errorf("this is no skein token: it must begin with %q; print one with `skein token create` on a "+
-			"member", tokenPrefix)
+		return nil, fmt.Errorf("this is not a skein token: it must begin with %q; print one with `skein token create` on "+
+			"a member", tokenPrefix)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(body)
 	if err != nil {
@@ -46,13 +46,14 @@ func DecodeToken(text string) (*skeinv1.JoinToken, error) {
 		return nil, fmt.Errorf("the token is damaged (%w): copy it again, whole", err)
 	}
 	if _, err := identity.ParseClusterID(t.GetClusterId()); err != nil {
-		return nil, fmt.Errorf("the token is damaged: %w", err)
+		return nil, fmt.Errorf("the token is damaged (%w): copy it again, whole", err)
 	}
 	if len(t.GetSecret()) != 32 || t.GetTokenId() == "" {
 		return nil, errors.New("the token is damaged: it holds no secret; copy it again, whole")
 	}
 	if n := len(t.GetSeeds()); n == 0 || n > MaxSeeds {
-		return nil, fmt.Errorf("the token names %d seeds; want 1 to %d", n, MaxSeeds)
+		return nil, fmt.Errorf("the token is damaged: it names %d seeds instead of 1 to %d; copy it again, whole",
+			n, MaxSeeds)
 	}
 	for _, s := range t.GetSeeds() {
 		if len(s.GetIdentityKey()) != ed25519.PublicKeySize || s.GetAddress() == "" {

@@ -44,9 +44,9 @@ func TestTokenRefused(t *testing.T) {
 		return text
 	}
 	for _, c := range []struct{ name, text, want string }{
-		{"empty", "", "no skein token"},
+		{"empty", "", "not a skein token"},
 		{"another program's", "K10abc::server:xyz", `must begin with "skein1_"`},
-		{"too long", tokenPrefix + strings.Repeat("A", maxTokenBytes), "no skein token"},
+		{"too long", tokenPrefix + strings.Repeat("A", maxTokenBytes), "not a skein token"},
 		{"cut short", good[:len(good)-9], "copy it again, whole"},
 		{"a wrong letter", good[:30] + "!" + good[31:], "copy it again, whole"},
 		{"no protobuf", tokenPrefix + base64.RawURLEncoding.EncodeToString([]byte{0xff, 0xff}), "copy it again, whole"},
@@ -58,7 +58,7 @@ func TestTokenRefused(t *testing.T) {
 			for range MaxSeeds {
 				k.Seeds = append(k.Seeds, k.Seeds[0])
 			}
-		}), "names 17 seeds; want 1 to 16"},
+		}), "names 17 seeds instead of 1 to 16"},
 		{"a seed without key", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].IdentityKey = nil }), "no address or " +
 			"identity key"},
 		{"a seed without address", changed(func(k *skeinv1.JoinToken) { k.Seeds[0].Address = "" }), "no address or " +

@@ -148,7 +148,7 @@ func ToldNothing(name, what, command string, err error) error {
 		switch c.Code() {
 		case connect.CodeUnimplemented:
 			return connect.NewError(connect.CodeUnimplemented, fmt.Errorf(
-				"node %s runs an older version, which does not tell of %s: upgrade it, or run `skein %s` there",
+				"node %s runs an older version, which cannot report %s to others: upgrade it, or run `skein %s` there",
 				name, what, command))
 		case connect.CodePermissionDenied, connect.CodeFailedPrecondition, connect.CodeResourceExhausted,
 			connect.CodeOutOfRange, connect.CodeInvalidArgument:

@@ -41,11 +41,11 @@ func NeedRoot(ctx context.Context, what string) error {
 	switch {
 	case !ok || who == nil:
 		return connect.NewError(connect.CodePermissionDenied,
-			errors.New(what+" is for root alone, and it is not known who asks: "+
-				"ask on the agent's unix socket"))
+			errors.New(what+" is for root alone, and the caller is unknown: "+
+				"connect to the agent's unix socket"))
 	case who.Uid != 0:
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is for root alone, "+
-			"since it shows what is in memory near the keys; you are user %d: run it as root", what, who.Uid))
+			"since it shows memory of the agent, which holds keys; you are user %d: run it as root", what, who.Uid))
 	}
 	return nil
 }

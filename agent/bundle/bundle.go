@@ -94,7 +94,7 @@ func take(ctx context.Context, p Part) (Entry, []byte) {
 	}
 	if len(body) > 4*most && !p.Raw { // what is far too large is not searched in full
 		body = cut(body, 4*most, p.Tail)
-		e.Remark = remark(e.Remark, "cut to its bound")
+		e.Remark = remark(e.Remark, "cut to its limit")
 	}
 	switch {
 	case p.Raw && len(body) > most:
@@ -111,7 +111,7 @@ func take(ctx context.Context, p Part) (Entry, []byte) {
 	}
 	if len(body) > most {
 		body = cut(body, most, p.Tail)
-		e.Remark = remark(e.Remark, "cut to its bound")
+		e.Remark = remark(e.Remark, "cut to its limit")
 	}
 	e.Bytes = len(body)
 	return e, body

@@ -81,7 +81,7 @@ func TestWrite(t *testing.T) {
 	index := files["skein-bundle/INDEX.txt"]
 	for _, want := range []string{"bundle of home1", "half of it (it broke off)",
 		"another: it failed with token=[redacted]", "nothing: it is empty",
-		"too large: larger than 5 bytes", "a long one (cut to its bound)", "1 redacted: one", "Never taken: private keys"} {
+		"too large: larger than 5 bytes", "a long one (cut to its limit)", "1 redacted: one", "Never taken: private keys"} {
 		if !strings.Contains(index, want) {
 			t.Errorf("no %q in the index:\n%s", want, index)
 		}

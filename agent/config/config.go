@@ -292,7 +292,7 @@ func orNone(s string) string {
 // Check says what is wrong with the values, as a *KeyError.
 func (c *Config) Check() error {
 	if !dnsname.IsLabel(c.Name) {
-		return wrong("name", "%q is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends", c.Name)
+		return wrong("name", "%q is not a host label; allowed: 1 to 63 of a-z, 0-9 and -, with no - at either end", c.Name)
 	}
 	for _, one := range []struct{ key, have, allowed string }{
 		{"relay", c.Relay, "auto true false"},
@@ -313,7 +313,8 @@ func (c *Config) Check() error {
 	}
 	for name, p := range c.Peers {
 		if !dnsname.IsLabel(name) {
-			return wrong("peers", "%q is no node's name; allowed: a-z, 0-9 and -, at most 63, not at the ends", name)
+			return wrong("peers", "%q is not a node's name; allowed: 1 to 63 of a-z, 0-9 and -, with no - at either end",
+				name)
 		}
 		if !slices.Contains([]string{"", "enabled", "disabled"}, p.BirthdayAttack) {
 			return wrong("peers."+name+".birthdayAttack", "%q is not allowed; allowed: enabled, disabled", p.BirthdayAttack)
@@ -357,12 +358,13 @@ func (c *Config) checkCNI() error {
 		return wrong("cni.confFile", "%q: want the name of a file that ends in .conflist, without a directory", n.ConfFile)
 	}
 	if !cniName.MatchString(n.Network) {
-		return wrong("cni.network", "%q is no name of a network; want letters, digits, dots, underscores and hyphens, a "+
-			"letter or digit first", n.Network)
+		return wrong("cni.network", "%q is not a network name; want letters, digits, dots, underscores and hyphens, "+
+			"beginning with a letter or digit", n.Network)
 	}
 	for _, p := range n.Chain {
 		if !cniName.MatchString(p) || p == "skein-cni" {
-			return wrong("cni.chain", "%q is no plugin that can come after skein's", p)
+			return wrong("cni.chain", "%q cannot be chained after skein-cni; want the name of another plugin, such "+
+				"as portmap", p)
 		}
 	}
 	return nil
@@ -374,11 +376,11 @@ func (c *Config) checkKubernetes() error {
 		return wrong("kubernetes.kubeconfig", "%q: want a path that begins with /, or %s", k.Kubeconfig, InCluster)
 	}
 	if k.Node != "" && !dnsname.IsName(k.Node) {
-		return wrong("kubernetes.node", "%q is no name of a Node; allowed: a-z, 0-9, - and ., at most 253, neither - nor . "+
-			"at the ends", k.Node)
+		return wrong("kubernetes.node", "%q is not a Node's name; allowed: 1 to 253 of a-z, 0-9, - and ., with neither - "+
+			"nor . at either end", k.Node)
 	}
 	if k.Node != "" && k.Kubeconfig == "" {
-		return wrong("kubernetes.node", "it is set, but kubernetes.kubeconfig is not: without it there is no Kubernetes")
+		return wrong("kubernetes.node", "it is set, but kubernetes.kubeconfig is not: set both of them, or neither")
 	}
 	return nil
 }
@@ -409,11 +411,11 @@ func (c *Config) checkPorts() error {
 		return err
 	}
 	if c.Ports.Stun == 65535 {
-		return wrong("ports.stun", "65535 leaves no room for the alternate port above it")
+		return wrong("ports.stun", "65535 leaves no room for the alternate port, which is the next one; want 1 to 65534")
 	}
 	if c.Ports.Metrics != "off" {
 		if _, err := netip.ParseAddrPort(c.Ports.Metrics); err != nil {
-			return wrong("ports.metrics", "%q: want addr:port or off", c.Ports.Metrics)
+			return wrong("ports.metrics", "%q: want ADDRESS:PORT, such as 127.0.0.1:9469, or off", c.Ports.Metrics)
 		}
 	}
 	return nil
@@ -439,7 +441,8 @@ func (c *Config) checkUDPRelay() error {
 	for key, port := range map[string]uint16{"ports.wireguard": c.Ports.WireGuard, "ports.stun": c.Ports.Stun,
 		"ports.control": c.Ports.Control} {
 		if port >= first && port <= last {
-			return wrong("ports.udpRelay", "%s holds port %d of %s", c.Ports.UDPRelay, port, key)
+			return wrong("ports.udpRelay", "%s contains port %d of %s; choose a range without it",
+				c.Ports.UDPRelay, port, key)
 		}
 	}
 	return nil
@@ -448,7 +451,8 @@ func (c *Config) checkUDPRelay() error {
 func (c *Config) checkAddresses() error {
 	if len(c.Site) > maxSite || !utf8.ValidString(c.Site) ||
 		strings.ContainsFunc(c.Site, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return wrong("site", "%.80q is no name of a site; allowed: at most %d bytes of printable characters", c.Site, maxSite)
+		return wrong("site", "%.80q is not a site's name; allowed: at most %d bytes of printable characters",
+			c.Site, maxSite)
 	}
 	internal, err := addr.Internal(c.InternalIP)
 	if err != nil {
@@ -458,7 +462,7 @@ func (c *Config) checkAddresses() error {
 		c.InternalIP = internal.String()
 	}
 	if c.ForceEndpoint = orNone(c.ForceEndpoint); c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
-		return wrong("forceEndpoint", "%q: want host:port", c.ForceEndpoint)
+		return wrong("forceEndpoint", "%q: want host:port, such as edge.example.com:51820", c.ForceEndpoint)
 	}
 	for _, p := range c.NatTraversal.PortMapping {
 		if !slices.Contains(NatTraversal{}.Protocols(), p) {
@@ -468,7 +472,7 @@ func (c *Config) checkAddresses() error {
 	}
 	for _, s := range c.StunServers {
 		if !hostPort(s) {
-			return wrong("stunServers", "%q: want host:port", s)
+			return wrong("stunServers", "%q: want host:port, such as stun.example.net:3478", s)
 		}
 	}
 	for _, a := range c.NodeAddresses {
@@ -488,7 +492,8 @@ func (c *Config) checkAddresses() error {
 	}
 	p, err := netip.ParsePrefix(c.Overlay.IPv4)
 	if err != nil || !p.Addr().Is4() || p.Masked() != p || p.Bits() > 28 {
-		return wrong("overlay.ipv4", "%q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
+		return wrong("overlay.ipv4", "%q: want an IPv4 prefix of /28 or larger without host bits, such as 10.4.0.0/16",
+			c.Overlay.IPv4)
 	}
 	return nil
 }
@@ -514,24 +519,25 @@ func (c *Config) checkEgress() error {
 		case e.NetNS != "" && (!filepath.IsAbs(e.NetNS) || filepath.Clean(e.NetNS) != e.NetNS):
 			return wrong(key, "netns %q: want a path from /, such as /run/netns/blue, or \"\" for the host itself", e.NetNS)
 		case seen[e.NetNS]:
-			return wrong(key, "%s is there twice; name all its egresses in one entry", who)
+			return wrong(key, "%s has two entries; name all its egresses in one", who)
 		case e.NetNS == "" && e.Interface != "":
-			return wrong(key, "interface %q is not for the host itself, whose tunnels go through dataplane.link", e.Interface)
+			return wrong(key, "interface %q: leave it out for the host itself, whose tunnels use dataplane.link", e.Interface)
 		case e.NetNS != "" && !dataplane.ValidLink(e.Interface):
-			return wrong(key, "%s: interface %q is no interface name; want that of the link with an address of the mesh, 1 to "+
-				"15 characters without / : or blanks", who, e.Interface)
+			return wrong(key, "%s: interface %q is not an interface name; want the link that has an address of the mesh, "+
+				"1 to 15 characters without / : or blanks", who, e.Interface)
 		case len(e.Egresses) == 0:
-			return wrong(key, "%s names no egress", who)
+			return wrong(key, "%s names no egress; want at least one, as namespace/name", who)
 		case len(e.Egresses) > mostEgresses:
 			return wrong(key, "%s names %d egresses; want %d at most", who, len(e.Egresses), mostEgresses)
 		}
 		seen[e.NetNS] = true
 		for i, name := range e.Egresses {
 			if !isEgress(name) {
-				return wrong(key, "%s: %q is no egress; want namespace/name, as `skein egress list` has it", who, name)
+				return wrong(key, "%s: %q is not an egress's name; want namespace/name, as `skein egress list` shows it",
+					who, name)
 			}
 			if slices.Contains(e.Egresses[:i], name) {
-				return wrong(key, "%s: %q is there twice", who, name)
+				return wrong(key, "%s: egress %q is named twice; name it once", who, name)
 			}
 		}
 	}

@@ -66,7 +66,8 @@ func (c *Config) checkNumbers() error {
 
 func (c *Config) checkInstance() error {
 	if c.Dataplane.Instance > dataplane.MaxInstance {
-		return wrong("dataplane.instance", "%d is not allowed; want 0 to %d, or 0 and keys of its own for each number",
+		return wrong("dataplane.instance", "%d is not allowed; want 0 to %d; for more agents, leave it 0 and set the "+
+			"key of each number",
 			c.Dataplane.Instance, dataplane.MaxInstance)
 	}
 	return nil

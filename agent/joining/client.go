@@ -106,7 +106,7 @@ func JoinAt(ctx context.Context, key *identity.Key, mark uint32, seed *skeinv1.J
 	}
 	r := &skeinv1.JoinResponse{}
 	if err := ReadMessage(c, r, MaxJoinResponse); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read the answer to the join request: %w", err)
 	}
 	switch r.GetErrorCode() {
 	case "":

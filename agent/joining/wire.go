@@ -47,7 +47,10 @@ func ReadMessage(r io.Reader, m proto.Message, limit uint32) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
-	return proto.Unmarshal(b, m)
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	return nil
 }
 
 // DecodeSignal reads a signal that a node sent; the control net has proved who that is.
@@ -60,7 +63,7 @@ func DecodeSignal(from identity.ID, b []byte) (*skeinv1.Signal, error) {
 		return nil, fmt.Errorf("decode a signal: %w", err)
 	}
 	if s.GetFrom() != from.String() {
-		return nil, fmt.Errorf("the signal says it is from %.40q", s.GetFrom())
+		return nil, fmt.Errorf("the signal says it is from %.40q, and node %s sent it", s.GetFrom(), from)
 	}
 	return s, nil
 }

@@ -25,8 +25,8 @@ func TestEgressCommands(t *testing.T) {
 	out, errs, exit := s.run(create(made + "--replicas 2 --address 192.0.2.7 --address 192.0.2.8")...)
 	if exit != 0 || !strings.HasPrefix(out, "egress internet/nat defined by event ") ||
 		strings.Join(strings.Fields(errs), " ") !=
-			"warning: 1 gateway for 2 slots (solo): some get more than one, and fail with all of theirs; label more nodes, or "+
-				"have fewer replicas" {
+			"warning: 1 gateway for 2 slots (solo): some hold several slots, and lose all of them when they fail; "+
+				"label more nodes, or have fewer replicas" {
 		t.Errorf("exit status %d, says\n%s%s", exit, out, errs)
 	}
 	shows("internet/nat  ", "egress", "list")
@@ -85,7 +85,7 @@ func TestEgressCommands(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { s.in(t).fails(1, c.complaint, create(c.args)...) })
 	}
-	s.fails(2, "--replicas 0: an egress has at least one slot; `skein egress remove` ends it",
+	s.fails(2, "--replicas 0: an egress has at least one slot; `skein egress remove` removes it",
 		create(made+"--replicas 0")...)
 	for _, c := range []struct{ args, complaint string }{
 		{"egress show nowhere", "there is no egress nowhere in any namespace; `skein egress list` shows those there are"},

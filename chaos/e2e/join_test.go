@@ -34,7 +34,7 @@ func TestJoinTokens(t *testing.T) {
 	}{
 		{"no token", "", "this host belongs to no cluster yet (state directory {state} is empty): create one with `skein " +
 			"up --init`, or join one with `skein up --join TOKEN`"},
-		{"no token text", "hello", "this is no skein token: it must begin with \"skein1_\"; print one with `skein token " +
+		{"no token text", "hello", "this is not a skein token: it must begin with \"skein1_\"; print one with `skein token " +
 			"create` on a member"},
 		{"cut short", token(t)[:60], "the token is damaged (…): copy it again, whole"},
 		{"wrong secret", altered(t, func(k *skeinv1.JoinToken) { k.Secret[0]++ }), refused + "join token … is wrong or was " +

@@ -35,7 +35,7 @@ func TestConfigFile(t *testing.T) {
 		{"public node address", "name: a\nnodeAddresses:\n- 192.168.1.0/24\n- 8.8.8.0/24\n",
 			`{skein.yaml}:2: nodeAddresses: 8.8.8.0/24 is not private; peers route only private prefixes to a node: 10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7`},
 		{"bad name", "name: My_Host\n",
-			`{skein.yaml}:1: name: "My_Host" is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends`},
+			`{skein.yaml}:1: name: "My_Host" is not a host label; allowed: 1 to 63 of a-z, 0-9 and -, with no - at either end`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := s.in(t)
@@ -105,8 +105,8 @@ func TestPortTaken(t *testing.T) {
 	for _, c := range []struct{ name, network, address, complaint string }{
 		{"wireguard", "udp", ":51820", "UDP port 51820 is taken by another program: stop it, or set ports.wireguard in the " +
 			"configuration"},
-		{"relay", "tcp", ":7443", "relay and join port: listen tcp :7443: bind: address already in use (another program " +
-			"has it? set ports.relay in the configuration)"},
+		{"relay", "tcp", ":7443", "relay and join port: listen tcp :7443: bind: address already in use (if another " +
+			"program has it, set ports.relay in the configuration)"},
 		{"stun", "udp", ":3478", "start STUN server: listen on udp4 port 3478: listen udp4 :3478: bind: address already in " +
 			"use; stop what uses the port, or set ports.stun"},
 		{"control", "tcp", ":7946", "control net: listen on …:7946/tcp: listen tcp …:7946: bind: address already in use " +
@@ -180,12 +180,12 @@ func TestUsage(t *testing.T) {
 		{[]string{"state", "--at", "yesterday"},
 			`--at yesterday: want an index such as 17, a time such as 2026-01-02T15:04:05Z, "2026-01-02 15:04:05" or 15:04:05, or an age such as 5m`},
 		{[]string{"diff", "1"}, "skein diff takes two moments; see `skein diff --help`"},
-		{[]string{"diff", "a", "b"}, "\"a\" is no moment: want an index such as 17, a time such as 2026-01-02T15:04:05Z or " +
-			"15:04:05, or an age such as 5m"},
+		{[]string{"diff", "a", "b"}, "\"a\" is not a moment: want an index such as 17, a time such as 2026-01-02T15:04:05Z " +
+			"or 15:04:05, or an age such as 5m"},
 		{[]string{"node", "show"}, "skein node show takes one node's name or ID; see `skein node show --help`"},
 		{[]string{"node", "revoke", "a", "b"},
 			"skein node revoke takes one node's name or ID; see `skein node revoke --help`"},
-		{[]string{"token", "create", "--uses", "0"}, "--uses and --ttl must be above zero"},
+		{[]string{"token", "create", "--uses", "0"}, "--uses 0 --ttl 1h0m0s: both must be above zero"},
 		{[]string{"token", "create", "--ttl", "soon"}, `invalid argument "soon" for "--ttl" flag: …; see ` +
 			"`skein token create --help`"},
 		{[]string{"token", "create", "--role", "king"}, `--role: role "king" does not exist: use agent, admin or server`},
@@ -193,9 +193,9 @@ func TestUsage(t *testing.T) {
 			"`skein node grant --help`"},
 		{[]string{"node", "grant", "a", "king"}, `role "king" does not exist: use agent, admin or server`},
 		{[]string{"node", "withdraw", "a", "agent"}, "every member is an agent: name the role admin or server; `skein node " +
-			"revoke` throws a member out"},
-		{[]string{"up", "--init", "--join", "x"}, "--init and --join exclude each other: a node creates a cluster or joins " +
-			"one"},
+			"revoke` removes a member"},
+		{[]string{"up", "--init", "--join", "x"}, "--init and --join cannot be used together: a node creates a cluster or " +
+			"joins one"},
 		{[]string{"up", "--role", "king"}, "--role king: allowed: agent, relay"},
 		{[]string{"up", "--join", "x", "--join-timeout", "0s"}, "--join-timeout 0s: want more than zero"},
 		{[]string{"explain"}, "skein explain needs a subcommand; see `skein explain --help`"},

@@ -419,7 +419,7 @@ func (s *scene) badInput() {
 		{"peer add inner", "the name inner is taken by node"},
 		{"peer add phone", "there is a plain peer phone already"},
 		{"peer add x --via nobody", "no member is called"},
-		{"peer add x --public-key short", "is no WireGuard key"},
+		{"peer add x --public-key short", "is not a WireGuard key"},
 		{"peer add x --expires -1h", "want a time from now"},
 		{"peer remove nobody", "there is no plain peer"},
 		{"pool create other --subnet 192.168.50.0/28 --block-size-bits 2", "behind plain peer office"},

@@ -288,12 +288,12 @@ func stepsLead(ctx context.Context, t *testing.T, l *lab.Lab, node string, all [
 func refusals(ctx context.Context, t *testing.T, l *lab.Lab) {
 	for _, c := range []struct{ node, want, args string }{
 		{"dc1", "no plan of then is kept: the oldest is of ", "plan --at 48h"},
-		{"dc1", "is still to come", "plan --at 2099-01-02T15:04:05Z"},
+		{"dc1", "is in the future", "plan --at 2099-01-02T15:04:05Z"},
 		{"dc1", "is not known here; the newest is ", "plan --at 1000000"},
 		{"dc1", "compares with the kernel as it is now", "plan --diff --at 1m"},
 		{"dc1", "the second moment is before the first", "diff 1s 40s --plan"},
-		{"dc1", "it goes with --plan", "diff 1m 1s --node home1"},
-		{"dc1", "is no moment", "diff now 1s"},
+		{"dc1", "--node home1 needs --plan", "diff 1m 1s --node home1"},
+		{"dc1", "is not a moment", "diff now 1s"},
 		{"home1", "another node's plan is told to admins and servers", "plan --node dc1"},
 		{"home1", "another node's plan is told to admins and servers", "diff 1m 1s --plan --node dc1"},
 		{"dc1", "another node tells of its peers as they are now", "peers --node home1 --at 1m"},

@@ -37,7 +37,7 @@ func newOwnersCmd(g *globals) *cobra.Command {
 				return cli.UsageError{Err: errors.New("--schedules must be above zero")}
 			}
 			if plant != "" && (write != "" || !slices.Contains(owners.Plants(), plant)) {
-				return cli.UsageError{Err: fmt.Errorf("--plant knows %s, and is not for a report that is kept",
+				return cli.UsageError{Err: fmt.Errorf("--plant %s: allowed: %s, and not together with --write", plant,
 					strings.Join(owners.Plants(), ", "))}
 			}
 			if !cmd.Flags().Changed("seed") {

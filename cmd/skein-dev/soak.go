@@ -97,7 +97,7 @@ func soakLab(c *cobra.Command, args []string, crowd int, opts *soak.Options) (*l
 	case f.Changed("crowd") && (crowd < 2 || crowd > fabric.MaxHosts):
 		return nil, cli.UsageError{Err: fmt.Errorf("--crowd must be 2 to %d", fabric.MaxHosts)}
 	case crowd > 0 && len(args) > 0:
-		return nil, cli.UsageError{Err: errors.New("either --crowd or a lab file")}
+		return nil, cli.UsageError{Err: errors.New("give either --crowd or a lab file, and not both")}
 	case len(args) == 1:
 		return lab.Load(args[0])
 	case crowd == 0:

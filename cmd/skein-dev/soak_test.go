@@ -16,7 +16,7 @@ func TestSoakOptions(t *testing.T) {
 		{"--burn -1", "must not be below zero"},
 		{"--crowd 1", "--crowd must be 2 to 63"},
 		{"--crowd 64", "--crowd must be 2 to 63"},
-		{"--crowd 5 lab.yaml", "either --crowd or a lab file"},
+		{"--crowd 5 lab.yaml", "give either --crowd or a lab file"},
 	} {
 		dir := t.TempDir()
 		cmd := newSoakCmd(&globals{labs: dir})

@@ -26,7 +26,8 @@ func newBlockListCmd(g *globals) *cobra.Command {
 		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if r.GetReserved() && r.GetNode() != "" {
-				return cli.UsageError{Err: errors.New("--reserved and --node exclude each other: a reserved block has no node")}
+				return cli.UsageError{Err: errors.New("--reserved and --node cannot be used together: a reserved block " +
+					"has no node")}
 			}
 			blocks, err := g.client().Blocks(c.Context(), r)
 			return g.show(c, blocks, err, func(w io.Writer) { printBlocks(w, blocks.GetBlocks()) })
@@ -117,7 +118,7 @@ func newBlockReserveCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if r.GetPool() == "" {
-				return cli.UsageError{Err: errors.New("--pool is missing: name the pool that the block is of")}
+				return cli.UsageError{Err: errors.New("--pool is missing: name the pool that the block belongs to")}
 			}
 			b, err := g.client().ReserveBlock(c.Context(), r)
 			return g.show(c, b, err, func(w io.Writer) {

@@ -248,7 +248,7 @@ func (b *bundler) kernel(ctx context.Context) ([]byte, error) {
 func (b *bundler) configuration(context.Context) ([]byte, error) {
 	text, err := os.ReadFile(b.cfg.File)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: all defaults hold", bundle.ErrAbsent)
+		return nil, fmt.Errorf("%w: there is no configuration file, so all defaults apply", bundle.ErrAbsent)
 	}
 	return text, err
 }
@@ -277,7 +277,8 @@ func (b *bundler) environment(context.Context) ([]byte, error) {
 	p := findAgent(b.g.socket())
 	defer p.close()
 	if p.pid == 0 {
-		return nil, errors.New("the agent's process is not known")
+		return nil, fmt.Errorf("the process behind %s is unknown: no agent answers there, or it runs in another PID "+
+			"namespace", b.g.socket())
 	}
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
 	if err != nil {
@@ -297,7 +298,7 @@ func variables(environ string) ([]byte, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%w: the agent has none of them", bundle.ErrAbsent)
+		return nil, fmt.Errorf("%w: the agent's environment has none of these variables", bundle.ErrAbsent)
 	}
 	slices.Sort(out)
 	return []byte(strings.Join(out, "\n") + "\n"), nil
@@ -322,7 +323,7 @@ func (b *bundler) log(ctx context.Context) ([]byte, error) {
 		return out, fmt.Errorf("journalctl --unit %s: %w: %s", unit, err, strings.TrimSpace(errs.String()))
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%w: the journal has nothing of %s", bundle.ErrAbsent, unit)
+		return nil, fmt.Errorf("%w: the systemd journal has no entries of %s", bundle.ErrAbsent, unit)
 	}
 	return out, nil
 }
@@ -332,7 +333,7 @@ func (b *bundler) journal(ctx context.Context) ([]byte, error) {
 	if b.down == nil {
 		r, err := b.g.client().Journal(ctx, &skeinv1.JournalRequest{Most: bundleEntries})
 		if connect.CodeOf(err) == connect.CodeUnimplemented {
-			err = errors.New("the running agent holds it, and is of a version that does not give it; " +
+			err = errors.New("the running agent holds the journal open, and its version cannot export it; " +
 				"agent/explain.jsonl has its entries about peers in trouble")
 		}
 		if err != nil {
@@ -444,7 +445,7 @@ func (b *bundler) metrics(ctx context.Context) ([]byte, error) {
 		at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 	}
 	if !at.Addr().IsLoopback() && !ownAddress(at.Addr()) {
-		return nil, fmt.Errorf("%s is no address of this host", at.Addr())
+		return nil, fmt.Errorf("ports.metrics: %s is not an address of this host", at.Addr())
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+"/metrics", nil)
 	if err != nil {
@@ -485,7 +486,7 @@ func (b *bundler) profile(ctx context.Context, kind string) ([]byte, error) {
 			out.Write(s.Msg().GetData())
 		}
 		if out.Len() > bundle.MostBytes {
-			return nil, fmt.Errorf("it is larger than %d bytes", bundle.MostBytes)
+			return nil, fmt.Errorf("the profile is larger than %d bytes", bundle.MostBytes)
 		}
 	}
 	return out.Bytes(), b.g.plain(s.Err())

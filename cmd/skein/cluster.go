@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -32,7 +31,7 @@ func newTokenCmd(g *globals) *cobra.Command {
 			"--uses 10 --ttl 24h\n  skein token create --role server", Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if uses == 0 || ttl <= 0 {
-				return cli.UsageError{Err: errors.New("--uses and --ttl must be above zero")}
+				return cli.UsageError{Err: fmt.Errorf("--uses %d --ttl %s: both must be above zero", uses, ttl)}
 			}
 			if _, err := events.ParseRole(role); err != nil {
 				return cli.UsageError{Err: fmt.Errorf("--role: %w", err)}
@@ -128,7 +127,7 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	if s := n.GetNode().GetSettings(); s != nil {
 		line("set", "%s", settingsText(s))
 	}
-	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard of lately"}[n.GetAlive()])
+	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard from lately"}[n.GetAlive()])
 	if r == nil {
 		line("record", "none has arrived yet")
 		return

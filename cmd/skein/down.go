@@ -39,8 +39,8 @@ func newDownCmd(g *globals) *cobra.Command {
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if forget && !purge {
-				return cli.UsageError{Err: errors.New("--forget needs --purge: what a node has in the kernel goes before its " +
-					"identity")}
+				return cli.UsageError{Err: errors.New("--forget needs --purge: what the node has in the kernel must be " +
+					"removed before its identity")}
 			}
 			if err := g.down(cmd, purge, wait); err != nil {
 				return err
@@ -187,7 +187,7 @@ func (g *globals) waitGone(ctx context.Context, p agentProcess) error {
 				return nil
 			}
 			if err != nil && !errors.Is(err, unix.EINTR) {
-				return fmt.Errorf("waiting for the agent's end: %w", err)
+				return fmt.Errorf("wait for the agent's process to end: %w", err)
 			}
 		} else if _, err := os.Stat(g.socket()); errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -195,7 +195,7 @@ func (g *globals) waitGone(ctx context.Context, p agentProcess) error {
 			time.Sleep(50 * time.Millisecond)
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("the agent took the order to stop but has not ended within %s: see its log", downPatience)
+			return fmt.Errorf("the agent accepted the request to stop and still runs after %s: see its log", downPatience)
 		}
 	}
 }

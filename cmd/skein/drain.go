@@ -31,7 +31,7 @@ func newNodeDrainCmd(g *globals) *cobra.Command {
 		Args:    cli.Exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if undo && dry {
-				return cli.UsageError{Err: errors.New("--undo and --dry-run exclude each other")}
+				return cli.UsageError{Err: errors.New("--undo and --dry-run cannot be used together: give one of them")}
 			}
 			if wait < 0 {
 				return cli.UsageError{Err: fmt.Errorf("--wait %s: want a time such as 60s; 0 does not wait", wait)}
@@ -127,8 +127,8 @@ func (d *drain) wait(limit time.Duration) error {
 		select {
 		case <-ctx.Done():
 			if d.c.Context().Err() != nil {
-				return fmt.Errorf("node %s still has %s; the drain goes on without this command", name,
-					plural(len(last.GetSlots()), "egress slot"))
+				return fmt.Errorf("stopped waiting: node %s still has %s; the drain continues without this command",
+					name, plural(len(last.GetSlots()), "egress slot"))
 			}
 			return d.stuck(last, limit)
 		case <-tick.C:
@@ -193,8 +193,8 @@ func (d *drain) stuck(last *skeinv1.DrainNodeResponse, limit time.Duration) erro
 	for _, v := range last.GetSlots() {
 		why = append(why, slotName(v.GetSlot())+": "+takersText(v.GetSlot(), takers))
 	}
-	return fmt.Errorf("node %s still has %s after %s (%s); it stays draining: wait longer, or take it back with `skein "+
-		"node drain %s --undo`",
+	return fmt.Errorf("node %s still has %s after %s (%s); the node stays draining: wait longer, or end the drain with "+
+		"`skein node drain %s --undo`",
 		last.GetNode().GetName(), plural(len(last.GetSlots()), "egress slot"), limit, strings.Join(why, "; "),
 		last.GetNode().GetName())
 }

@@ -54,9 +54,8 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 					"0.0.0.0/0,::/0 " +
 					"for everything outside the mesh")}
 			case len(e.GetGateways()) == 0:
-				return cli.UsageError{Err: errors.New("--gateway-label is missing: name the labels of the nodes that shall be " +
-					"gateways, " +
-					"such as --gateway-label egress=yes")}
+				return cli.UsageError{Err: errors.New("--gateway-label is missing: name the labels of the nodes that are to " +
+					"be gateways, such as --gateway-label egress=yes")}
 			}
 			e.Namespace, e.Name, e.Pool = namespace, name, rules.pool
 			r, err := g.client().CreateEgress(c.Context(), &skeinv1.CreateEgressRequest{Egress: e})
@@ -221,7 +220,7 @@ func parseName(s, what string) (namespace, name string, err error) {
 		namespace, name = defaultNamespace, s
 	}
 	if namespace == "" || name == "" || strings.Contains(name, "/") {
-		return "", "", cli.UsageError{Err: fmt.Errorf("%q is no %s: want NAME or NAMESPACE/NAME", s, what)}
+		return "", "", cli.UsageError{Err: fmt.Errorf("%s %q: want NAME or NAMESPACE/NAME", what, s)}
 	}
 	return namespace, name, nil
 }
@@ -259,14 +258,13 @@ func (r *egressRules) read(f *pflag.FlagSet) (e *skeinv1.Egress, fields []string
 	e = &skeinv1.Egress{Replicas: r.replicas, FouSourcePortAuto: r.auto}
 	if f.Changed("replicas") && r.replicas == 0 {
 		return nil, nil,
-			cli.UsageError{Err: errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` ends it")}
+			cli.UsageError{Err: errors.New("--replicas 0: an egress has at least one slot; `skein egress remove` removes it")}
 	}
 	for _, text := range present(r.destinations) {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil || p.Addr().Is4In6() {
-			return nil, nil, cli.UsageError{Err: fmt.Errorf("--destination %s: this is no network; write one such as "+
-				"192.0.2.0/24, or "+
-				"0.0.0.0/0 for everything", text)}
+			return nil, nil, cli.UsageError{Err: fmt.Errorf("--destination %s: this is not a network; write one such "+
+				"as 192.0.2.0/24, or 0.0.0.0/0 for everything", text)}
 		}
 		e.Destinations = append(e.Destinations, p.String())
 	}
@@ -317,7 +315,7 @@ func parseLabels(texts []string) (map[string]string, error) {
 			return nil, cli.UsageError{Err: fmt.Errorf("--gateway-label %s: want KEY=VALUE, such as egress=yes", text)}
 		}
 		if _, twice := out[k]; twice {
-			return nil, cli.UsageError{Err: fmt.Errorf("--gateway-label %s: the label %s is asked for already", text, k)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--gateway-label %s: label %s is given twice: give it once", text, k)}
 		}
 		out[k] = v
 	}
@@ -330,8 +328,8 @@ func parseSource(text string) (*skeinv1.EgressAddress, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(part))
 		if err != nil || a.Zone() != "" || a.Is4In6() {
-			return nil, cli.UsageError{Err: fmt.Errorf("--address %s: %q is no IP address; write one such as 192.0.2.7, or "+
-				"192.0.2.7,2001:db8::7", text, part)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--address %s: %q is not an IP address; write one such as 192.0.2.7, "+
+				"or 192.0.2.7,2001:db8::7", text, part)}
 		}
 		to := &out.Ipv6
 		if a.Is4() {

@@ -174,25 +174,25 @@ func TestEgressCommandsRefuse(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"egress", "needs a subcommand"},
 		{"egress create", "takes one egress's name, such as nat or internet/nat"},
-		{"egress create a/b/c --destination 0.0.0.0/0", `"a/b/c" is no egress: want NAME or NAMESPACE/NAME`},
-		{"egress create /nat", `"/nat" is no egress`},
-		{"egress show internet/", `"internet/" is no egress`},
+		{"egress create a/b/c --destination 0.0.0.0/0", `egress "a/b/c": want NAME or NAMESPACE/NAME`},
+		{"egress create /nat", `egress "/nat": want`},
+		{"egress show internet/", `egress "internet/": want`},
 		{"egress create nat --gateway-label egress=yes", "--destination is missing"},
 		{"egress create nat --destination 0.0.0.0/0", "--gateway-label is missing"},
-		{"egress create nat --destination everything", "--destination everything: this is no network"},
-		{"egress create nat --destination 192.0.2.1", "--destination 192.0.2.1: this is no network; write one such as " +
+		{"egress create nat --destination everything", "--destination everything: this is not a network"},
+		{"egress create nat --destination 192.0.2.1", "--destination 192.0.2.1: this is not a network; write one such as " +
 			"192.0.2.0/24"},
-		{"egress create nat --destination ::ffff:192.0.2.0/120", "this is no network"},
+		{"egress create nat --destination ::ffff:192.0.2.0/120", "this is not a network"},
 		{"egress create nat --destination 0.0.0.0/0 --gateway-label egress", "--gateway-label egress: want KEY=VALUE, such " +
 			"as egress=yes"},
 		{"egress create nat --destination 0.0.0.0/0 --gateway-label =yes", "--gateway-label =yes: want KEY=VALUE"},
-		{"egress create nat --destination 0.0.0.0/0 --gateway-label a=b,a=c", "the label a is asked for already"},
+		{"egress create nat --destination 0.0.0.0/0 --gateway-label a=b,a=c", "label a is given twice"},
 		{made + "--replicas 0", "--replicas 0: an egress has at least one slot"},
 		{made + "--replicas -1", "invalid argument \"-1\" for \"--replicas\""},
-		{made + "--address 192.0.2.300", `"192.0.2.300" is no IP address; write one such as 192.0.2.7`},
-		{made + "--address 192.0.2.0/24", `is no IP address`},
+		{made + "--address 192.0.2.300", `"192.0.2.300" is not an IP address; write one such as 192.0.2.7`},
+		{made + "--address 192.0.2.0/24", `is not an IP address`},
 		{made + "--address 192.0.2.7,192.0.2.8", "repeat --address for the next"},
-		{made + "--address fe80::1%eth0", "is no IP address"},
+		{made + "--address fe80::1%eth0", "is not an IP address"},
 		{made + "--lease 1.2", "--lease"},
 		{made + "--lease 100us", "--lease 100µs: want whole milliseconds"},
 		{made + "--lease -1s", "--lease -1s: want whole milliseconds"},
@@ -205,12 +205,12 @@ func TestEgressCommandsRefuse(t *testing.T) {
 		{"egress update nat --pool b", "unknown flag: --pool"},
 		{"egress list nat", "unknown command or argument"},
 		{"egress attach web/nginx-1", "takes a pod and one or more egresses"},
-		{"egress attach web/nginx-1 a/b/c", `"a/b/c" is no egress`},
-		{"egress detach a/b/c nat", `"a/b/c" is no pod: want NAME or NAMESPACE/NAME`},
+		{"egress attach web/nginx-1 a/b/c", `egress "a/b/c": want`},
+		{"egress detach a/b/c nat", `pod "a/b/c": want NAME or NAMESPACE/NAME`},
 		{"explain egress", "takes one egress's name"},
 		{"explain egress nat --client nginx-1", "--client nginx-1: want a pod as NAMESPACE/POD, or an IP address"},
 		{"node drain", "takes one node's name or ID"},
-		{"node drain gw1 --undo --dry-run", "--undo and --dry-run exclude each other"},
+		{"node drain gw1 --undo --dry-run", "--undo and --dry-run cannot be used together"},
 		{"node drain gw1 --wait -5s", "--wait -5s: want a time such as 60s"},
 		{"egress list -o yaml", "-o yaml: allowed: table, json"},
 	} {
@@ -272,8 +272,8 @@ func TestNodeDrain(t *testing.T) {
 	f.drains = []*skeinv1.DrainNodeResponse{{Node: home1, Slots: []*skeinv1.SlotView{lab}, Index: 43}}
 	_, _, err = f.skein(t, "node", "drain", "home1", "--wait", "1ms")
 	if want := "node home1 still has 1 egress slot after 1ms (slot 0 of default/lab: no other node is eligible: see " +
-		"`skein explain egress default/lab`); it stays draining: " +
-		"wait longer, or take it back with `skein node drain home1 --undo`"; err == nil || err.Error() != want {
+		"`skein explain egress default/lab`); the node stays draining: " +
+		"wait longer, or end the drain with `skein node drain home1 --undo`"; err == nil || err.Error() != want {
 		t.Errorf("%v\nwant %s", err, want)
 	}
 }

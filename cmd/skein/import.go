@@ -122,8 +122,8 @@ func (g *globals) importCoil(c *cobra.Command, in *coil.Import, dry bool) (*skei
 		case i >= 0 && sameEgress(have.GetEgresses()[i].GetEgress(), e):
 			continue
 		case i >= 0:
-			return nil, fmt.Errorf("egress %s exists and is another: skein egress show %s shows it; change or remove it, then "+
-				"import again", name, name)
+			return nil, fmt.Errorf("egress %s already exists with other settings: `skein egress show %s` shows them; change "+
+				"or remove it, then import again", name, name)
 		}
 		r.Plan = append(r.Plan, fmt.Sprintf("define egress %s: %s, %d slots on members with %s", name,
 			strings.Join(e.GetDestinations(), " "),
@@ -187,7 +187,7 @@ func parseRenames(flags []string) (map[string]string, error) {
 			return nil, cli.UsageError{Err: fmt.Errorf("--node %s: want COIL=SKEIN, such as node1.example.com=node1", f)}
 		}
 		if _, twice := out[from]; twice {
-			return nil, cli.UsageError{Err: fmt.Errorf("--node %s: %s is named twice", f, from)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--node %s: Coil's node %s is given twice: give it once", f, from)}
 		}
 		out[from] = to
 	}
@@ -205,7 +205,8 @@ func renameNodes(in *skeinv1.ImportPools, renamed map[string]string) error {
 	}
 	for _, from := range slices.Sorted(maps.Keys(renamed)) {
 		if !met[from] {
-			return fmt.Errorf("--node %s=%s: no block in it is of a node named %s", from, renamed[from], from)
+			return fmt.Errorf("--node %s=%s: no block in the file belongs to a node named %s: correct the name",
+				from, renamed[from], from)
 		}
 	}
 	return nil

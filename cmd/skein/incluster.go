@@ -26,9 +26,8 @@ func tokenOf(text string) (cluster, id string, err error) {
 func enterByKubernetes(o *agent.Options, server bool) error {
 	k := o.Config.Kubernetes
 	if k.Kubeconfig == "" || k.Node == "" {
-		return cli.UsageError{Err: errors.New("--join-kubernetes needs kubernetes.kubeconfig, and kubernetes.node or the " +
-			"variable " +
-			nodeVariable)}
+		return cli.UsageError{Err: errors.New("--join-kubernetes needs kubernetes.kubeconfig in the configuration, and " +
+			"the Node's name in kubernetes.node or in the environment variable " + nodeVariable)}
 	}
 	e := &kube.Entrance{
 		Kubeconfig: k.Kubeconfig, Node: k.Node, Server: server, Dir: o.Config.StateDir, TokenOf: tokenOf,
@@ -46,7 +45,7 @@ func enterByKubernetes(o *agent.Options, server bool) error {
 	ready := o.OnReady
 	o.OnReady = func() {
 		if err := kube.Entered(o.Config.StateDir); err != nil {
-			o.Log.Warn("a file that nobody needs any more stays", "error", err)
+			o.Log.Warn("cannot remove the note that this host was to create a mesh, which it no longer needs", "error", err)
 		}
 		ready()
 	}
@@ -63,7 +62,7 @@ func writableSysctls(o *agent.Options) {
 	}
 	const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount("", "/proc/sys", "", flags, ""); err != nil {
-		o.Log.Warn("/proc/sys is read-only, so forwarding between tunnels and pods stays as the host has it",
-			"error", os.NewSyscallError("mount", err))
+		o.Log.Warn("cannot make /proc/sys writable, so forwarding between tunnels and pods stays as the host has it; "+
+			"give the container CAP_SYS_ADMIN", "error", os.NewSyscallError("mount", err))
 	}
 }

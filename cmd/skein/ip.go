@@ -67,7 +67,7 @@ func (g *globals) who(c *cobra.Command, address, at string, history bool) error 
 func parseAddress(s string) (string, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
-		return "", cli.UsageError{Err: fmt.Errorf("%q is no IP address", s)}
+		return "", cli.UsageError{Err: fmt.Errorf("%q is not an IP address", s)}
 	}
 	return a.Unmap().String(), nil
 }

@@ -90,7 +90,7 @@ func TestWhoIsShown(t *testing.T) {
 	past.Pod.Until, past.Event, past.History = 1795269580e9, "", nil
 	f.lay(&skeinv1.WhoRequest{}, past)
 	f.showsGolden(t, "ip-who-past", commands[2])
-	past.Pod, past.PodUnknown = nil, "node home1 does not tell: no path leads to it"
+	past.Pod, past.PodUnknown = nil, "node home1 did not report it: no path leads to it"
 	f.showsGolden(t, "ip-who-unknown", commands[0])
 	past.PodUnknown = ""
 	f.showsGolden(t, "ip-who-no-pod", commands[0])
@@ -194,8 +194,8 @@ func TestImport(t *testing.T) {
 		{[]string{filepath.Join(dir, "bad.yaml")}, "bad.yaml: document 2 (line 6), AddressBlock default-3: ipv4: it is " +
 			"10.64.0.96/27, but block 4 of pool default is 10.64.0.128/27"},
 		{[]string{filepath.Join(dir, "large.yaml")}, "large.yaml: the file has more than 16 MiB"},
-		{[]string{"testdata/coil.yaml", "--node", "node1=node1"}, "coil.yaml: --node node1=node1: no block in it is of a " +
-			"node named node1"},
+		{[]string{"testdata/coil.yaml", "--node", "node1=node1"}, "coil.yaml: --node node1=node1: no block in the " +
+			"file belongs to a node named node1: correct the name"},
 		{[]string{"-"}, "standard input: there is no AddressPool"},
 	} {
 		if _, _, err := f.skein(t, append([]string{"import", "coil"}, c.args...)...); err == nil ||
@@ -238,7 +238,7 @@ func (f *fakeAgent) testImportOfEgresses(t *testing.T, plan, rename []string) {
 	other.Replicas = 3
 	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{{Egress: other}}})
 	if _, _, err := f.skein(t, command...); err == nil || !strings.Contains(err.Error(),
-		"egress internet-egress/internet exists and is another") {
+		"egress internet-egress/internet already exists with other settings") {
 		t.Errorf("another one: %v", err)
 	}
 }

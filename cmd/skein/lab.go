@@ -245,7 +245,7 @@ func labNames(dir string, args []string, all bool) ([]string, error) {
 	if err != nil || all || len(names) < 2 {
 		return names, err
 	}
-	return nil, fmt.Errorf("several labs are up: say which one of %s", strings.Join(names, ", "))
+	return nil, fmt.Errorf("several labs are up: name one of %s", strings.Join(names, ", "))
 }
 
 // labName takes a lab's name, or the file that has it.

@@ -34,9 +34,10 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			"  skein node set home1 --site home\n" +
 			"  skein node set edge1 --leader --force-endpoint edge.example.com:51820\n" +
 			"  skein node set edge1 --unset leader,force-endpoint",
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return cli.UsageError{Err: errors.New("want one node's name or ID, and labels if any")}
+				return cli.UsageError{Err: fmt.Errorf("%s takes one node's name or ID, then labels to set or remove; "+
+					"see `%s --help`", c.CommandPath(), c.CommandPath())}
 			}
 			return nil
 		},
@@ -81,7 +82,7 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 				r.Settings.PersistentKeepalive = keepalive
 			}
 			if leader && noLeader {
-				return cli.UsageError{Err: errors.New("--leader and --no-leader exclude each other")}
+				return cli.UsageError{Err: errors.New("--leader and --no-leader cannot be used together: give one of them")}
 			}
 			for _, flag := range unset {
 				field, ok := nodeFields[flag]
@@ -91,12 +92,13 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 							"persistent-keepalive", flag)}
 				}
 				if slices.Contains(r.Fields, field) {
-					return cli.UsageError{Err: fmt.Errorf("%s is to be set and taken back at once: say one of the two", flag)}
+					return cli.UsageError{Err: fmt.Errorf("%s cannot be set and unset at once: leave out one of the two flags",
+						flag)}
 				}
 				r.Fields = append(r.Fields, field)
 			}
 			if len(r.GetFields())+len(r.GetSetLabels())+len(r.GetRemoveLabels()) == 0 && name == "" {
-				return cli.UsageError{Err: errors.New("say what is to be set: LABEL=VALUE, LABEL-, --name, --site, " +
+				return cli.UsageError{Err: errors.New("nothing to set: give LABEL=VALUE, LABEL-, --name, --site, " +
 					"--leader, --no-leader, --force-endpoint, --internal-ip, --persistent-keepalive, or --unset")}
 			}
 			a, err := g.client().SetNode(c.Context(), r)
@@ -138,7 +140,7 @@ func readLabelChanges(r *skeinv1.SetNodeRequest, texts []string) error {
 		case key == "":
 			return cli.UsageError{Err: fmt.Errorf("%q: a label needs a key: want LABEL=VALUE, such as egress=yes", text)}
 		case twice || slices.Contains(r.GetRemoveLabels(), key):
-			return cli.UsageError{Err: fmt.Errorf("label %s is named twice: say one of the two", key)}
+			return cli.UsageError{Err: fmt.Errorf("label %s is given twice: give it once", key)}
 		case !sets:
 			r.RemoveLabels = append(r.RemoveLabels, key)
 		default:

@@ -54,10 +54,10 @@ func TestNodeSet(t *testing.T) {
 		}
 	}
 	for args, says := range map[string]string{
-		"":                          "say what is to be set",
-		"--leader --no-leader":      "exclude each other",
+		"":                          "nothing to set: give",
+		"--leader --no-leader":      "cannot be used together",
 		"--unset color":             `--unset "color": want one or more of`,
-		"--site home --no-site":     "site is to be set and taken back at once",
+		"--site home --no-site":     "site cannot be set and unset at once",
 		"--internal-ip 10.0.0.256":  "is no IP address: want one of the host",
 		"--persistent-keepalive -1": "invalid argument",
 	} {
@@ -101,14 +101,14 @@ func TestNodeSetNameAndLabels(t *testing.T) {
 		}
 	}
 	for args, says := range map[string]string{
-		"":                     "want one node's name or ID",
-		"edge1":                "say what is to be set: LABEL=VALUE, LABEL-, --name",
+		"":                     "skein node set takes one node's name or ID",
+		"edge1":                "nothing to set: give LABEL=VALUE, LABEL-, --name",
 		"edge1 egress":         `"egress": want LABEL=VALUE to set a label, or LABEL- to remove one`,
 		"edge1 =yes":           "a label needs a key",
 		"edge1 -- -":           "want LABEL=VALUE",
-		"edge1 a=1 a=2":        "label a is named twice",
-		"edge1 a- a=2":         "label a is named twice",
-		"edge1 a- a-":          "label a is named twice",
+		"edge1 a=1 a=2":        "label a is given twice",
+		"edge1 a- a=2":         "label a is given twice",
+		"edge1 a- a-":          "label a is given twice",
 		"edge1 --name= rack-":  "a node needs a name",
 		"edge1 home1 --leader": `"home1": want LABEL=VALUE`,
 	} {

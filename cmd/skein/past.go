@@ -47,13 +47,13 @@ func newDiffCmd(g *globals) *cobra.Command {
 			for i, arg := range args {
 				var err error
 				if index[i], at[i], err = parseAt(arg, now); err != nil || arg == "" {
-					return cli.UsageError{Err: fmt.Errorf("%q is no moment: want an index such as 17, "+
+					return cli.UsageError{Err: fmt.Errorf("%q is not a moment: want an index such as 17, "+
 						"a time such as 2026-01-02T15:04:05Z or 15:04:05, or an age such as 5m", arg)}
 				}
 			}
 			if !plan {
 				if node != "" {
-					return cli.UsageError{Err: fmt.Errorf("--node %s: what is agreed is the same at every node; it goes with --plan",
+					return cli.UsageError{Err: fmt.Errorf("--node %s needs --plan: the agreed state is the same on every node",
 						node)}
 				}
 				r, err := g.client().Diff(c.Context(), &skeinv1.DiffRequest{

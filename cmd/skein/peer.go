@@ -103,9 +103,8 @@ func peerKeys(given string) (private string, public []byte, err error) {
 		public, err := base64.StdEncoding.DecodeString(given)
 		if err != nil || len(public) != len(identity.WireGuardKey{}) {
 			return "", nil,
-				cli.UsageError{Err: fmt.Errorf("--public-key %.60q is no WireGuard key: want 44 characters, as `wg pubkey` "+
-					"prints them",
-					given)}
+				cli.UsageError{Err: fmt.Errorf("--public-key %.60q is not a WireGuard key: want 44 characters, as "+
+					"`wg pubkey` prints them", given)}
 		}
 		return "", public, nil
 	}

@@ -88,8 +88,8 @@ func TestPeerIsAddedWrongly(t *testing.T) {
 	f := newFakeAgent(t)
 	for args, want := range map[string]string{
 		"peer add":                     "one name",
-		"peer add x --public-key abc":  "is no WireGuard key",
-		"peer add x --public-key QUJD": "is no WireGuard key",
+		"peer add x --public-key abc":  "is not a WireGuard key",
+		"peer add x --public-key QUJD": "is not a WireGuard key",
 		"peer add x --expires -1h":     "want a time from now",
 		"peer add x --expires 0s":      "want a time from now",
 		"peer add x --qr sometimes":    "allowed: auto, always, never",

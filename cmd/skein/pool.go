@@ -192,7 +192,7 @@ func (p *poolRules) read(f *pflag.FlagSet) (pool *skeinv1.Pool, fields []string,
 			return nil, nil, cli.UsageError{Err: fmt.Errorf("--quota %s: want NAMESPACE=N, such as ingress=8", q)}
 		}
 		if _, twice := pool.Quotas[ns]; twice {
-			return nil, nil, cli.UsageError{Err: fmt.Errorf("--quota %s: the namespace %s has one already", q, ns)}
+			return nil, nil, cli.UsageError{Err: fmt.Errorf("--quota %s: namespace %s has two quotas: give one", q, ns)}
 		}
 		if pool.Quotas == nil {
 			pool.Quotas = map[string]uint32{}
@@ -239,8 +239,8 @@ func parseSubnets(flags []string) ([]*skeinv1.PoolSubnet, error) {
 		for part := range strings.SplitSeq(flag, ",") {
 			p, err := netip.ParsePrefix(strings.TrimSpace(part))
 			if err != nil || p.Addr().Is4In6() {
-				return nil, cli.UsageError{Err: fmt.Errorf("--subnet %s: %q is no subnet; write one such as 10.64.0.0/16, or "+
-					"10.64.0.0/16,fd00:64::/112", flag, part)}
+				return nil, cli.UsageError{Err: fmt.Errorf("--subnet %s: %q is not a subnet; write one such as 10.64.0.0/16, "+
+					"or 10.64.0.0/16,fd00:64::/112", flag, part)}
 			}
 			to := &s.Ipv6
 			if p.Addr().Is4() {

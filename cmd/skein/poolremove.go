@@ -31,7 +31,7 @@ func newPoolRemoveCmd(g *globals) *cobra.Command {
 			case limit < 0:
 				return cli.UsageError{Err: fmt.Errorf("--timeout %s: want a time such as 1h; 0 waits as long as it takes", limit)}
 			case limit > 0 && !whenEmpty:
-				return cli.UsageError{Err: errors.New("--timeout is for --when-empty: without it nothing is waited for")}
+				return cli.UsageError{Err: errors.New("--timeout needs --when-empty: without it the command does not wait")}
 			}
 			if whenEmpty {
 				if err := g.emptyPool(c, args[0], limit); err != nil {
@@ -58,7 +58,7 @@ func (g *globals) emptyPool(c *cobra.Command, name string, limit time.Duration) 
 	}
 	if n := v.GetReserved(); n > 0 {
 		return fmt.Errorf("pool %s cannot become empty: %s reserved; `skein block list --pool %s --reserved` "+
-			"shows what for; it gives addresses as before", name, areText(n), name)
+			"shows why, and `skein block release` ends a reservation; nothing has changed", name, areText(n), name)
 	}
 	if !v.GetPool().GetDraining() {
 		drain := &skeinv1.ChangePool{Name: name, Set: &skeinv1.Pool{Draining: true}, Fields: []string{"draining"}}
@@ -89,8 +89,8 @@ func (g *globals) emptyPool(c *cobra.Command, name string, limit time.Duration) 
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("pool %s is not empty: %s in use%s; it stays draining: give the command again to go on, "+
-				"or take it back with `skein pool drain %s --undo`", name, areText(n), holdersText(v), name)
+			return fmt.Errorf("pool %s is not empty: %s in use%s; it stays draining: run the command again to go on "+
+				"waiting, or end the drain with `skein pool drain %s --undo`", name, areText(n), holdersText(v), name)
 		}
 	}
 }

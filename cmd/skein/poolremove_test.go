@@ -39,7 +39,7 @@ func TestPoolRemoveWhenEmpty(t *testing.T) {
 		"it does not get empty": {pools: []*skeinv1.PoolsResponse{pool(false, 1, 0, "a")},
 			flags: "--when-empty --timeout 1ms",
 			notes: "pool old gives nothing new; 1 block is in use, on a\n", drains: 1,
-			fail: "pool old is not empty: 1 block is in use, on a; it stays draining: give the command again"},
+			fail: "pool old is not empty: 1 block is in use, on a; it stays draining: run the command again"},
 		"there is none":   {pools: []*skeinv1.PoolsResponse{{}}, flags: "--when-empty", fail: "there is no pool named old"},
 		"without waiting": {out: "pool old removed, as of event 9\n", removes: 1},
 	} {

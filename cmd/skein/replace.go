@@ -53,16 +53,16 @@ func (o *replaceOptions) check(c *cobra.Command, args []string) error {
 	}
 	if !o.replace {
 		if f := given("bare", "kubeconfig", "pool", "timeout"); f != "" {
-			return cli.UsageError{Err: fmt.Errorf("%s goes with --replace: nothing else asks the apiserver", f)}
+			return cli.UsageError{Err: fmt.Errorf("%s needs --replace: nothing else asks the apiserver", f)}
 		}
 		return nil
 	}
 	if f := given("takeover", "undo", "gateways", "node", "bin-dir", "conf-dir", "name"); f != "" {
-		return cli.UsageError{Err: fmt.Errorf("--replace and %s exclude each other: import and take the hosts over first, "+
-			"then give --replace alone", f)}
+		return cli.UsageError{Err: fmt.Errorf("--replace and %s cannot be used together: import and take the hosts over "+
+			"first, then run `skein import coil --replace` by itself", f)}
 	}
 	if len(args) > 0 {
-		return cli.UsageError{Err: errors.New("--replace takes no file: it is about blocks that were imported before")}
+		return cli.UsageError{Err: errors.New("--replace takes no file: it works on blocks that were imported earlier")}
 	}
 	if o.timeout <= 0 {
 		return cli.UsageError{Err: fmt.Errorf("--timeout %s: want a time such as 5m", o.timeout)}
@@ -142,7 +142,7 @@ func left(err error, lines []string) error {
 	if len(lines) == 0 {
 		return err
 	}
-	what := fmt.Errorf("not all could be done:\n  %s", strings.Join(lines, "\n  "))
+	what := fmt.Errorf("some of it could not be done:\n  %s", strings.Join(lines, "\n  "))
 	if err == nil {
 		return what
 	}
@@ -224,7 +224,7 @@ func (g *globals) releaseSame(ctx context.Context, b replace.Block) error {
 		return have.GetNumber() == b.Number && have.GetIndex() == b.Index && have.GetNodeId() == ""
 	}
 	if !slices.ContainsFunc(r.GetBlocks(), same) {
-		return fmt.Errorf("%w: it is not reserved by event %d any more: see `skein block list`", replace.ErrKept, b.Index)
+		return fmt.Errorf("%w: its reservation by event %d has changed: see `skein block list`", replace.ErrKept, b.Index)
 	}
 	_, err = g.client().ReleaseBlock(ctx, &skeinv1.ReleaseBlockRequest{Pool: b.Pool, Prefix: b.Prefixes[0].String()})
 	if connect.CodeOf(err) == connect.CodeFailedPrecondition {

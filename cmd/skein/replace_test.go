@@ -220,7 +220,7 @@ func TestReplaceIsRefused(t *testing.T) {
 	}
 	old.Index, old.Reason = 99, "load balancers"
 	err = g.releaseSame(t.Context(), b[0])
-	if err == nil || !strings.Contains(err.Error(), "it is not reserved by event 41 any more") || len(f.released()) > 0 {
+	if err == nil || !strings.Contains(err.Error(), "its reservation by event 41 has changed") || len(f.released()) > 0 {
 		t.Errorf("%v, released %v", err, f.released())
 	}
 }

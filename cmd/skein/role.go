@@ -28,9 +28,8 @@ func newRoleCmd(g *globals, withdraw bool) *cobra.Command {
 				return cli.UsageError{Err: err}
 			}
 			if role == events.RoleAgent {
-				return cli.UsageError{Err: errors.New("every member is an agent: name the role admin or server; `skein node " +
-					"revoke` " +
-					"throws a member out")}
+				return cli.UsageError{Err: errors.New("every member is an agent: name the role admin or server; " +
+					"`skein node revoke` removes a member")}
 			}
 			r, err := g.client().SetRole(c.Context(), &skeinv1.SetRoleRequest{Node: args[0], Role: args[1],
 				Withdraw: withdraw, Force: force})

@@ -58,7 +58,7 @@ func newServerRemoveCmd(g *globals) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			r := &skeinv1.SetRoleRequest{Node: args[0], Role: string(events.RoleServer), Withdraw: true, Force: force}
 			return g.setServer(c, r, wait, func(s *skeinv1.ServerStatus) (done bool, why string) {
-				return s == nil, "it is a server still"
+				return s == nil, "it is still a server"
 			})
 		},
 	}
@@ -157,10 +157,11 @@ func (g *globals) untilServer(c *cobra.Command, set *skeinv1.SetRoleResponse, li
 		select {
 		case <-ctx.Done():
 			if err := c.Context().Err(); err != nil {
-				return fmt.Errorf("stopped waiting for node %s%s; event %d stands", name, why, set.GetIndex())
+				return fmt.Errorf("stopped waiting for node %s%s; event %d stands, and the change continues", name,
+					why, set.GetIndex())
 			}
-			return fmt.Errorf("node %s is not there yet after %s%s; event %d stands, and it goes on without this command: "+
-				"`skein server list` shows it", name, limit, why, set.GetIndex())
+			return fmt.Errorf("the role change of node %s is not complete after %s%s; event %d stands, and the "+
+				"change continues without this command: `skein server list` shows it", name, limit, why, set.GetIndex())
 		case <-tick.C:
 		}
 	}

@@ -40,14 +40,15 @@ func TestServerAddAndRemove(t *testing.T) {
 		{"it votes", 7, []*skeinv1.ServerStatus{voter, dc1}, "server add dc2",
 			"node dc2 is a server and votes, as of event 7\n", ""},
 		{"it does not yet", 7, []*skeinv1.ServerStatus{waiting, dc1}, "server add dc2 --wait 1ms", "",
-			"node dc2 is not there yet after 1ms: it has not shown yet that it has the whole log; event 7 stands"},
+			"the role change of node dc2 is not complete after 1ms: it has not shown yet that it has the whole log; " +
+				"event 7 stands"},
 		{"this node has not heard of it", 6, []*skeinv1.ServerStatus{voter}, "server add dc2 --wait 1ms", "",
-			"node dc2 is not there yet after 1ms; event 7 stands"},
+			"the role change of node dc2 is not complete after 1ms; event 7 stands"},
 		{"not waited for", 0, nil, "server add dc2 --wait 0", "node dc2 is a server, as of event 7\n", ""},
 		{"it is gone", 8, []*skeinv1.ServerStatus{dc1}, "server remove dc2",
 			"node dc2 is no server any more, as of event 7\n", ""},
 		{"it is not gone", 8, []*skeinv1.ServerStatus{dc1, voter}, "server remove dc2 --wait 1ms", "",
-			"node dc2 is not there yet after 1ms: it is a server still"},
+			"the role change of node dc2 is not complete after 1ms: it is still a server"},
 		{"list", 7, []*skeinv1.ServerStatus{waiting, dc1}, "server list",
 			"NAME  VOTES  LEADS  ALIVE  WAITS\ndc1   yes    yes    yes    -\ndc2   no     no     no     it has not shown yet " +
 				"that it has the whole log\n", ""},

@@ -61,7 +61,7 @@ func newSiteTranslateCmd(g *globals) *cobra.Command {
 			case prefix == "":
 				return cli.UsageError{Err: errors.New("--prefix is missing: the network of the site, such as 192.168.1.0/24")}
 			case remove == (as != ""):
-				return cli.UsageError{Err: errors.New("name either --as PREFIX or --remove")}
+				return cli.UsageError{Err: errors.New("give either --as PREFIX or --remove, and not both")}
 			case remove:
 				r, err := g.client().RemoveSiteTranslation(c.Context(),
 					&skeinv1.RemoveSiteTranslationRequest{Site: args[0], Prefix: prefix})

@@ -43,7 +43,7 @@ func TestSites(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string
-	}{{translate, "name either --as PREFIX or --remove"}, {with("--remove", "--as", "10.201.1.0/24"), "name either"},
+	}{{translate, "give either --as PREFIX or --remove"}, {with("--remove", "--as", "10.201.1.0/24"), "give either"},
 		{[]string{"site", "translate", "", "--as", "10.201.1.0/24"}, "--prefix is missing"}} {
 		if _, _, err := f.skein(t, c.args...); !errors.As(err, new(cli.UsageError)) ||
 			!strings.Contains(err.Error(), c.want) {

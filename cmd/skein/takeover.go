@@ -38,7 +38,7 @@ func (o *takeoverOptions) flags(c *cobra.Command) {
 func (o *takeoverOptions) check(args []string, dry bool) error {
 	switch {
 	case o.undo && !o.takeover:
-		return cli.UsageError{Err: fmt.Errorf("--undo goes with --takeover: an import is undone by `skein pool remove`")}
+		return cli.UsageError{Err: fmt.Errorf("--undo needs --takeover: to undo an import, use `skein pool remove`")}
 	case o.undo && (dry || len(args) > 0):
 		return cli.UsageError{Err: fmt.Errorf("--undo takes no file and no --dry-run")}
 	case !o.takeover && len(args) == 0:

@@ -48,7 +48,7 @@ func newTopCmd(g *globals) *cobra.Command {
 					topIntervalMax)}
 			}
 			if peers < 0 {
-				return cli.UsageError{Err: fmt.Errorf("--peers %d: how many peers to show, 0 for none", peers)}
+				return cli.UsageError{Err: fmt.Errorf("--peers %d: want the number of peers to show, or 0 for none", peers)}
 			}
 			client := g.client()
 			t.ask = func(ctx context.Context) (*skeinv1.UsageResponse, error) {

@@ -55,7 +55,7 @@ func logger(c config.Log) *slog.Logger { return slog.New(handler(os.Stderr, c)) 
 // tellSystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
 func tellSystemd(log *slog.Logger) {
 	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
-		log.Warn("the service manager does not learn that the agent is up", "error", err)
+		log.Warn("cannot tell the service manager that the agent is ready", "error", err)
 	}
 }
 
@@ -84,7 +84,7 @@ func newUpCmd(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if initCluster && (token != "" || tokenFile != "") {
 				return cli.UsageError{Err: errors.New(
-					"--init and --join exclude each other: a node creates a cluster or joins one")}
+					"--init and --join cannot be used together: a node creates a cluster or joins one")}
 			}
 			if joinKubernetes != "" && (initCluster || token != "" || tokenFile != "") {
 				return cli.UsageError{Err: errors.New("--join-kubernetes decides by itself whether this node creates a cluster " +
@@ -103,7 +103,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			if tokenFile != "" {
 				b, err := os.ReadFile(tokenFile)
 				if err != nil {
-					return fmt.Errorf("token file: %w", err)
+					return fmt.Errorf("read the token for --join-file: %w", err)
 				}
 				token = strings.TrimSpace(string(b))
 			}

@@ -30,7 +30,7 @@ const (
 func (s AddressService) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoResponse, error) {
 	at, err := netip.ParseAddr(r.GetAddress())
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is no IP address", r.GetAddress()))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is not an IP address", r.GetAddress()))
 	}
 	at = at.Unmap()
 	st, err := s.Agent.StateThen(ctx, r.GetAtIndex(), r.GetAtTime())
@@ -337,7 +337,7 @@ func (s AddressService) addPod(ctx context.Context, out *skeinv1.WhoResponse, at
 		if errors.As(err, &c) {
 			err = errors.New(c.Message())
 		}
-		out.PodUnknown = fmt.Sprintf("node %s does not tell: %v", out.GetNode(), err)
+		out.PodUnknown = fmt.Sprintf("node %s did not report it: %v", out.GetNode(), err)
 		return
 	}
 	for _, h := range r.GetHolders() {
@@ -373,7 +373,7 @@ func podText(h *skeinv1.Holder) string {
 func (s AddressService) HolderOf(r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
 	at, err := netip.ParseAddr(r.GetAddress())
 	if err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.60q is no IP address", r.GetAddress()))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.60q is not an IP address", r.GetAddress()))
 	}
 	if s.Host == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no pods"))

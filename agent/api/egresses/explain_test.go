@@ -80,7 +80,7 @@ func TestExplainEgress(t *testing.T) {
 			Reason: "gw1 was revoked"}
 	})
 	show("silent-owner", func(p *picture) {
-		p.silent[apitest.GW1], p.reports[apitest.GW1] = "it was not heard of lately", nil
+		p.silent[apitest.GW1], p.reports[apitest.GW1] = "it has not been heard from lately", nil
 		p.reports[apitest.GW2].Gateways[0].Slots[0].Epoch = 20
 		for range 12 {
 			p.nodes = append(p.nodes, labelled("9999999999999999", "spare"))

@@ -275,7 +275,7 @@ func stillMissing(err error, namespace, name string, reports map[string]*skeinv1
 	}
 	var c *connect.Error
 	errors.As(err, &c)
-	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which take it up when it is defined", c.Message(),
+	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which will use it when it is defined", c.Message(),
 		strings.Join(who, ", "), more))
 }
 
@@ -296,7 +296,7 @@ func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []member,
 		case n.alive && (gateway || few || id == self):
 			ask = append(ask, id)
 		case gateway:
-			silent[id] = "it was not heard of lately"
+			silent[id] = "it has not been heard from lately"
 		case n.alive:
 			silent[""] = fmt.Sprintf("of %d members only gateways and this node were asked: the clients of others are missing "+
 				"here", len(nodes))
@@ -349,7 +349,7 @@ func plainly(err error) string {
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
 		return fmt.Sprintf("it did not answer within %s", Patience)
 	case connect.CodeOf(err) == connect.CodeUnimplemented:
-		return "its version of skein has no egresses"
+		return "its version of skein does not support egresses"
 	case errors.As(err, &c):
 		return c.Message()
 	}
@@ -410,7 +410,7 @@ func (s EgressService) news(ctx context.Context, p picture, index uint64, until 
 		return h != nil && h.GetNamespace() == namespace && h.GetName() == name
 	})
 	if err != nil {
-		s.Log.Warn("explain an egress: the journal cannot be read", "error", err)
+		s.Log.Warn("explain an egress: the journal cannot be read", "egress", fullName(namespace, name), "error", err)
 	}
 	for _, e := range entries {
 		out = append(out, occurrence{e.GetTime(), slotHeldText(s.Agent.Name(s.Agent.Self()), e.GetSlotHeld())})

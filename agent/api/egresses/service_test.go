@@ -70,7 +70,8 @@ func TestAskEgresses(t *testing.T) {
 		if len(reports) != 1 || reports[apitest.GW1].GetClients()[0].GetKey() != "web/a" {
 			t.Errorf("reports %v", reports)
 		}
-		if silent[apitest.GW2] != "its version of skein has no egresses" || silent[apitest.Host] != "the gateway starts" ||
+		if silent[apitest.GW2] != "its version of skein does not support egresses" ||
+			silent[apitest.Host] != "the gateway starts" ||
 			silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != atOnce-1 {
 			t.Errorf("silent: %v", silent)
 		}
@@ -108,15 +109,15 @@ func TestAttachEgressRefuses(t *testing.T) {
 // TestShownEgress: what the API gives is what was told, in order, without other egresses' clients.
 func TestShownEgress(t *testing.T) {
 	p := natPicture()
-	p.silent[apitest.GW1] = "it was not heard of lately"
+	p.silent[apitest.GW1] = "it has not been heard from lately"
 	p.silent[""] = "of 300 members only gateways and this node were asked"
 	r := p.shown()
 	var silent []string
 	for _, s := range r.GetSilent() {
 		silent = append(silent, s.GetNode()+": "+s.GetError())
 	}
-	if have := strings.Join(silent, "\n"); have != "gw1: it was not heard of lately\n: of 300 members only gateways and "+
-		"this node were asked" {
+	if have := strings.Join(silent, "\n"); have != "gw1: it has not been heard from lately\n: of 300 members only "+
+		"gateways and this node were asked" {
 		t.Errorf("silent:\n%s", have)
 	}
 	if len(r.GetGateways()) != 1 || r.GetGateways()[0].GetNodeId() != apitest.GW2 {
@@ -152,10 +153,10 @@ func TestMissingEgress(t *testing.T) {
 		{"internet", "nut", nil, "not_found: there is no egress internet/nut"},
 		{"lab", "nut", report("web/a"), "not_found: there is no egress internet/nut"},
 		{"internet", "nut", report("web/b", "web/a"), "not_found: there is no egress internet/nut; waiting: web/a for " +
-			"internet/nut, web/b for internet/nut, which take it up when it is defined"},
+			"internet/nut, web/b for internet/nut, which will use it when it is defined"},
 		{"", "nut", report("a", "b", "c", "d", "e", "f", "g"), "not_found: there is no egress internet/nut; waiting: a for " +
 			"internet/nut, b for internet/nut, c for internet/nut, d for internet/nut, " +
-			"e for internet/nut and 2 more, which take it up when it is defined"},
+			"e for internet/nut and 2 more, which will use it when it is defined"},
 	} {
 		if err := stillMissing(none, c.namespace, c.name, c.reports); err.Error() != c.want {
 			t.Errorf("%v\nwant %s", err, c.want)

@@ -103,8 +103,8 @@ func warnings(e *skeinv1.Egress, nodes []member) []string {
 	case len(living) == 0:
 		return []string{fmt.Sprintf("none of the eligible nodes is alive: %s", namesOf(able))}
 	case uint32(len(living)) < events.Replicas(e):
-		return []string{fmt.Sprintf("%s for %s (%s): some get more than one, and fail with all of theirs; label more "+
-			"nodes, or have fewer replicas",
+		return []string{fmt.Sprintf("%s for %s (%s): some hold several slots, and lose all of them when they fail; "+
+			"label more nodes, or have fewer replicas",
 			count(len(living), "gateway"), count(int(events.Replicas(e)), "slot"), strings.Join(living, ", "))}
 	}
 	return nil

@@ -60,10 +60,10 @@ func TestEgressWarnings(t *testing.T) {
 		{"none with the label", []member{edge, host}, "no node is eligible: a gateway needs egress=yes, and the " +
 			"nearest are edge (its label egress is no, not yes), host (it lacks the label egress); " +
 			"until there is one, packets for these destinations find no way out"},
-		{"too few", []member{gw1, host}, "1 gateway for 2 slots (gw1): some get more than one, and fail with all of " +
-			"theirs; label more nodes, or have fewer replicas"},
-		{"one is away", []member{gw1, dead(gw2)}, "1 gateway for 2 slots (gw1): some get more than one, and fail with " +
-			"all of theirs; label more nodes, or have fewer replicas"},
+		{"too few", []member{gw1, host}, "1 gateway for 2 slots (gw1): some hold several slots, and lose all of them " +
+			"when they fail; label more nodes, or have fewer replicas"},
+		{"one is away", []member{gw1, dead(gw2)}, "1 gateway for 2 slots (gw1): some hold several slots, and lose " +
+			"all of them when they fail; label more nodes, or have fewer replicas"},
 		{"all are away", []member{dead(gw1), dead(gw2)}, "none of the eligible nodes is alive: gw1, gw2"},
 	} {
 		if have := strings.Join(warnings(e, c.nodes), "\n"); have != c.want {
@@ -172,7 +172,7 @@ func TestWhomToAsk(t *testing.T) {
 	slots := []*skeinv1.EgressSlot{{NodeId: "6666666666666666"}}
 	ask, silent := whomToAsk(e, slots, nodes, apitest.Host)
 	if want := []string{apitest.GW1, apitest.Host, "6666666666666666"}; !slices.Equal(ask, want) || len(silent) != 1 ||
-		silent[apitest.GW2] != "it was not heard of lately" {
+		silent[apitest.GW2] != "it has not been heard from lately" {
 		t.Errorf("asks %v, silent %v", ask, silent)
 	}
 	for range askedAll { // a fleet: only those that matter

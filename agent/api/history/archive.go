@@ -29,7 +29,8 @@ const eventsPage = 512
 func (a Archive) moment(ctx context.Context, index uint64, at int64) (uint64, error) {
 	switch {
 	case index > 0 && at != 0:
-		return 0, connect.NewError(connect.CodeInvalidArgument, errors.New("an index and a time are given: want one of them"))
+		return 0, connect.NewError(connect.CodeInvalidArgument,
+			errors.New("both an index and a time are given: give one of them"))
 	case at == 0:
 		return index, nil
 	}
@@ -41,7 +42,7 @@ func (a Archive) moment(ctx context.Context, index uint64, at int64) (uint64, er
 
 func notYet(t time.Time) error {
 	return connect.NewError(connect.CodeInvalidArgument,
-		fmt.Errorf("%s is still to come: ask for a moment of the past", t.Format(time.RFC3339)))
+		fmt.Errorf("%s is in the future: ask for a moment in the past", t.Format(time.RFC3339)))
 }
 
 // indexAt is the last event that was decided at a time or before, as far as archives go.
@@ -60,8 +61,8 @@ func (a Archive) indexAt(ctx context.Context, at int64) (uint64, error) {
 		return 0, api.Error(err)
 	}
 	if index == 0 {
-		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that "+
-			"answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the oldest event that is kept, here or by a server "+
+			"that answers, is of %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
 	}
 	return index, nil
 }
@@ -119,7 +120,7 @@ func (a Archive) StateAt(ctx context.Context, at uint64) (*events.State, error) 
 	defer cancel()
 	remote, rerr := a.Client.ReadState(ctx, at)
 	if rerr != nil {
-		return nil, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("%w; nor has a server: %w", err, rerr))
+		return nil, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("%w; no server has it either: %w", err, rerr))
 	}
 	return remote, nil
 }

@@ -89,7 +89,7 @@ func (s HistoryService) Events(ctx context.Context, r *skeinv1.EventsRequest,
 			return api.Error(err)
 		case missing && unanswered:
 			return connect.NewError(connect.CodeUnavailable, fmt.Errorf("event %d is no longer kept here, where the oldest is "+
-				"%d, and a server may have it: %w", r.GetSince(), first, err))
+				"%d, but a server that did not answer may have it; try again later: %w", r.GetSince(), first, err))
 		case missing:
 			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept, here or by a server; "+
 				"the oldest is %d", r.GetSince(), first))
@@ -126,7 +126,7 @@ func (s HistoryService) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skei
 		if id != s.Agent.Self() {
 			if r.GetDiff() {
 				return nil, connect.NewError(connect.CodeInvalidArgument,
-					errors.New("--diff compares with this host's kernel; ask the other node itself for its own"))
+					errors.New("--diff compares with this host's kernel; run `skein plan --diff` on the other node"))
 			}
 			out, err := consensus.Patiently(ctx, api.PeerPatience,
 				func(ctx context.Context) (*skeinv1.PlanResponse, error) {
@@ -140,7 +140,7 @@ func (s HistoryService) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skei
 	}
 	if past && r.GetDiff() {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New(
-			"--diff compares with the kernel as it is now; leave --at away, "+
+			"--diff compares with the kernel as it is now; leave --at out, "+
 				"or compare two moments with `skein diff A B --plan`"))
 	}
 	out, err := s.PlanForOthers(r)
@@ -176,7 +176,8 @@ func (s HistoryService) planThen(index uint64, at int64) (v planlog.Version, err
 	case s.Plans == nil:
 		return v, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no data plane"))
 	case index > 0 && at != 0:
-		return v, connect.NewError(connect.CodeInvalidArgument, errors.New("an index and a time are given: want one of them"))
+		return v, connect.NewError(connect.CodeInvalidArgument,
+			errors.New("both an index and a time are given: give one of them"))
 	case index > newest:
 		return v, connect.NewError(connect.CodeOutOfRange,
 			fmt.Errorf("event %d is not known here; the newest is %d", index, newest))

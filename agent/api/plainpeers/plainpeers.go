@@ -99,15 +99,15 @@ func (s PlainPeerService) ends(st *events.State, records api.Records,
 			switch {
 			case records[id].GetPlainPort() == 0:
 				return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
-					fmt.Errorf("node %s carries no plain peers: it only relays, has an older skein, or has not been heard of",
-						n.GetName()))
+					fmt.Errorf("node %s cannot carry plain peers: it only relays, runs an older version, or has not been heard "+
+						"from; name another node", n.GetName()))
 			case end.GetAddress() == "":
 				return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
 					fmt.Errorf("node %s has no address that a plain peer could reach: set forceEndpoint on it, or name another node",
 						n.GetName()))
 			case !public:
 				warnings = append(warnings,
-					fmt.Sprintf("%s has no public address: the peer reaches it at %s in its own network alone",
+					fmt.Sprintf("%s has no public address: the peer reaches it at %s only from within its network",
 						n.GetName(), end.GetAddress()))
 			}
 			out = append(out, end)
@@ -135,13 +135,13 @@ func (s PlainPeerService) ends(st *events.State, records api.Records,
 		out = out[:min(len(out), mostCarriers)]
 		if len(out) == 0 {
 			return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
-				errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or "+
+				errors.New("no node has a public address that a plain peer could reach: set forceEndpoint on one, or "+
 					"name nodes with --via"))
 		}
 	}
 	if len(out) == 1 {
 		warnings = append(warnings,
-			fmt.Sprintf("%s alone carries the peer: nobody takes it over when that node is away", out[0].GetNode()))
+			fmt.Sprintf("only %s carries the peer: while that node is down, the peer has no connection", out[0].GetNode()))
 	}
 	return out, warnings, nil
 }

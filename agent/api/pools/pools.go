@@ -246,7 +246,8 @@ func (s PoolService) poolFor(name, address string) (string, error) {
 	}
 	at := startOf(address)
 	if !at.IsValid() {
-		return "", connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is neither an address nor a prefix", address))
+		return "", connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is neither a prefix such as "+
+			"10.64.3.0/27 nor an address", address))
 	}
 	if p, _, _ := s.Agent.State().BlockAt(at); p != nil {
 		return p.GetName(), nil

@@ -104,7 +104,7 @@ func asked(r *skeinv1.ProfileRequest) (method, time.Duration, error) {
 	case !kind.over && r.GetSeconds() > 0:
 		return bad("a %s profile is taken at once: leave the seconds out", r.GetKind())
 	case r.GetSeconds() > secondsMax:
-		return bad("a profile over %d seconds: at most %d are allowed; take several", r.GetSeconds(), secondsMax)
+		return bad("a profile of %d seconds is too long: at most %d are allowed; take several", r.GetSeconds(), secondsMax)
 	case kind.over && r.GetSeconds() == 0:
 		return kind, secondsAsDefault * time.Second, nil
 	}
