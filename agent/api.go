@@ -78,7 +78,8 @@ func (a *Agent) removeSocket() {
 // propose hands a command to the cluster and waits until its effect is visible on this node.
 func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
 	if a.client == nil {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
+		return nil, connect.NewError(connect.CodeUnavailable,
+			errors.New("the agent has not joined a cluster yet; see `skein status`"))
 	}
 	ctx, cancel := context.WithTimeout(ctx, proposeHold)
 	defer cancel()
@@ -147,7 +148,8 @@ func (s services) ListTokens(context.Context, *skeinv1.ListTokensRequest) (*skei
 func (s services) RepairClock(ctx context.Context,
 	r *skeinv1.RepairClockRequest) (*skeinv1.RepairClockResponse, error) {
 	if s.a.replica == nil {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
+		return nil, connect.NewError(connect.CodeUnavailable,
+			errors.New("the agent has not joined a cluster yet; see `skein status`"))
 	}
 	state := s.a.replica.State()
 	out := &skeinv1.RepairClockResponse{Before: state.Time(), After: time.Now().UnixNano(), Index: state.Index()}
@@ -199,8 +201,8 @@ func (s services) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skei
 	c := &skeinv1.Command{}
 	switch {
 	case role == events.RoleAgent:
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("every member is an agent: that role is "+
-			"neither granted nor withdrawn; `skein node revoke %s` throws it out", n.GetName()))
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("every member is an agent: that role "+
+			"cannot be granted or withdrawn; `skein node revoke %s` removes the member", n.GetName()))
 	case role == events.RoleAdmin:
 		c.Body = &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: n.GetId(), Admin: !r.GetWithdraw()}}
 	case r.GetWithdraw():

@@ -148,8 +148,8 @@ func (a *Agent) followAddresses(ctx context.Context) {
 	if message != "" {
 		a.loop.reopen = time.Now().Add(reopenEvery)
 	}
-	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set "+
-		"another one in the configuration")
+	a.report("public host", warning, message, "this host is public, and others cannot use it for joins, relay or STUN: "+
+		"free the port, or set another one in the configuration")
 }
 
 // revalidateNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no
@@ -227,7 +227,8 @@ func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byt
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, errors.New("no other public node answered in this one's stead"))...)
+	return errors.Join(append(errs, errors.New("no other public node could answer the STUN client from its "+
+		"own address"))...)
 }
 
 // Bounds of proving that a router forwards what it granted.
@@ -368,6 +369,6 @@ func (a *Agent) noteClock(leader int64) {
 	if d.Abs() > clockLimit {
 		message = fmt.Sprintf("this host's clock is %s off the leader's", d.Round(time.Second))
 	}
-	a.report("clock", warning, message, "the mesh works all the same, but times in `events` and `explain --at` mislead: "+
-		"start an NTP client")
+	a.report("clock", warning, message, "the mesh still works, but times in `skein events` and `skein explain --at` "+
+		"are wrong: start an NTP client")
 }

@@ -58,7 +58,7 @@ func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 		return
 	}
 	if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{r}); len(errs) > 0 {
-		a.log.Warn("a joiner's first record", "error", errors.Join(errs...))
+		a.log.Warn("a joiner's first record is refused", "error", errors.Join(errs...))
 	}
 }
 

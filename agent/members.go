@@ -81,7 +81,8 @@ func changeOfNode(n *skeinv1.Node, node string, r *skeinv1.SetNodeRequest) (*ske
 		}
 		c.Labels, c.SetLabels, c.LabelsWere, c.CheckLabels = labels, true, n.GetLabels(), true
 	case r.GetName() == "" && len(r.GetFields()) == 0:
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("nothing is named that is to be set"))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			errors.New("there is nothing to set: give a name, labels or settings"))
 	}
 	if len(r.GetFields()) == 0 && (c.GetName() == "" || c.GetName() == n.GetName()) &&
 		(!relabels || maps.Equal(c.GetLabels(), n.GetLabels())) {
@@ -100,7 +101,7 @@ func agreeOnSite(c *skeinv1.ChangeNode, n *skeinv1.Node, r *skeinv1.Record) erro
 	}
 	if r == nil {
 		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
-			"which site node %s is in is not known here: name the one that it shall lead with --site", n.GetName()))
+			"the site of node %s is not known here: name the one that it shall lead, with --site", n.GetName()))
 	}
 	c.Settings, c.SettingsFields = proto.CloneOf(c.GetSettings()), append(slices.Clone(c.GetSettingsFields()), "site")
 	c.Settings.SiteSet, c.Settings.Site = true, r.GetSite()

@@ -41,7 +41,7 @@ func TestChangeOfANode(t *testing.T) {
 		r    *skeinv1.SetNodeRequest
 		says string
 	}{
-		"nothing": {&skeinv1.SetNodeRequest{}, "nothing is named that is to be set"},
+		"nothing": {&skeinv1.SetNodeRequest{}, "there is nothing to set"},
 		"its name": {&skeinv1.SetNodeRequest{Name: "gw1"},
 			"nothing changes: node gw1 has this name and these labels already"},
 		"its labels":            {&skeinv1.SetNodeRequest{SetLabels: m{"egress": "yes"}}, "nothing changes"},

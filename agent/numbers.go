@@ -65,8 +65,8 @@ func readNumbers(dir string, member bool, now dataplane.Numbers) (n numbersNote,
 		return n, fmt.Errorf("read which numbers this agent had: %w", err)
 	}
 	if err := json.Unmarshal(b, &n); err != nil {
-		return n, fmt.Errorf("%s is not understood: %w: remove it when nothing is left in the kernel of numbers that this "+
-			"agent had before", filepath.Join(dir, numbersFile), err)
+		return n, fmt.Errorf("%s is damaged: %w: delete it once the kernel has nothing left (links, routes, nftables) of "+
+			"the numbers that this agent had before", filepath.Join(dir, numbersFile), err)
 	}
 	return n, nil
 }
@@ -104,9 +104,9 @@ func (a *Agent) takeNumbers(member bool) error {
 	var errs []error
 	for _, former := range note.Left {
 		if o := takenBy(former, others); o != nil {
-			a.report(subjectNumbers, warning, fmt.Sprintf("this agent had numbers before that the agent in %q (process %d) "+
-				"has now", o.RunDir, o.Process),
-				"what this one left under them is removed at a start when no other agent has them")
+			a.report(subjectNumbers, warning, fmt.Sprintf("the agent in %q (process %d) now has numbers that this agent had "+
+				"before", o.RunDir, o.Process),
+				"what this agent left under them is removed at its first start after that agent has given them up")
 			continue
 		}
 		a.formerNumbers = append(a.formerNumbers, former)
@@ -122,7 +122,7 @@ func (a *Agent) takeNumbers(member bool) error {
 		errs = append(errs, node.PurgeGateways(a.cfg.RunDir, former), podnet.Move(former.PodTable(), a.numbers.PodTable()))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("changing from former numbers: %w", err)
+		return fmt.Errorf("changing to new numbers: %w", err)
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (a *Agent) leaveNumbers(ctx context.Context) {
 			return
 		}
 		if err := a.leaveFormer(ctx); err != nil {
-			a.report(subjectNumbers, warning, err.Error(), "the next start of the agent tries again; packets are not concerned")
+			a.report(subjectNumbers, warning, err.Error(), "the next start of the agent tries again; traffic is not affected")
 		}
 	}()
 }

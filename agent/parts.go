@@ -117,7 +117,7 @@ func (h partHost) Wish(w part.Wishes) {
 func (a *Agent) applyHost() {
 	if own := a.host(); a.forced != nil {
 		if err := a.forced.Set(own.ForceEndpoint); err != nil {
-			a.log.Warn("a wish for this host's endpoint", "error", err)
+			a.log.Warn("the endpoint set for this host cannot be used", "error", err)
 		}
 		a.ownAddresses.SetInternal(own.InternalIP)
 	}

@@ -106,7 +106,7 @@ func (a *Agent) confChanged() (*config.Config, <-chan struct{}) {
 }
 
 // errNoFile is what an agent says that was started without a way to read its configuration anew.
-var errNoFile = errors.New("this agent has no configuration file that it could read anew")
+var errNoFile = errors.New("this agent was started without a configuration file, so it has none to reload")
 
 // reloaded is what came of reading the file.
 type reloaded struct {

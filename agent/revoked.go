@@ -114,7 +114,7 @@ func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
 		err = a.replica.Reset(r.GetState())
 	}
 	if err != nil {
-		a.log.Warn("news from a server", "error", err)
+		a.log.Warn("a server's news cannot be applied", "error", err)
 		return
 	}
 	a.roster.Update(a.replica.State())

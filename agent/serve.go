@@ -74,7 +74,7 @@ func (a *Agent) watchState(ctx context.Context) {
 // followLinks wakes the loop for every change of this host's links.
 func (a *Agent) followLinks(ctx context.Context) {
 	if err := a.links.Follow(ctx, a.wakeUp); err != nil {
-		a.log.Warn("links are read twice a second instead", "error", err)
+		a.log.Warn("cannot watch links; they are read twice a second instead", "error", err)
 	}
 }
 

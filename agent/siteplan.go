@@ -168,7 +168,7 @@ func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
 	wishes := set.GetLeader() == "yes" || set.GetLeader() != "no" && own.GetLeaderWish()
 	if wishes && p.Topology(p.Site) == sites.Site && a.netcheck.Load() != nil && a.host().ForceEndpoint == "" &&
 		!sites.Reachable(own) {
-		message = fmt.Sprintf("this node shall lead %s, and no endpoint of it is known that other sites can send to first",
+		message = fmt.Sprintf("this node shall lead %s, and it has no endpoint that other sites can send to first",
 			siteText(p.Site))
 		advice = fmt.Sprintf("forward UDP port %d to this host and name the address with `skein node set %s "+
 			"--force-endpoint HOST:PORT`, or let a node with a public address lead; "+
@@ -180,7 +180,8 @@ func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
 	if ip := a.host().InternalIP; ip.IsValid() && addr.Public(ip) {
 		message = fmt.Sprintf("%s is a public address, and nodes of this site would use it as one inside of the site",
 			ip)
-		advice = "name the host's address in the site's own network, or none; a public one belongs into forceEndpoint"
+		advice = "set internalIP to the host's address in the site's own network, or remove it; a public one belongs in " +
+			"forceEndpoint"
 	}
 	a.report(subjectInternalIP, warning, message, advice)
 }

@@ -92,7 +92,7 @@ func TestSitesArePlanned(t *testing.T) {
 		if got := leads(p, a.id); got != "leader" {
 			t.Errorf("the only one that was elected is %q", got)
 		}
-		if m := problem(); !strings.Contains(m, `shall lead site "dc", and no endpoint of it is known`) {
+		if m := problem(); !strings.Contains(m, `shall lead site "dc", and it has no endpoint that other sites can send`) {
 			t.Errorf("a leader that nobody can reach: %q", m)
 		}
 		time.Sleep(sites.ElectionRests)

@@ -142,13 +142,14 @@ func (a *Agent) noteSilent(p *sites.Plan) {
 		if !a.loop.sites.silent[subject] {
 			a.metrics.Demotions.Inc()
 		}
-		advice := "see on that host whether"
+		advice := "check on that host that"
 		if id == a.id {
-			advice = "see on this host whether"
+			advice = "check on this host that"
 		}
 		a.report(subject, warning, fmt.Sprintf("it is alive and does not forward (%s); %s", a.findingText(f), effect(p, id)),
-			advice+" its firewall lets forwarded packets of the tunnel pass, connection tracking is full (nf_conntrack_count, "+
-				"nf_conntrack_max), and IP forwarding is on; it is tried again some time after it forwards")
+			advice+" its firewall lets forwarded packets of the tunnel pass, connection tracking is not full "+
+				"(nf_conntrack_count, nf_conntrack_max), and IP forwarding is on; it can lead again some time after it "+
+				"forwards")
 	}
 	for subject := range a.loop.sites.silent {
 		if !told[subject] {

@@ -182,7 +182,7 @@ func (a *Agent) followServerRole() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		if err := running.Shutdown(ctx); err != nil {
-			a.log.Warn("end the server", "error", err)
+			a.log.Warn("stopping the server failed", "error", err)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	if joined != nil {
 		_, errs := a.gossip.Merge(joined.GetRecords())
 		for _, err := range errs {
-			a.log.Warn("a record that came with the admission", "error", err)
+			a.log.Warn("a record that came with the admission is refused", "error", err)
 		}
 	}
 	return nil

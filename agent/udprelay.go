@@ -35,7 +35,7 @@ func (a *Agent) openUDPRelay() (*udp.Relay, error) {
 		if err := a.openRelayTable(); err != nil {
 			if a.cfg.Dataplane.Relay == config.Kernel {
 				a.report("UDP relay", warning, "dataplane.relay is kernel, and "+err.Error(), "no UDP is relayed; relay sessions "+
-					"are not concerned")
+					"are not affected")
 				return nil, nil
 			}
 			a.relayWhy = err

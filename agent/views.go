@@ -97,7 +97,7 @@ func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerSt
 	switch {
 	case r.Voter || r.Waiting != "":
 	case leader == "":
-		r.Waiting = "there is no leader, which would let it vote"
+		r.Waiting = "there is no leader to let it vote"
 	case !r.Reachable:
 		r.Waiting = "it is not reachable; it votes when it has kept up with the log for some seconds"
 	default:
@@ -198,7 +198,7 @@ func (s services) Peers(ctx context.Context, q *skeinv1.PeersRequest) (*skeinv1.
 		if n, id, err := a.find(q.GetNode()); err != nil || id != a.id {
 			if err == nil && past {
 				return nil, connect.NewError(connect.CodeInvalidArgument, errors.New(
-					"another node tells of its peers as they are now; its past is told by its plans (skein plan --node NAME --at …)"))
+					"peers of another node are known only as they are now; for its past, run `skein plan --node NAME --at TIME`"))
 			}
 			return a.peersOf(ctx, n, id, err)
 		}
@@ -361,8 +361,8 @@ func (s services) ExplainPeer(ctx context.Context,
 		return nil, err
 	}
 	if a.paths == nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays; it has no paths of "+
-			"its own"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no paths "+
+			"of its own; ask another node"))
 	}
 	if id == a.id {
 		return nil, connect.NewError(connect.CodeInvalidArgument,

@@ -222,7 +222,7 @@ func (n Numbers) checkNames() *ErrNumbers {
 		}
 	}
 	if n.NftTable == "" || len(n.ClientNftTable) > longest {
-		return problem("NftTable", "%q: want 1 to %d characters, since _client and others are added", n.NftTable,
+		return problem("NftTable", "%q: want 1 to %d characters, since suffixes such as _client are added", n.NftTable,
 			longest-len("_client"))
 	}
 	return nil
@@ -238,8 +238,8 @@ func ValidLink(s string) bool {
 func (n Numbers) checkMarks() *ErrNumbers {
 	switch {
 	case bits.OnesCount32(n.MarkMask) < 2:
-		return problem("MarkMask", "%#x: want at least two bits, since a packet is ours, or shall enter the tunnel, or "+
-			"neither", n.MarkMask)
+		return problem("MarkMask", "%#x: want at least two bits: one marks WireGuard's own packets, one those that enter "+
+			"the tunnel", n.MarkMask)
 	case n.MarkWG&^n.MarkMask != 0:
 		return problem("MarkWG", "%#x has bits outside of the mask %#x", n.MarkWG, n.MarkMask)
 	case n.MarkRoute&^n.MarkMask != 0:
@@ -249,7 +249,7 @@ func (n Numbers) checkMarks() *ErrNumbers {
 	case n.MarkRoute == 0:
 		return problem("MarkRoute", "0 is the mark of all other packets")
 	case n.MarkWG == n.MarkRoute:
-		return problem("MarkRoute", "%#x is the mark of what does not enter the tunnel, too", n.MarkRoute)
+		return problem("MarkRoute", "%#x is also the mark of packets that do not enter the tunnel", n.MarkRoute)
 	}
 	return nil
 }
@@ -258,7 +258,7 @@ func (n Numbers) checkTables() *ErrNumbers {
 	const last = 252 // 253 to 255 are the kernel's own, and 0 is none
 	switch {
 	case n.RouteTable < 1 || n.RouteTable > last:
-		return problem("RouteTable", "%d is no table for us; want 1 to %d", n.RouteTable, last)
+		return problem("RouteTable", "%d cannot be used; want 1 to %d", n.RouteTable, last)
 	case n.FirstTable < 1 || n.FirstTable+TableCount-1 > last:
 		return problem("FirstTable", "%d: want 1 to %d, since %d tables begin there", n.FirstTable,
 			last-TableCount+1, TableCount)
@@ -273,7 +273,7 @@ func (n Numbers) checkRules() *ErrNumbers {
 	const main = 32766 // the priority of the kernel's rule for the main table; 0 is its rule for local addresses
 	switch {
 	case n.FirstRule < 1:
-		return problem("FirstRule", "%d: want 1 or more, behind the kernel's rule for local addresses", n.FirstRule)
+		return problem("FirstRule", "%d: want 1 or more, after the kernel's rule for local addresses", n.FirstRule)
 	case n.RulePriority >= main:
 		return problem("RulePriority", "%d: want less than %d, so that it comes before the main table", n.RulePriority, main)
 	case n.LastRule() >= n.RulePriority:

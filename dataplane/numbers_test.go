@@ -136,19 +136,21 @@ func TestCheckNumbers(t *testing.T) {
 		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) {
 			*n = n.WithNftTable(strings.Repeat("a", 25))
 		},
-		"MarkMask: 0x40: want at least two bits":             func(n *dataplane.Numbers) { n.MarkMask = 0x40 },
-		"MarkWG: 0x80 has bits outside of the mask 0x60":     func(n *dataplane.Numbers) { n.MarkWG = 0x80 },
-		"MarkRoute: 0x80 has bits outside of the mask 0x60":  func(n *dataplane.Numbers) { n.MarkRoute = 0x80 },
-		"MarkWG: 0 is the mark of all other packets":         func(n *dataplane.Numbers) { n.MarkWG = 0 },
-		"MarkRoute: 0 is the mark of all other packets":      func(n *dataplane.Numbers) { n.MarkRoute = 0 },
-		"MarkRoute: 0x20 is the mark of what does not enter": func(n *dataplane.Numbers) { n.MarkRoute = n.MarkWG },
-		"RouteTable: 254 is no table for us; want 1 to 252":  func(n *dataplane.Numbers) { n.RouteTable = 254 },
-		"RouteTable: 0 is no table for us; want 1 to 252":    func(n *dataplane.Numbers) { n.RouteTable = 0 },
-		"RouteTable: 121 is one of the tables 115 to 121":    func(n *dataplane.Numbers) { n.RouteTable = 121 },
-		"FirstTable: 247: want 1 to 246":                     func(n *dataplane.Numbers) { n.FirstTable = 247 },
-		"FirstRule: 0: want 1 or more":                       func(n *dataplane.Numbers) { n.FirstRule = 0 },
-		"RulePriority: 32766: want less than 32766":          func(n *dataplane.Numbers) { n.RulePriority = 32766 },
-		"FirstRule: 32195: 306 priorities begin there":       func(n *dataplane.Numbers) { n.FirstRule = 32195 },
+		"MarkMask: 0x40: want at least two bits":            func(n *dataplane.Numbers) { n.MarkMask = 0x40 },
+		"MarkWG: 0x80 has bits outside of the mask 0x60":    func(n *dataplane.Numbers) { n.MarkWG = 0x80 },
+		"MarkRoute: 0x80 has bits outside of the mask 0x60": func(n *dataplane.Numbers) { n.MarkRoute = 0x80 },
+		"MarkWG: 0 is the mark of all other packets":        func(n *dataplane.Numbers) { n.MarkWG = 0 },
+		"MarkRoute: 0 is the mark of all other packets":     func(n *dataplane.Numbers) { n.MarkRoute = 0 },
+		"MarkRoute: 0x20 is also the mark of packets that do not enter": func(n *dataplane.Numbers) {
+			n.MarkRoute = n.MarkWG
+		},
+		"RouteTable: 254 cannot be used; want 1 to 252":   func(n *dataplane.Numbers) { n.RouteTable = 254 },
+		"RouteTable: 0 cannot be used; want 1 to 252":     func(n *dataplane.Numbers) { n.RouteTable = 0 },
+		"RouteTable: 121 is one of the tables 115 to 121": func(n *dataplane.Numbers) { n.RouteTable = 121 },
+		"FirstTable: 247: want 1 to 246":                  func(n *dataplane.Numbers) { n.FirstTable = 247 },
+		"FirstRule: 0: want 1 or more":                    func(n *dataplane.Numbers) { n.FirstRule = 0 },
+		"RulePriority: 32766: want less than 32766":       func(n *dataplane.Numbers) { n.RulePriority = 32766 },
+		"FirstRule: 32195: 306 priorities begin there":    func(n *dataplane.Numbers) { n.FirstRule = 32195 },
 	} {
 		n := dataplane.DefaultNumbers()
 		change(&n)

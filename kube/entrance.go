@@ -229,7 +229,7 @@ func tokenOf(o *unstructured.Unstructured) string {
 func (e *Entrance) reread(ctx context.Context) (*unstructured.Unstructured, error) {
 	o, err := e.get(ctx, configMapResource, claimName)
 	if err == nil && (o == nil || claimOf(o) != e.claim) {
-		err = errors.New("ConfigMap skein-cluster has just been changed by another")
+		err = errors.New("ConfigMap skein-cluster has just been changed by another host")
 	}
 	return o, err
 }

@@ -50,14 +50,15 @@ func diagnosis(what, verb, resource string, err error) (message, advice string) 
 			"give the kubeconfig a token that is valid; " + meanwhile
 	case ofAnotherTime(err):
 		return fmt.Sprintf("cannot %s: %v", what, err),
-			"compare this host's clock with the apiserver's, and see whether its certificate is to be renewed; " + meanwhile
+			"compare this host's clock with the apiserver's, and check whether its certificate has expired; " + meanwhile
 	case apierrors.IsTooManyRequests(err):
-		return fmt.Sprintf("cannot %s: the apiserver asks to come later (%v)", what, err), meanwhile
+		return fmt.Sprintf("cannot %s: the apiserver asks to try again later (%v)", what, err), meanwhile
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return fmt.Sprintf("cannot %s: it is not the one that was seen any more (%v)", what,
+		return fmt.Sprintf("cannot %s: it was changed, replaced or deleted since it was read (%v)", what,
 			err), "it is tried again once the apiserver shows the new one"
 	}
-	return fmt.Sprintf("cannot %s: %v", what, err), "is the apiserver up, and reached from this host? " + meanwhile
+	return fmt.Sprintf("cannot %s: %v", what, err),
+		"check that the apiserver is up and can be reached from this host; " + meanwhile
 }
 
 // ofAnotherTime tells whether a certificate was refused because it is not valid now, by this host's clock.

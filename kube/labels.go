@@ -121,7 +121,7 @@ func (c *controller) takeLabels(ctx context.Context, s *part.Snapshot, nodes map
 		}
 		var problem string
 		if len(r.bad) > 0 {
-			problem = fmt.Sprintf("labels of its Node that the log cannot have are left out: %s; want keys of at most %d "+
+			problem = fmt.Sprintf("labels of its Node that the log cannot hold are left out: %s; want keys of at most %d "+
 				"characters and %d labels", strings.Join(r.bad, ", "), events.MaxLabelKey, events.MaxLabels)
 		}
 		if !maps.Equal(r.want, n.GetLabels()) {

@@ -198,7 +198,7 @@ func (c *controller) showNames(ctx context.Context, a *apiserver, s *part.Snapsh
 func (c *controller) tellNames(w nameWish, taken map[string]string, nodes map[string]*Node, ns string) {
 	now := map[string][2]string{}
 	for name, by := range taken {
-		now[name] = [2]string{fmt.Sprintf("pods cannot reach it by name: %s is there and not skein's", by),
+		now[name] = [2]string{fmt.Sprintf("pods cannot reach it by name: %s exists and was not created by skein", by),
 			"remove that object, or give the host another name"}
 	}
 	for _, name := range w.bad {
@@ -208,7 +208,8 @@ func (c *controller) tellNames(w nameWish, taken map[string]string, nodes map[st
 	for name := range w.members {
 		if _, known := now[name]; !known && nodes[name] != nil {
 			now[name] = [2]string{
-				fmt.Sprintf("a Node has the name of this member, which says that it is no Node; %s.%s is the member", name, ns),
+				fmt.Sprintf("a Node has the name of this member, which is not in Kubernetes; %s.%s leads to the member",
+					name, ns),
 				"if they are one host, set kubernetes.kubeconfig on it; else give one of them another name"}
 		}
 	}

@@ -110,7 +110,8 @@ func (p *Part) Open(h part.Host, r prometheus.Registerer) error {
 	}
 	c, err := loadCopy(p.cfg.Dir)
 	if err != nil {
-		p.log.Warn("it is made anew once the apiserver is heard", "error", err)
+		p.log.Warn("the copy of what the apiserver said cannot be read; it is written anew once the apiserver answers",
+			"error", err)
 	}
 	p.before = c
 	if c.Node != nil && c.Node.Name == p.cfg.Node {
@@ -242,7 +243,8 @@ func (p *Part) keep() {
 		c.Pods = p.before.Pods
 	}
 	if err := saveCopy(p.cfg.Dir, c); err != nil {
-		p.log.Warn("the next start knows only what the last copy has, before the apiserver is heard", "error", err)
+		p.log.Warn("the copy of what the apiserver said cannot be written; until the apiserver answers, the next start "+
+			"has only the copy before", "error", err)
 	}
 }
 
@@ -283,7 +285,7 @@ func (p *Part) takeRecords() {
 			p.metrics.records.WithLabelValues("refused").Inc()
 			p.told[node] = true
 			p.host.Report(subject, part.Warns, err.Error(),
-				"its agent puts its own back; if it stays so, somebody else writes to that Node's annotations")
+				"that node's agent restores its own record; if this stays, another program writes to that Node's annotations")
 		default:
 			p.nodes.holders.set(n, of)
 			p.metrics.records.WithLabelValues("taken").Inc()

@@ -103,8 +103,8 @@ func (n *podNetworks) plan(s *part.Snapshot, nodes map[string]*Node, members map
 		}
 		want, outside := within(node.Name, read.cidrs, ranges)
 		if len(outside) > 0 {
-			p.bad[node.Name] = fmt.Sprintf("its pod CIDR %s lies outside of the pod ranges (%s) and is not led through the mesh",
-				strings.Join(outside, ", "), strings.Join(ranges, ", "))
+			p.bad[node.Name] = fmt.Sprintf("its pod CIDR %s lies outside of the pod ranges (%s) and is not routed through "+
+				"the mesh", strings.Join(outside, ", "), strings.Join(ranges, ", "))
 		}
 		if !samePodCIDRs(want, m.GetPodCidrs()) {
 			p.set[id] = want
@@ -310,7 +310,8 @@ func (c *controller) tellPodNetworks(bad map[string]string) {
 		subject := "kubernetes: pod CIDR of Node " + node
 		now[subject] = true
 		c.p.host.Report(subject, part.Warns, message,
-			"its pods are not reached through the mesh; `skein settings --pod-ranges` says what is, `skein nodes` who has what")
+			"its pods are not reached through the mesh; `skein settings --pod-ranges` changes the ranges, `skein nodes` "+
+				"shows each node's pod CIDRs")
 	}
 	for subject := range n.told {
 		if !now[subject] {

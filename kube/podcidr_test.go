@@ -122,8 +122,9 @@ func TestPodNetworksNeedTwoProofs(t *testing.T) {
 		{"the apiserver is asked again", func() { w.now = w.now.Add(podReadAgain) }, "ask n2"},
 		{"c has joined in place of b", func() { w.read("u2", "c", "10.244.2.0/24") }, "set c 10.244.2.0/24"},
 		{"a range is narrower", func() { w.ranges("10.244.0.0/23") },
-			"n1: its pod CIDR fd44:0:0:1::/64 lies outside of the pod ranges (10.244.0.0/23) and is not led through the mesh; " +
-				"n2: its pod CIDR 10.244.2.0/24 lies outside of the pod ranges (10.244.0.0/23) and is not led through the mesh"},
+			"n1: its pod CIDR fd44:0:0:1::/64 lies outside of the pod ranges (10.244.0.0/23) and is not routed through the " +
+				"mesh; n2: its pod CIDR 10.244.2.0/24 lies outside of the pod ranges (10.244.0.0/23) and is not routed " +
+				"through the mesh"},
 	} {
 		step.do()
 		if have := w.plan(); have != step.want {

@@ -58,11 +58,11 @@ func (p *Part) PodFacts(ctx context.Context, ns, name string) (f part.PodFacts, 
 	}
 	chosen, known := p.namespaceOf(ctx, ns)
 	if !known {
-		why := "the apiserver has not told of that Namespace"
+		why := "the apiserver has not reported this Namespace"
 		if _, synced := p.namespaces.count(); !synced {
-			why = "the apiserver has not been heard since this agent started, and had not told of that Namespace before"
+			why = "the apiserver has not answered since this agent started, and had not reported this Namespace before"
 		}
-		return f, fmt.Errorf("which pool namespace %s uses is not known: %s", ns, why)
+		return f, fmt.Errorf("the pool of namespace %s is not known: %s", ns, why)
 	}
 	f.Pool = string(chosen)
 	if name != "" {

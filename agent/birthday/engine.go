@@ -294,7 +294,7 @@ func (e *Engine) start(peer identity.ID, asked *skeinv1.Signal_Birthday) {
 // attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is
 // one that the peer's own packets come from.
 func (e *Engine) attest(s *session) error {
-	err := errors.New("nobody can tell where the peer's packets come from")
+	err := errors.New("no relay can confirm where the peer's packets come from")
 	if e.c.Attest != nil {
 		err = e.c.Attest(s.ctx, s.peer, s.sit.Theirs.Addr())
 	}
@@ -362,7 +362,7 @@ func (e *Engine) finish(s *session, ev Event, cost int) {
 		return
 	}
 	if err := e.memory.Save(all); err != nil {
-		e.c.Log.Warn("the outcome of guessing ports is not kept", "error", err)
+		e.c.Log.Warn("the outcome of guessing ports cannot be saved", "error", err)
 	}
 }
 

@@ -178,15 +178,15 @@ func TestNumbers(t *testing.T) {
 	}
 	for file, want := range map[string]string{
 		"name: a\ndataplane: {instance: 3}\n": "skein.yaml:2: dataplane.instance: 3 is not allowed; want 0 to 2",
-		"name: a\ndataplane:\n  table: 254\n": "skein.yaml:3: dataplane.table: 254 is no table for us; want 1 " +
+		"name: a\ndataplane:\n  table: 254\n": "skein.yaml:3: dataplane.table: 254 cannot be used; want 1 " +
 			"to 252",
 		"name: a\ndataplane: {instance: 1, mark: 0x20}\n": "skein.yaml:2: dataplane.mark: 0x20 has bits outside of the " +
 			"mask 0x18",
 		"name: a\ndataplane:\n  nftTable: my-table\n": `skein.yaml:3: dataplane.nftTable: "my-table" is no name of an nft table`,
 		"name: a\ndataplane:\n  firstRule: 32400\n": "skein.yaml:3: dataplane.firstRule: 32400: 306 priorities " +
 			"begin there",
-		"name: a\ndataplane:\n  tunnelMark: 32\n": "skein.yaml:3: dataplane.tunnelMark: 0x20 is the mark of what " +
-			"does not enter the tunnel",
+		"name: a\ndataplane:\n  tunnelMark: 32\n": "skein.yaml:3: dataplane.tunnelMark: 0x20 is also the mark of packets " +
+			"that do not enter the tunnel",
 		"name: a\ndataplane:\n  plainLink: skein0\n":       `skein.yaml:3: dataplane.plainLink: "skein0" is the name of another link`,
 		"name: a\ndataplane: {instance: 1, mask: 0x600}\n": `unknown key "dataplane.mask"`,
 	} {

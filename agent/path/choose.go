@@ -203,8 +203,8 @@ func (s *step) reasonWithoutDirect(rule string) string {
 			text = s.Plan.Reason
 		}
 	case "peer-away":
-		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the " +
-			"last endpoint that worked stays."
+		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may still work, so the last " +
+			"endpoint that worked is kept."
 	case ruleIdle:
 		text = "There is no traffic: the first packet goes by the relay, and begins the search for a direct path."
 	case "relay-first":

@@ -147,7 +147,7 @@ func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 		return Guess{GuessBoth, GuessTwin}, "Both ends are behind symmetric NATs; many sockets at each try random ports of " +
 			"the other, since birthdayAttack is enabled."
 	case a == b:
-		return Guess{}, "Guessing ports at both ends is not enabled (birthdayAttack)."
+		return Guess{}, "Guessing ports at both ends is not enabled (skein settings --birthday-attack)."
 	}
 	role, step := GuessOne, peer.PortStep
 	if a == natSymmetric {

@@ -67,7 +67,7 @@ type Predictor struct {
 func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
 	memory, err := birthday.OpenMemory(cfg.StateDir, time.Now())
 	if err != nil {
-		cfg.Log.Warn("former outcomes of guessing ports are forgotten", "error", err)
+		cfg.Log.Warn("former outcomes of guessing ports cannot be read; they are forgotten", "error", err)
 	}
 	p := &Predictor{cfg: cfg}
 	p.engine = birthday.New(birthday.Config{

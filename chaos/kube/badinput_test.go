@@ -49,7 +49,7 @@ func TestBadInput(t *testing.T) {
 		name string
 		run  func(*badInput)
 	}{
-		{"TooManyRequests", func(b *badInput) { b.refused(http.StatusTooManyRequests, 2, "asks to come later") }},
+		{"TooManyRequests", func(b *badInput) { b.refused(http.StatusTooManyRequests, 2, "asks to try again later") }},
 		{"InternalError", func(b *badInput) { b.refused(http.StatusInternalServerError, 0, "the test says so") }},
 		{"StaleList", (*badInput).staleList},
 		{"EmptyList", (*badInput).emptyList},

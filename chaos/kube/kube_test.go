@@ -776,7 +776,7 @@ func (w world) poolsByNamespace() {
 		}
 	}
 	refused("lost", "nowhere")
-	refused("unheard-of", "which pool namespace unheard-of uses is not known")
+	refused("unheard-of", "the pool of namespace unheard-of is not known")
 	w.kubectl(nil, "annotate", "namespace", "plain", "skein.dev/pool=special")
 	w.within(10*time.Second, "a changed Namespace serves the next pod", func() error {
 		w.startPod("plain", "later")

@@ -61,7 +61,7 @@ func (w world) namesOfHosts() {
 
 	// An object of somebody else's under that name stays as it is.
 	w.kubectl(nil, "-n", "skein-system", "label", "service", "vm1", "skein.dev/member-", "app.kubernetes.io/managed-by-")
-	told("services skein-system/vm1 is there and not skein's")
+	told("services skein-system/vm1 exists and was not created by skein")
 	w.kubectl(nil, "-n", "skein-system", "delete", "service", "vm1")
 	told("")
 	there(all)

@@ -85,7 +85,7 @@ func (r *reader) egress(name string, v value) {
 		field{"fouSourcePortAuto", func(v value) { e.FouSourcePortAuto = v.boolean() }},
 	)
 	if len(e.Destinations) == 0 && len(r.d.errs) == before {
-		v.fail("the key \"destinations\" is missing: where does it lead?")
+		v.fail("the key \"destinations\" is missing: list the subnets that it leads to")
 	}
 	r.s.Egresses = append(r.s.Egresses, e)
 }

@@ -78,7 +78,7 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "egresses: {nat: {destinations: [0.0.0.0/0]}}\n",
 			`f.yaml:9: egresses.nat: "nat" names no egress; allowed: namespace/name`},
 		{hosted + "egresses: {a/nat: {}}\n",
-			`f.yaml:9: egresses.a/nat: the key "destinations" is missing: where does it lead?`},
+			`f.yaml:9: egresses.a/nat: the key "destinations" is missing: list the subnets that it leads to`},
 		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: " +
 			"\"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
 			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is no address`},
@@ -90,7 +90,7 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "steps:\n  - {pods: {node: target, start: [p]}}\n",
 			`f.yaml:10: steps[1].pods.node: target is a host without an agent (role: host)`},
 		{hosted + "steps:\n  - {serve: {port: 80}}\n",
-			`f.yaml:10: steps[1].serve: the key "node" is missing: where should the server be?`},
+			`f.yaml:10: steps[1].serve: the key "node" is missing: name the nodes or pods that serve`},
 		{hosted + "steps:\n  - {fetch: {from: a}}\n",
 			`f.yaml:10: steps[1].fetch: needs both from and to: nodes, or pods as NODE/POD`},
 		{hosted + "steps:\n  - {fetch: {from: a, to: target, source: c}}\n",
@@ -196,7 +196,7 @@ nodes:
 		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"b"}, Family: "ipv4"}, ""},
 		{Fetch{From: []string{"b"}, To: []string{"target"}, Source: []string{"a"}, Family: "ipv4"}, "target saw b come " +
 			"from 198.18.2.1, not from 198.18.1.11"},
-		{Fetch{From: []string{"a"}, To: []string{"target"}, Fails: true}, "was to get no answer"},
+		{Fetch{From: []string{"a"}, To: []string{"target"}, Fails: true}, "should get no answer"},
 		{Fetch{From: []string{"a"}, To: []string{"target"}, Port: 81, Fails: true}, ""},
 	} {
 		if c.f.Port == 0 {

@@ -98,12 +98,12 @@ func (e Exec) judge(node, out string, exit int) error {
 	}
 	for _, s := range e.Output {
 		if wrong == "" && !strings.Contains(out, s) {
-			wrong = fmt.Sprintf("its output does not hold %q", s)
+			wrong = fmt.Sprintf("its output does not contain %q", s)
 		}
 	}
 	for _, s := range e.Absent {
 		if wrong == "" && strings.Contains(out, s) {
-			wrong = fmt.Sprintf("its output holds %q", s)
+			wrong = fmt.Sprintf("its output contains %q", s)
 		}
 	}
 	if wrong == "" {

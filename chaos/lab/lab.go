@@ -439,7 +439,7 @@ func releaseNetNS(dir string) error {
 // it up. What it finds it removes; finding nothing is no error. dir is as in Options.
 func Down(ctx context.Context, name, dir string) error {
 	if !nameRule.MatchString(name) {
-		return fmt.Errorf("%q is no name of a lab", name)
+		return fmt.Errorf("%q is no name of a lab; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
 	}
 	if dir == "" {
 		dir = DefaultDir

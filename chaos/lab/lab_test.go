@@ -264,7 +264,7 @@ func TestFailedStepLeavesAnAccount(t *testing.T) {
 		t.Fatal("a step that cannot hold was passed")
 	}
 	for _, want := range []string{"test.yaml:9: step 1", "the path from a1 to b1 is relay (the stub says so), not direct",
-		"not so within 100ms", "\nwhile it ran: in ", "\nwith the steps before: in ", "its agents used "} {
+		"not met within 100ms", "\nwhile it ran: in ", "\nwith the steps before: in ", "its agents used "} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error lacks %q: %v", want, err)
 		}

@@ -168,7 +168,7 @@ func (s *siteDraft) settle() {
 	case s.NoIPv4 && !s.IPv6:
 		s.value.fail("has neither IPv4 nor IPv6: add ipv6: true")
 	case s.NoIPv4 && (s.hairpin != nil || s.Portmap != nil || s.LAN.IsValid()):
-		s.value.fail("hairpin, portmap and lan are about IPv4, which it has not (ipv4: false)")
+		s.value.fail("hairpin, portmap and lan need IPv4, which it lacks: leave them out, or leave out ipv4: false")
 	case s.Hairpin && !s.NAT.CanHairpin():
 		s.value.fail("nat: %s cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the "+
 			"NAT's own address", s.NAT)

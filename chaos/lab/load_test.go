@@ -200,7 +200,7 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{expect: {from: a, to: b, path: wire}}", `.expect.path: "wire" is no path; allowed: direct, relay, hop, none`},
 		{"{expect: {from: a, to: b, reach: true, count: many}}",
 			`.expect.count: is "many"; allowed: a whole number from 1 to 10000`},
-		{"{exec: {command: ls}}", `.exec: the key "node" is missing: where should the command run?`},
+		{"{exec: {command: ls}}", `.exec: the key "node" is missing: name the node that runs the command`},
 		{"{exec: {node: a, command: ls, matches: '('}}", ".exec.matches: is no regular expression: error parsing regexp: " +
 			"missing closing ): `(`"},
 		{"{partition: [[a], [a, b]]}", `.partition[2]: node "a" is in two groups`},
@@ -225,7 +225,7 @@ func TestMistakesInSteps(t *testing.T) {
 			"and to: the name of a site"},
 		{"{transfer: {from: a}}", ".transfer: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{block: {from: a, to: b, percent: 100}}", `.block.percent: is "100"; allowed: a whole number from 1 to 99`},
-		{"{pods: {start: [p]}}", `.pods: the key "node" is missing: where should the pods be?`},
+		{"{pods: {start: [p]}}", `.pods: the key "node" is missing: name the nodes of the pods`},
 		{"{pods: {node: a}}", `.pods: either starts pods (start: [a, b], or a number) or stops them (stop: [a, b], or all)`},
 		{"{pods: {node: a, start: 0}}", `.pods.start: is "0"; allowed: a whole number from 1 to 1000`},
 		{"{pods: {node: a, start: []}}", `.pods.start: is empty; allowed: names of pods, or a number`},
@@ -241,12 +241,12 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{pods: {node: a, start: [p], ips: [x]}}", `.pods.ips: "x" is no address`},
 		{"{pods: {node: a, stop: [p]}}", `.pods.stop: no pod "p" runs on a after the steps above; running: none`},
 		{"{pods: {node: a, stop: all, namespace: web}}",
-			`.pods: namespace says something of pods that start, not of those that stop`},
+			`.pods: namespace is for pods that start, not for those that stop: leave it out`},
 		{"{pods: {node: a, start: [p, p]}}", `.pods: pod p of node a runs already: stop it first`},
 		{"{expect: {from: a/p, to: b, reach: true}}", ".expect.from: no pod \"p\" runs on a after the steps above; " +
 			"running: none\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
-		{"{expect: {from: all/p, to: b, reach: true}}", ".expect.from: no pod that runs after the steps above is meant by " +
-			"\"all/p\"\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
+		{"{expect: {from: all/p, to: b, reach: true}}", ".expect.from: \"all/p\" names no pod that runs after the steps " +
+			"above\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{expect: {addresses: agree, reach: true}}",
 			`.expect: addresses: agree is about the whole lab: make a step of the rest`},
 		{"{expect: {addresses: maybe}}", `.expect.addresses: "maybe" is not known; allowed: agree`},

@@ -66,7 +66,7 @@ func eventuallyWith(ctx context.Context, within, hold, rest time.Duration, check
 			return nil
 		}
 		if err != nil && time.Since(start) >= within {
-			return fmt.Errorf("not so within %s: %w", within, err)
+			return fmt.Errorf("not met within %s: %w", within, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -138,7 +138,7 @@ func agree(views []*skeinv1.StatusResponse) error {
 	for _, v := range views {
 		for _, w := range views {
 			if v.GetIndex() == w.GetIndex() && v.GetStateHash() != w.GetStateHash() {
-				return finalError{fmt.Errorf("two agents differ at the same index, which must never be:\n%s",
+				return finalError{fmt.Errorf("two agents differ at the same index, which must never happen:\n%s",
 					strings.Join(table, "\n"))}
 			}
 		}
@@ -335,7 +335,7 @@ func (l *Lab) overlay(name, family string) ([]netip.Addr, error) {
 		out = append(out, rec.IPv6)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("node %s has never told its overlay address", name)
+		return nil, fmt.Errorf("node %s has not reported its overlay address yet", name)
 	}
 	return out, nil
 }

@@ -104,7 +104,7 @@ func (l *Lab) common(from string, targets []netip.Addr) ([]netip.Addr, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%s has %s and no address to send to %s from", from, list(own), list(targets))
+		return nil, fmt.Errorf("%s has %s, but no address of the family of %s", from, list(own), list(targets))
 	}
 	return out, nil
 }

@@ -199,9 +199,9 @@ func (s StartPods) judge(p Pod, err error) error {
 	case !s.Fails:
 		return nil
 	case err == nil:
-		return fmt.Errorf("pod %s got %s, but was to be refused", p.Place(), list(p.Addresses))
+		return fmt.Errorf("pod %s got %s, but should have been refused", p.Place(), list(p.Addresses))
 	case !errors.As(err, &said):
-		return fmt.Errorf("pod %s was to be refused by the plugin: %w", p.Place(), err)
+		return fmt.Errorf("pod %s should have been refused by the plugin: %w", p.Place(), err)
 	case s.Code != 0 && said.Code != s.Code:
 		return fmt.Errorf("pod %s was refused with another code than %d: %w", p.Place(), s.Code, err)
 	case !strings.Contains(said.Error(), s.Text):

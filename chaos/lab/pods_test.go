@@ -183,7 +183,8 @@ func TestPodsThatFail(t *testing.T) {
 		"another code than 7: CNI ADD: code 11")
 	wrong(start(StartPods{Pods: []string{"p"}, Namespace: "full", Fails: true, Text: "empty"}),
 		`pod a1/p was refused, but not with "empty"`)
-	wrong(start(StartPods{Pods: []string{"p"}, Fails: true, Code: 11}), "pod a1/p got 10.77.10.1, but was to be refused")
+	wrong(start(StartPods{Pods: []string{"p"}, Fails: true, Code: 11}),
+		"pod a1/p got 10.77.10.1, but should have been refused")
 	wrong(start(StartPods{Pods: []string{"p"}, Longest: 1}), "allowed: 1ns")
 	wrong(l.StopPods(t.Context(), StopPods{Nodes: []string{"a1"}, Pods: []string{"x"}}), `node a1 has no pod "x"; pods: `)
 	if pods, err := fabric.Pods(spec.Name, "a1"); err != nil || len(pods) > 1 {

@@ -142,11 +142,11 @@ func (r *reader) podStep(v value) Action {
 	)
 	switch {
 	case len(nodes) == 0:
-		v.fail("the key \"node\" is missing: where should the pods be?")
+		v.fail("the key \"node\" is missing: name the nodes of the pods")
 	case (begin == nil) == (end == nil):
 		v.fail("either starts pods (start: [a, b], or a number) or stops them (stop: [a, b], or all)")
 	case end != nil && len(others) > 0:
-		v.fail("%s says something of pods that start, not of those that stop", others[0])
+		v.fail("%s is for pods that start, not for those that stop: leave it out", others[0])
 	case end != nil:
 		return r.stopPods(*end, nodes)
 	}
@@ -261,7 +261,7 @@ func (r *reader) places(v value) []string {
 			}
 		}
 		if len(found) == 0 && len(list) > 0 && !single {
-			v.fail("no pod that runs after the steps above is meant by %q", s)
+			v.fail("%q names no pod that runs after the steps above", s)
 		}
 		all = union(all, found)
 	}

@@ -180,7 +180,7 @@ func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) (all []netip.
 		seen, err := l.try(ctx, f, from, at)
 		switch {
 		case f.Fails && err == nil:
-			return all, fmt.Errorf("%s was to get no answer from %s, and got one as %s", from, at, seen.Address)
+			return all, fmt.Errorf("%s should get no answer from %s, and got one as %s", from, at, seen.Address)
 		case f.Fails:
 			continue
 		case err != nil:
@@ -278,7 +278,7 @@ func (r *reader) serve(v value) Action {
 		field{"port", func(v value) { s.Port = v.integer(1, 65535) }},
 	)
 	if len(s.Nodes) == 0 {
-		v.fail("the key \"node\" is missing: where should the server be?")
+		v.fail("the key \"node\" is missing: name the nodes or pods that serve")
 	}
 	return s
 }

@@ -121,7 +121,7 @@ func (l *Lab) Usage(ctx context.Context, nodes ...string) (map[string]*skeinv1.U
 		}
 		u, err := c.Usage(ctx, &skeinv1.UsageRequest{})
 		if err != nil {
-			return fmt.Errorf("node %s: what it costs: %w", name, err)
+			return fmt.Errorf("node %s: ask what it uses: %w", name, err)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -145,7 +145,7 @@ func (l *Lab) LiveUsage(ctx context.Context, nodes ...string) (map[string]*skein
 			err = errors.Join(s.Err(), s.Close())
 		}
 		if err != nil {
-			return fmt.Errorf("node %s: have it collect its garbage: %w", name, err)
+			return fmt.Errorf("node %s: make it collect garbage: %w", name, err)
 		}
 		return nil
 	})
@@ -188,7 +188,7 @@ func Rates(before, after map[string]*skeinv1.UsageResponse) (map[string]*skeinv1
 	for name, was := range before {
 		is, ok := after[name]
 		if !ok {
-			errs = append(errs, fmt.Errorf("node %s: it has not answered the second time", name))
+			errs = append(errs, fmt.Errorf("node %s: it did not answer the second time", name))
 			continue
 		}
 		r, err := usage.Between(was, is)

@@ -89,7 +89,7 @@ func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []s
 	case Wait:
 		step.Within = defaultConverge
 		if !a.Converged && within >= 0 {
-			v.fail("the key \"within\" means nothing with a plain duration to wait")
+			v.fail("the key \"within\" has no effect with a plain duration to wait: leave it out")
 		}
 	case Expect, Accounts, Fetch:
 		step.Within = defaultExpect
@@ -286,7 +286,7 @@ func (r *reader) exec(v value) Action {
 		}},
 	)
 	if len(e.Nodes) == 0 {
-		v.fail("the key \"node\" is missing: where should the command run?")
+		v.fail("the key \"node\" is missing: name the node that runs the command")
 	}
 	if len(e.Command) == 0 {
 		v.fail("the key \"command\" is missing: a line for the shell, or a list of words")

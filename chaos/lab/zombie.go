@@ -67,7 +67,7 @@ func forwardDrops(node string, all map[NotForwarded]bool, own []netip.Addr) []fa
 // what they send, goes on. Flows that had packets both ways within a second before are not new.
 func (l *Lab) Zombie(ctx context.Context, drops string, nodes ...string) error {
 	if !slices.Contains(zombieForms, drops) {
-		return fmt.Errorf("%q is nothing that a zombie drops; allowed: %s", drops, strings.Join(zombieForms, ", "))
+		return fmt.Errorf("a zombie cannot drop %q; allowed: %s", drops, strings.Join(zombieForms, ", "))
 	}
 	agents, err := l.pick(nodes)
 	if err != nil {

@@ -296,7 +296,7 @@ func refusals(ctx context.Context, t *testing.T, l *lab.Lab) {
 		{"dc1", "is not a moment", "diff now 1s"},
 		{"home1", "another node's plan is told to admins and servers", "plan --node dc1"},
 		{"home1", "another node's plan is told to admins and servers", "diff 1m 1s --plan --node dc1"},
-		{"dc1", "another node tells of its peers as they are now", "peers --node home1 --at 1m"},
+		{"dc1", "peers of another node are known only as they are now", "peers --node home1 --at 1m"},
 	} {
 		out, exit, err := l.Exec(ctx, c.node, append([]string{"skein"}, strings.Fields(c.args)...)...)
 		if err != nil || exit == 0 || !strings.Contains(strings.Join(strings.Fields(out), " "), c.want) {

@@ -82,7 +82,7 @@ func New(o Options) (*Announcer, error) {
 	changed := func() { a.runner.Mark(reconcile.Changed, a.target) }
 	a.listener.Log = o.Log
 	if err := a.listener.Routing(int(ns), rtnl.Links, rtnl.When(a.concerns, changed)); err != nil {
-		o.Log.Warn("addresses are announced late on links that come up", "error", err)
+		o.Log.Warn("cannot watch links: addresses are announced late on links that come up", "error", err)
 	}
 	go func() { defer close(a.ended); a.runner.Run(ctx) }()
 	return a, nil
@@ -200,7 +200,7 @@ func (a *Announcer) refreshLink(name string) error {
 	}
 	attrs := l.Attrs()
 	if len(attrs.HardwareAddr) != len(mac{}) {
-		return errors.New("it is no Ethernet link")
+		return errors.New("addresses are announced on Ethernet links only, and this is another kind")
 	}
 	p := a.ports[name]
 	if p == nil || p.index != attrs.Index || p.mac != mac(attrs.HardwareAddr) {
@@ -361,6 +361,6 @@ func (a *Announcer) tell(p *port, m message) {
 		a.o.Conflict(m.sender, p.name, net.HardwareAddr(m.from[:]))
 		return
 	}
-	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other",
-		net.HardwareAddr(m.from[:]).String())
+	a.o.Log.Warn("another host answers for an address that this host announces", "address", m.sender, "link",
+		p.name, "other", net.HardwareAddr(m.from[:]).String())
 }

@@ -60,7 +60,7 @@ func (p *port) packets(ns int, typ uint16, filter []bpf.RawInstruction) (*socket
 	}
 	if err != nil {
 		c.Close()
-		return nil, fmt.Errorf("hearing on %s: %w", p.name, err)
+		return nil, fmt.Errorf("listening on %s: %w", p.name, err)
 	}
 	return c, nil
 }

@@ -220,7 +220,7 @@ func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
 		}
 		if !up.there {
 			return v, fmt.Errorf(
-				"there is no link %s, which the tunnels' packets would leave by: name another, or bring it back", s.Uplink)
+				"there is no link %s, by which the tunnels' packets leave: create it, or name another", s.Uplink)
 		}
 		s.MTU = up.mtu
 	}
@@ -340,7 +340,7 @@ func (c *Client) devices(d fou.Spec, several bool) (writes int, notes []string, 
 	n, err := c.letIn(dataplane.FoUAny4, d.Tunnels[0].Local)
 	writes += n
 	if err != nil {
-		notes = append(notes, fmt.Sprintf("%v: answers from another address than the tunnel's are dropped", err))
+		notes = append(notes, fmt.Sprintf("%v: replies from another address than the tunnel's are dropped", err))
 	}
 	for _, t := range d.Tunnels {
 		if !several || t.Remote.Is6() {
@@ -349,7 +349,7 @@ func (c *Client) devices(d fou.Spec, several bool) (writes int, notes []string, 
 		n, err := c.letIn(dataplane.FoULink(t.Remote), t.Local)
 		writes += n
 		if err != nil {
-			notes = append(notes, fmt.Sprintf("%v: answers to flows that began by another slot may be dropped", err))
+			notes = append(notes, fmt.Sprintf("%v: replies to flows that began by another slot may be dropped", err))
 		}
 	}
 	return writes, notes, nil

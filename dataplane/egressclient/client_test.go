@@ -443,7 +443,7 @@ func TestOthersStay(t *testing.T) {
 		t.Errorf("the second time: %v", err)
 	}
 	ip(t, ns, "route add default dev eth0 table 118 proto 12")
-	if _, _, err := c.Apply(scene()); err == nil || !strings.Contains(err.Error(), "something else has made a route") {
+	if _, _, err := c.Apply(scene()); err == nil || !strings.Contains(err.Error(), "another program has added a route") {
 		t.Errorf("somebody else's default route: %v", err)
 	}
 	if got := ip(t, ns, "route show table 118"); !strings.Contains(got, "default dev eth0 proto 12") &&

@@ -197,7 +197,7 @@ func (k *kernel) apply(o Op) error {
 	}
 	err := k.c.One().RouteAdd(toRoute(o.Route, link))
 	if errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("%w: something else has made a route for the same destination in this table: take it out", err)
+		return fmt.Errorf("%w: another program has added a route to the same destination in this table: remove it", err)
 	}
 	return err
 }

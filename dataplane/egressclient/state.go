@@ -138,7 +138,7 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 	g := ground{numbers: n, host: s.Host, own: own, inside: s.Inside}
 	for _, f := range s.Flows {
 		if f.Slot < 0 || f.Slot >= dataplane.ClientFlowSlots {
-			note("flows by slot %d go on by the client's own slot: want a number below %d", f.Slot, dataplane.ClientFlowSlots)
+			note("flows by slot %d move to the client's own slot: want a number below %d", f.Slot, dataplane.ClientFlowSlots)
 			continue
 		}
 		g.flows = append(g.flows, f.Slot)

@@ -147,7 +147,7 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 	add, gone := diff(want, actual)
 	for _, a := range add {
 		if e := r.c.One().RouteReplace(a.kernel(r.n.EgressTable())); e != nil && err == nil {
-			err = fmt.Errorf("add the way to %s (table %d): %w", a.addr, r.n.EgressTable(), e)
+			err = fmt.Errorf("add the route to %s (table %d): %w", a.addr, r.n.EgressTable(), e)
 			continue
 		}
 		writes++
@@ -174,7 +174,7 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 	}
 	for _, g := range gone {
 		if e := r.c.One().RouteDel(g.kernel(r.n.EgressTable())); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remove the way to %s (table %d): %w", g.addr, r.n.EgressTable(), e))
+			err = errors.Join(err, fmt.Errorf("remove the route to %s (table %d): %w", g.addr, r.n.EgressTable(), e))
 			continue
 		}
 		writes++
@@ -214,7 +214,7 @@ func forward(link string) (int, error) {
 	n := 0
 	if v, ok := rtnl.ReadSetting(unix.AF_INET, link, "forwarding"); ok && v == 0 {
 		if err := rtnl.WriteSetting(unix.AF_INET, link, "forwarding", 1); err != nil {
-			return 0, fmt.Errorf("%w: answers for the egress do not come through; the agent needs a writable /proc/sys", err)
+			return 0, fmt.Errorf("%w: replies to the egress's clients are dropped; the agent needs a writable /proc/sys", err)
 		}
 		n++
 	}

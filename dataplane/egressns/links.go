@@ -97,8 +97,8 @@ func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 		case err != nil && !errors.As(err, new(netlink.LinkNotFoundError)):
 			return nil, nil, fmt.Errorf("reading link %s of egress %s: %w", l.name, l.egress, err)
 		case try > 0:
-			return nil, nil, fmt.Errorf("link %s of egress %s does not lead to %s in %s, and was made anew: something else "+
-				"makes it different", l.name, l.egress, Uplink, l.file)
+			return nil, nil, fmt.Errorf("link %s of egress %s does not lead to %s in %s, although it was just created: "+
+				"another program changes it; stop that program", l.name, l.egress, Uplink, l.file)
 		}
 		if err := l.makePair(mtu); err != nil {
 			return nil, nil, err
@@ -114,7 +114,8 @@ func (l *links) makePair(mtu int) error {
 	}
 	if old, err := l.out.One().LinkByName(l.name); err == nil {
 		if a := old.Attrs().Alias; !strings.HasPrefix(a, "skein-egress/") {
-			return fmt.Errorf("link %s has the name of egress %s's and is somebody else's: remove it", l.name, l.egress)
+			return fmt.Errorf("link %s has the name that egress %s needs, and was not created by skein: remove it", l.name,
+				l.egress)
 		}
 		if err := l.out.One().LinkDel(old); err != nil {
 			return fmt.Errorf("removing link %s of egress %s, which leads elsewhere: %w", l.name, l.egress, err)

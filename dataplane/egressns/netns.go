@@ -41,8 +41,8 @@ func obtain(file string) (ns *os.File, made bool, err error) {
 	case err != nil:
 		return nil, false, err
 	case !st.Mode().IsRegular() || st.Size() != 0:
-		return nil, false, fmt.Errorf("%s is in the way of an egress's network namespace: it is no namespace, and not "+
-			"empty: move it away", file)
+		return nil, false, fmt.Errorf("%s is where an egress's network namespace belongs, and is neither a namespace nor "+
+			"an empty file: move it away", file)
 	}
 	if err := mounted(file, mountNew); err != nil {
 		return nil, false, err
@@ -101,7 +101,7 @@ func Rename(from, to string) error {
 		}
 	}
 	if err := unix.Unmount(from, unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("unmounting network namespace %s, which is at %s as well: %w", from, to, err)
+		return fmt.Errorf("unmounting network namespace %s, which is also mounted at %s: %w", from, to, err)
 	}
 	return os.Remove(from)
 }
@@ -128,7 +128,7 @@ func sameFile(from, to string) (bool, error) {
 		return false, err
 	}
 	if !os.SameFile(a, b) {
-		return false, errors.New("there is another one already: remove the one that no egress uses")
+		return false, errors.New("both exist and differ: remove the one that no egress uses")
 	}
 	return true, nil
 }

@@ -76,7 +76,7 @@ slots:
 			case ends[w.addr]:
 				say("client %s is left out: it is an endpoint of this egress", w.addr)
 			case !w.end.IsValid() || !w.source.IsValid():
-				say("client %s is left out: slot %d has no endpoint, or nothing to send with, of its family", w.addr, c.Slot)
+				say("client %s is left out: slot %d has no endpoint, or no source address, of its family", w.addr, c.Slot)
 			default:
 				seen[w.addr] = c.Slot
 				p.clients = append(p.clients, client{addr: w.addr, slot: c.Slot, end: w.end})

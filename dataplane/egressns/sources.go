@@ -138,7 +138,7 @@ func forgetConnections(ns *os.File, former []netip.Addr) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("ending connections that leave with addresses their slots have no more: %w", err)
+		return fmt.Errorf("ending connections whose source addresses their slots no longer have: %w", err)
 	}
 	return nil
 }

@@ -97,13 +97,13 @@ func (e *entry) append(b []byte) []byte {
 func parse(b []byte) (entry, error) {
 	var e entry
 	if len(b) < headBytes {
-		return e, fmt.Errorf("%w: it has %d bytes, fewer than any", ErrEntry, len(b))
+		return e, fmt.Errorf("%w: it has %d bytes, fewer than any entry", ErrEntry, len(b))
 	}
 	if b[0] != version {
-		return e, fmt.Errorf("%w: its version is %d, this node knows %d", ErrEntry, b[0], version)
+		return e, fmt.Errorf("%w: its version is %d, this node supports %d", ErrEntry, b[0], version)
 	}
 	if b[1] != 4 && b[1] != 6 {
-		return e, fmt.Errorf("%w: its family is %d", ErrEntry, b[1])
+		return e, fmt.Errorf("%w: its address family is %d, want 4 or 6", ErrEntry, b[1])
 	}
 	size := 4
 	if b[1] == 6 {

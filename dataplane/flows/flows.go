@@ -25,7 +25,7 @@ func (m Match) has(e *entry) error {
 	}
 	switch {
 	case source.IsValid() && e.nat != source:
-		return fmt.Errorf("%w: the flow from %s leaves with %s, the slot's with %s", ErrEntry, e.src, e.nat, source)
+		return fmt.Errorf("%w: the flow from %s has the source address %s, the slot has %s", ErrEntry, e.src, e.nat, source)
 	case !source.IsValid() && len(m.Clients) == 0:
 		return fmt.Errorf("%w: the slot has no flows of the family of %s", ErrEntry, e.src)
 	case len(m.Clients) > 0 && !slices.Contains(m.Clients, e.src):

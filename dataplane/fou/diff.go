@@ -99,7 +99,7 @@ func (s Spec) check() error {
 			t.Local == t.Remote:
 			return fmt.Errorf("tunnel from %s to %s: each must be the address of one host, and not the same", t.Local, t.Remote)
 		case six && !s.IPv6, !six && !s.IPv4:
-			return fmt.Errorf("tunnel to %s: its family is not asked for", t.Remote)
+			return fmt.Errorf("tunnel to %s: its address family is disabled here", t.Remote)
 		case t.MTU < least || t.MTU > maxMTU:
 			return fmt.Errorf("tunnel to %s: an MTU of %d bytes is not between %d and %d: raise the MTU of the network below",
 				t.Remote, t.MTU, least, maxMTU)
@@ -109,7 +109,7 @@ func (s Spec) check() error {
 			end.local = t.Local
 		}
 		if twice[end] {
-			return fmt.Errorf("tunnel to %s: wanted twice", t.Remote)
+			return fmt.Errorf("tunnel to %s: it is listed twice", t.Remote)
 		}
 		twice[end] = true
 		if other, taken := names[name]; taken && other != t.Remote {

@@ -128,7 +128,7 @@ func TestSpecCheck(t *testing.T) {
 		"IPv4 as IPv6":    {func(s *Spec) { s.Tunnels[1].Remote = netip.AddrFrom16(gate4.As16()) }, "one family"},
 		"to itself":       {func(s *Spec) { s.Tunnels[0].Remote = local4 }, "not the same"},
 		"to everybody":    {func(s *Spec) { s.Tunnels[0].Remote = netip.MustParseAddr("224.0.0.1") }, "one host"},
-		"no family":       {func(s *Spec) { s.IPv6 = false }, "not asked for"},
+		"no family":       {func(s *Spec) { s.IPv6 = false }, "its address family is disabled here"},
 		"twice":           {func(s *Spec) { s.Tunnels = append(s.Tunnels, s.Tunnels[0]) }, "twice"},
 		"small for IPv6":  {func(s *Spec) { s.Tunnels[1].MTU = 1279 }, "1280"},
 		"no MTU":          {func(s *Spec) { s.Tunnels[0].MTU = 0 }, "MTU of 0 bytes"},

@@ -117,7 +117,7 @@ func (k *kernel) listen(s Spec) (writes int, err error) {
 		other := slices.IndexFunc(have, func(h listener) bool { return h.family == l.family && h.port == l.port && h != l })
 		switch {
 		case other >= 0:
-			errs = append(errs, fmt.Errorf("FoU on UDP port %d (IPv%d) leads to protocol %d, not %d: end that listener",
+			errs = append(errs, fmt.Errorf("FoU on UDP port %d (IPv%d) leads to protocol %d, not %d: remove it (ip fou del)",
 				l.port, 4+2*l.family, have[other].proto, l.proto))
 		case !slices.Contains(have, l):
 			note(k.fou.add(l))

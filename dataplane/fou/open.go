@@ -55,7 +55,7 @@ func Open(o Options) (Driver, error) {
 	case Userspace:
 		d, err = openUserspace(ns, o.Log)
 	default:
-		err = fmt.Errorf("FoU driver %q: there are %s, %s and %s", o.Driver, Auto, Kernel, Userspace)
+		err = fmt.Errorf("FoU driver %q: allowed are %s, %s and %s", o.Driver, Auto, Kernel, Userspace)
 	}
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())

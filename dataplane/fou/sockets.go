@@ -130,7 +130,7 @@ func prepare(fd, family int, deaf bool) error {
 	}
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
-			return fmt.Errorf("socket option %d/%d: %w", o.level, o.name, err)
+			return fmt.Errorf("setting socket option %d of level %d: %w", o.name, o.level, err)
 		}
 	}
 	if !deaf {

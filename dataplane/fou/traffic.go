@@ -130,7 +130,7 @@ func (u *userspace) receive(family int, from *mmsg.Reader) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			u.log.Warn("receiving FoU packets", "error", err)
+			u.log.Warn("FoU packets cannot be received; trying again", "error", err)
 			time.Sleep(pause)
 			continue
 		}

@@ -82,7 +82,7 @@ func openTUN(c *rtnl.Conn, d device) (*tunDevice, error) {
 	fd, err := rtnl.TUN(d.Name, unix.IFF_VNET_HDR)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return nil, fmt.Errorf("taking the TUN device %s: %w: another process has it; stop that", d.Name, err)
+		return nil, fmt.Errorf("opening the TUN device %s: %w: another process holds it; stop that process", d.Name, err)
 	case err != nil:
 		return nil, fmt.Errorf("making the TUN device %s: %w", d.Name, err)
 	}

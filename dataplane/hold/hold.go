@@ -156,7 +156,7 @@ func (q *Queue) read() {
 		closed := q.closed
 		q.mu.Unlock()
 		if err != nil {
-			q.log.Error("a packet that may go on stays", "queue", q.queue, "error", err)
+			q.log.Error("a released packet stays in its queue", "queue", q.queue, "error", err)
 		}
 		if closed {
 			_ = q.c.Deadline(time.Now().Add(quiet))
@@ -175,7 +175,7 @@ func (q *Queue) drain(b []byte) {
 			q.note(m)
 		}
 		if err := q.flush(); err != nil {
-			q.log.Error("a packet that may go on stays", "queue", q.queue, "error", err)
+			q.log.Error("a released packet stays in its queue", "queue", q.queue, "error", err)
 			return
 		}
 	}

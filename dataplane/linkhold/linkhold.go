@@ -90,7 +90,7 @@ func enter(o Options) error {
 		}
 		errs = append(errs, err)
 	}
-	return fmt.Errorf("keep back what leaves by %s: this kernel queues no packets from a rule of nftables "+
+	return fmt.Errorf("hold packets that leave by %s: this kernel cannot queue packets from nftables rules "+
 		"(it needs NFT_QUEUE, or NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE): %w", o.Link, errors.Join(errs...))
 }
 

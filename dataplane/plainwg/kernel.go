@@ -60,7 +60,7 @@ func (c *Carrier) routes(want []netip.Prefix) error {
 		p := rtnl.Prefix(r.Dst)
 		if there[p] = slices.Contains(want, p); !there[p] {
 			if err := rtnl.Ignore(netlink.RouteDel(&r), unix.ESRCH); err != nil {
-				errs = append(errs, fmt.Errorf("taking the route %s dev %s away: %w", p, c.cfg.Link, err))
+				errs = append(errs, fmt.Errorf("removing the route %s dev %s: %w", p, c.cfg.Link, err))
 			}
 		}
 	}

@@ -32,7 +32,7 @@ func (p *Plane) listen() {
 	p.listener.Log = p.opts.Log
 	groups := uint32(rtnl.Links | rtnl.Addresses | rtnl.Routes | rtnl.Rules | rtnl.Settings)
 	if err := p.listener.Routing(0, groups, p.hear(links.classify)); err != nil {
-		p.opts.Log.Warn("drift of links and routes is repaired late", "error", err)
+		p.opts.Log.Warn("cannot watch links and routes: their drift is repaired late", "error", err)
 	}
 	if err := p.listener.Tables(0, p.hear(func(m netlink.Message) touched {
 		var own, ownHops uint32
@@ -44,7 +44,7 @@ func (p *Plane) listen() {
 		}
 		return classifyNft(m, p.opts.Numbers, own, ownHops)
 	})); err != nil {
-		p.opts.Log.Warn("drift of nftables is repaired late", "error", err)
+		p.opts.Log.Warn("cannot watch nftables: its drift is repaired late", "error", err)
 	}
 }
 

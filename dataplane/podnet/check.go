@@ -151,7 +151,7 @@ func differences(a Attachment, v view) []string {
 	say(v.pod.mtu != a.MTU, "MTU of interface %s in the pod is %d, not %d", a.Interface, v.pod.mtu, a.MTU)
 	for _, addr := range want {
 		g := gatewayOf(addr)
-		say(!slices.Contains(v.podAddrs, netip.PrefixFrom(addr, addr.BitLen())), "interface %s in the pod has not the "+
+		say(!slices.Contains(v.podAddrs, netip.PrefixFrom(addr, addr.BitLen())), "interface %s in the pod lacks the "+
 			"address %s", a.Interface, addr)
 		say(!slices.ContainsFunc(v.podRoutes, func(r route) bool {
 			return r.kind == unix.RTN_UNICAST && r.dst.Bits() == 0 && r.gateway == g

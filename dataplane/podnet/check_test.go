@@ -93,7 +93,7 @@ func TestCheckSeesEverything(t *testing.T) {
 				}
 				return err
 			})
-		}, []string{"has not the address 10.64.0.1", "has not the address fd64::1"}},
+		}, []string{"lacks the address 10.64.0.1", "lacks the address fd64::1"}},
 		{"pod's IPv4 routes", true, func(Link, Attachment) func() error {
 			return withoutRoutes("eth0", unix.AF_INET, unix.RT_TABLE_MAIN)
 		},

@@ -133,9 +133,10 @@ func (a Attachment) validate() error {
 	case a.Table < 0 || a.Table > maxTable:
 		return bad("table %d of the host's routes: want 1 to %d", a.Table, maxTable)
 	case len(a.Namespace) > maxNamespace || !plain(a.Namespace):
-		return bad("name of the pod's namespace %.80q", a.Namespace)
+		return bad("name of the pod's namespace %.80q: want at most %d characters without spaces", a.Namespace,
+			maxNamespace)
 	case len(a.Pod) > maxPod || !plain(a.Pod):
-		return bad("name of the pod %.80q", a.Pod)
+		return bad("name of the pod %.80q: want at most %d characters without spaces", a.Pod, maxPod)
 	}
 	return nil
 }

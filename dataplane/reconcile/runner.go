@@ -9,7 +9,7 @@ import (
 )
 
 // ErrEnded is returned by Do when Run has returned.
-var ErrEnded = errors.New("it has ended")
+var ErrEnded = errors.New("the reconciler has ended")
 
 // Target is one part of the kernel.
 type Target struct {
@@ -155,9 +155,9 @@ func (r *Runner) look(t *Target, logged bool) Result {
 	switch {
 	case r.ctx.Err() != nil:
 	case out.Failed && logged:
-		log.Warn("the kernel is not as wanted, trying again", "part", t.Name, "error", out.Err)
+		log.Warn("reconciling the kernel failed, trying again", "part", t.Name, "error", out.Err)
 	case out.Repaired:
-		log.Warn("the kernel was not as wanted any more, repaired", "part", t.Name, "writes", out.Writes)
+		log.Warn("the kernel had drifted, repaired", "part", t.Name, "writes", out.Writes)
 	case out.Recovered:
 		log.Info("the kernel is as wanted again", "part", t.Name, "writes", out.Writes)
 	}

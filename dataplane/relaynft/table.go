@@ -104,7 +104,7 @@ func (t *Table) watch(c Config) {
 	changed := func() { runner.Mark(reconcile.Changed, target) }
 	t.listener.Log = c.Log
 	if err := t.listener.Tables(c.NetNS, rtnl.When(t.foreign, changed)); err != nil && c.Log != nil {
-		c.Log.Warn("what others change of relay forwarding is repaired late", "error", err)
+		c.Log.Warn("cannot watch nftables: drift of relay forwarding is repaired late", "error", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop, t.ended = stop, make(chan struct{})

@@ -42,7 +42,7 @@ func When(concerns func(netlink.Message) bool, changed func()) Hear {
 }
 
 // ErrEnded says that the kernel gives no more notifications.
-var ErrEnded = errors.New("there will be no more notifications")
+var ErrEnded = errors.New("the kernel sends no more notifications")
 
 // errLost says that notifications came faster than they were read.
 var errLost = errors.New("notifications were lost")
@@ -98,7 +98,7 @@ func (l *Listener) start(c *netlink.Conn, hear Hear) {
 				return
 			case err != nil:
 				if l.Log != nil {
-					l.Log.Warn("what others change in the kernel is found and repaired late", "error", err)
+					l.Log.Warn("kernel notifications have ended: drift is found and repaired late", "error", err)
 				}
 				hear(nil, fmt.Errorf("%w: %w", ErrEnded, err))
 				return

@@ -27,7 +27,7 @@ func openDevice(path string, sources []netip.Addr) (*os.File, error) {
 	}
 	if err := addRoutes(ns, sources); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("leading answers to %s in the network namespace %s: %w", Link, path, err)
+		return nil, fmt.Errorf("adding routes for replies to %s in the network namespace %s: %w", Link, path, err)
 	}
 	return f, nil
 }
@@ -37,7 +37,7 @@ func openTUN(ns netns.NsHandle) (f *os.File, err error) {
 		fd, err := rtnl.TUN(Link, 0)
 		switch {
 		case errors.Is(err, unix.EBUSY):
-			return fmt.Errorf("%w: another process probes here", err)
+			return fmt.Errorf("%w: another process holds it; stop that process", err)
 		case err != nil:
 			return err
 		}

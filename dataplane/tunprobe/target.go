@@ -29,14 +29,14 @@ func ParseTarget(s string) (Target, error) {
 			return t, fmt.Errorf("probe target %q: want tcp:ADDRESS:PORT: %w", s, err)
 		}
 		if a.Port() == 0 {
-			return t, fmt.Errorf("probe target %q: port 0 cannot be asked", s)
+			return t, fmt.Errorf("probe target %q: want a port from 1 to 65535", s)
 		}
 		t.Addr, t.Port = a.Addr(), a.Port()
 	default:
 		return t, fmt.Errorf("probe target %q: want icmp:ADDRESS or tcp:ADDRESS:PORT", s)
 	}
 	if a := t.Addr; a.Zone() != "" || a.Is4In6() || !a.IsGlobalUnicast() {
-		return t, fmt.Errorf("probe target %q: %s is no address behind a gateway", s, a)
+		return t, fmt.Errorf("probe target %q: want the unicast address of a host, not %s", s, a)
 	}
 	return t, nil
 }

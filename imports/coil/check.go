@@ -79,7 +79,7 @@ func (b *block) check(pool *skeinv1.Pool) error {
 		}
 		return nil
 	}
-	return b.errorf("index", "%d is behind the last block of pool %s", b.index, pool.GetName())
+	return b.errorf("index", "%d is beyond the last block of pool %s", b.index, pool.GetName())
 }
 
 // carve is a subnet's block by its number in it; invalid for an invalid subnet.

@@ -189,7 +189,7 @@ func TestRefusals(t *testing.T) {
 			"pool pool1 is 10.2.2.0/27"},
 		{"a family too many", pool + object("block", "ipv6: 'fd00::/123'"), "ipv6: it is fd00::/123, but block 16 of pool " +
 			"pool1 is none"},
-		{"behind the pool's end", pool + object("block", "index: 2048", "ipv4: 10.3.0.0/27"), "index: 2048 is behind the " +
+		{"behind the pool's end", pool + object("block", "index: 2048", "ipv4: 10.3.0.0/27"), "index: 2048 is beyond the " +
 			"last block of pool pool1"},
 		{"two blocks at one place", object("block") + "---\n" + object("block", "metadata: {name: other, labels: "+
 			"{coil.cybozu.com/pool: p, coil.cybozu.com/node: n}}"),

@@ -99,7 +99,7 @@ type object struct {
 // Parse reads a file: a List, several documents, or single objects, as YAML or JSON.
 func Parse(data []byte) (*Report, error) {
 	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("the file has more than %d MiB", MaxBytes>>20)
+		return nil, fmt.Errorf("the file has more than %d MiB: import it in parts", MaxBytes>>20)
 	}
 	if deep(data) {
 		return nil, fmt.Errorf("brackets are nested more than %d deep", maxDepth)

@@ -64,7 +64,7 @@ func Next(h Host, w World) Step {
 		return Step{Why: fmt.Sprintf("the Secret's token is of mesh %s, and ConfigMap skein-cluster says %s",
 			w.TokenCluster, made)}
 	case w.Token != "" && w.Token == w.Refused:
-		return Step{Why: "the token was refused, and no other is there yet"}
+		return Step{Why: "the token was refused, and there is no newer one yet"}
 	case w.Token != "":
 		return Step{Act: Join}
 	case !h.Server:
@@ -78,7 +78,8 @@ func Next(h Host, w World) Step {
 			" for good, delete ConfigMap skein-cluster and run helm upgrade", made, w.Claim.Node)}
 	case w.Claim.Node == h.Node:
 		if w.Stood < Quiet {
-			return Step{Why: "a mesh that exists already may say so", Look: Quiet - w.Stood}
+			return Step{Why: "a server of a mesh that exists already may still write to ConfigMap skein-cluster",
+				Look: Quiet - w.Stood}
 		}
 		return Step{Act: Settle}
 	case w.Claim.Node == "" || w.Stood >= Abandoned:

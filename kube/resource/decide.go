@@ -28,7 +28,7 @@ func requestID(m Meta, what string) string {
 }
 
 func applied() Condition {
-	return Condition{Type: Synced, True: true, Reason: ReasonApplied, Message: "the log has what this resource wishes"}
+	return Condition{Type: Synced, True: true, Reason: ReasonApplied, Message: "the log matches this resource"}
 }
 
 func differs(reason, format string, args ...any) Condition {
@@ -66,7 +66,7 @@ func Pool(st *events.State, p AddressPool) Decision {
 	switch {
 	case have == nil && known:
 		d.Condition = differs(ReasonRemoved,
-			"pool %s was removed by a command since; change this resource to have it made again, or delete it", p.Name)
+			"pool %s was removed by a command since; change this resource to create it again, or delete it", p.Name)
 	case have == nil:
 		d.Condition = pending
 		d.Command = &skeinv1.Command{
@@ -80,7 +80,7 @@ func Pool(st *events.State, p AddressPool) Decision {
 			d.Condition, d.Observed = applied(), p.Generation
 		case known && cannot == "":
 			d.Condition = differs(ReasonCommand,
-				"a command has changed %s of pool %s since; change this resource to have its own word again",
+				"a command has changed %s of pool %s since; change this resource to apply its values again",
 				strings.Join(append(fields, addText(add)...), ", "), p.Name)
 		case len(add) == 0 && len(fields) == 0 || known:
 			d.Condition, d.Observed = differs(ReasonImmutable, "%s", cannot), p.Generation

@@ -31,7 +31,7 @@ func ForEgress(st *events.State, e Egress) Decision {
 	switch {
 	case have == nil && known:
 		d.Condition = differs(ReasonRemoved,
-			"egress %s/%s was removed by a command since; change this resource to have it made again, or delete it",
+			"egress %s/%s was removed by a command since; change this resource to create it again, or delete it",
 			e.Namespace, e.Name)
 	case have == nil:
 		d.Condition = pending
@@ -46,7 +46,7 @@ func ForEgress(st *events.State, e Egress) Decision {
 			d.Condition, d.Observed = applied(), e.Generation
 		case known:
 			d.Condition = differs(ReasonCommand,
-				"a command has changed %s of egress %s/%s since; change this resource to have its own word again",
+				"a command has changed %s of egress %s/%s since; change this resource to apply its values again",
 				strings.Join(fields, ", "), e.Namespace, e.Name)
 		default:
 			d.Condition = pending

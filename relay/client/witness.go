@@ -70,7 +70,7 @@ func (q *questions) end(l link, c chan testimony) {
 }
 
 // ErrUnattested is returned by Attest when no relay says that a peer's packets come from an address.
-var ErrUnattested = errors.New("no relay of this host's own choice has seen the peer there")
+var ErrUnattested = errors.New("no relay that this host chose itself has confirmed the peer's address")
 
 // Attest returns nil when a relay says that a peer's packets come from an address. Asked are the relays that this node
 // chose by itself, as its nearest, and those that PoolConfig.Witness names: not those that are used only because the
@@ -110,11 +110,11 @@ func (p *Pool) Attest(ctx context.Context, peer identity.ID, at netip.Addr) erro
 
 func unattested(at netip.Addr, saw map[string]bool, asked int) error {
 	if len(saw) > 0 {
-		return fmt.Errorf("%w: it says %s, and is seen at %s", ErrUnattested, at,
+		return fmt.Errorf("%w: the peer claims %s, and is seen at %s", ErrUnattested, at,
 			strings.Join(slices.Sorted(maps.Keys(saw)), ", "))
 	}
-	return fmt.Errorf("%w: it says %s, and of %d that were asked none has a session of it, or can tell", ErrUnattested, at,
-		asked)
+	return fmt.Errorf("%w: the peer claims %s, and none of the %d relays asked has a session with it or can tell",
+		ErrUnattested, at, asked)
 }
 
 // witnesses are the sessions with relays whose word on a peer counts.

@@ -76,7 +76,7 @@ const (
 var (
 	errReplaced = errors.New("replaced by a newer session of the same node")
 	errKicked   = errors.New("the node is no longer a member")
-	errSilent   = errors.New("nothing heard any more")
+	errSilent   = errors.New("the node has not been heard for too long")
 	errStuck    = errors.New("the other side stopped reading")
 )
 
@@ -203,9 +203,9 @@ func (s *Server) register(x *session) error {
 	case s.closed:
 		return wire.ErrClosed
 	case old == nil && len(s.sessions) >= s.limits.Load().MaxSessions:
-		return fmt.Errorf("this relay has its limit of %d sessions", s.limits.Load().MaxSessions)
+		return fmt.Errorf("this relay has reached its limit of %d sessions", s.limits.Load().MaxSessions)
 	case old == nil && s.pool.Used.Load()+sessionCost > s.pool.Limit.Load():
-		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.Limit.Load()>>20)
+		return fmt.Errorf("this relay has reached its limit of %d MiB of memory", s.pool.Limit.Load()>>20)
 	case old != nil:
 		s.counters.replaced.Add(1)
 		s.unwatch(old)

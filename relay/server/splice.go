@@ -242,13 +242,13 @@ func (st *streamTable) add(a *tls.Conn, from, to identity.ID, limit, perClient i
 	case st.closed:
 		return nil, wire.ErrClosed
 	case len(st.waiting)+len(st.running) >= limit:
-		return nil, fmt.Errorf("this relay has its limit of %d streams", limit)
+		return nil, fmt.Errorf("this relay has reached its limit of %d streams", limit)
 	case st.clients[from] >= perClient:
-		return nil, fmt.Errorf("you have your limit of %d streams at this relay", perClient)
+		return nil, fmt.Errorf("you have reached your limit of %d streams at this relay", perClient)
 	case st.offers[to] >= maxOffers:
 		return nil, fmt.Errorf("%d streams wait for that peer already", maxOffers)
 	case st.waiting[t.id] != nil:
-		return nil, errors.New("stream number in use: ask again")
+		return nil, errors.New("stream number is in use: try again")
 	}
 	st.waiting[t.id] = t
 	st.offers[to]++

@@ -185,7 +185,7 @@ func (u *Relay) end(p *pair) {
 	p.forward(Mapping{})
 	if p.inKernel {
 		if err := u.cfg.Kernel.Map(p.mapping, Mapping{}); err != nil {
-			u.cfg.Log.Warn("an ended pair's entries stay in the kernel until they run out", "error", err)
+			u.cfg.Log.Warn("an ended pair's entries stay in the kernel until they expire", "error", err)
 		}
 	}
 	p.ends[0].port.close()

@@ -376,10 +376,10 @@ func (u *Relay) write(p *pair, m Mapping) {
 			p.inKernel = true
 			return
 		}
-		u.cfg.Log.Warn("the kernel does not take a relayed pair, forwarding it in userspace", "error", err)
+		u.cfg.Log.Warn("the kernel refuses a relayed pair; it is forwarded in userspace", "error", err)
 	} else if !old.IsZero() {
 		if err := u.cfg.Kernel.Map(old, Mapping{}); err != nil {
-			u.cfg.Log.Warn("a relayed pair's entries stay in the kernel until they run out", "error", err)
+			u.cfg.Log.Warn("a relayed pair's entries stay in the kernel until they expire", "error", err)
 		}
 	}
 	p.inKernel = false

@@ -30,9 +30,9 @@ func TestARelayTellsWhereAPeersPacketsComeFrom(t *testing.T) {
 		error string
 	}{
 		{"where its session comes from", b.ID, loopback, true, ""},
-		{"a victim's address", b.ID, victim, false, "it says 198.51.100.200, and is seen at 127.0.0.1"},
+		{"a victim's address", b.ID, victim, false, "the peer claims 198.51.100.200, and is seen at 127.0.0.1"},
 		{"where its UDP comes from, without UDP", b.ID, b.host.Outside, false, "is seen at 127.0.0.1"},
-		{"somebody without a session", stranger, victim, false, "none has a session of it"},
+		{"somebody without a session", stranger, victim, false, "none of the 1 relays asked has a session with it"},
 	} {
 		err := a.Attest(t.Context(), c.peer, c.at)
 		if c.seen && err != nil ||

@@ -90,7 +90,7 @@ func (c *Conn) WriteLoop() {
 		c.writing.Store(0)
 		c.Queue.pool.done(b)
 		if err != nil {
-			c.End(fmt.Errorf("write: %c", err))
+			c.End(fmt.Errorf("write: %w", err))
 			return
 		}
 		c.wrote(c.now(), n)

@@ -54,7 +54,7 @@ func (d Denial) String() string {
 	case DeniedNotHere:
 		return "the peer has no session with this relay"
 	case DeniedQuota:
-		return "this node has its limit of reserved ports there"
+		return "this node has reached its limit of reserved ports there"
 	case DeniedFull:
 		return "the relay has no free port"
 	case DeniedOff:

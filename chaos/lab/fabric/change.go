@@ -34,7 +34,7 @@ func (p Plan) WithNAT(site string, kind NAT) (Plan, error) {
 	s := p.site(site)
 	switch {
 	case s == nil || s.carrier:
-		return p, fmt.Errorf("site %s: there is none", site)
+		return p, fmt.Errorf("there is no site %q", site)
 	case kind == s.NAT:
 		return p, nil
 	case !s.NAT.CanChange() || !kind.CanChange():
@@ -65,7 +65,7 @@ func (p Plan) Forgotten(site string) (Plan, error) {
 func Retranslate(p Plan, site string, forget bool) error {
 	s, ok := p.Site(site)
 	if !ok {
-		return fmt.Errorf("site %s: there is none", site)
+		return fmt.Errorf("there is no site %q", site)
 	}
 	router := Router(p.Lab, site)
 	if err := translate(router, s, p.clientsOf(s)); err != nil {

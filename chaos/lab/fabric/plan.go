@@ -182,7 +182,7 @@ func (p *Plan) nest() error {
 		up := p.site(s.Behind)
 		switch {
 		case up == nil:
-			return fmt.Errorf("site %s: it is behind %q, which there is not", s.Name, s.Behind)
+			return fmt.Errorf("site %s: it is behind %q, and there is no site of that name", s.Name, s.Behind)
 		case up.Behind != "":
 			return fmt.Errorf("site %s: it is behind %s, which is behind %s: allowed is one behind another", s.Name,
 				up.Name, up.Behind)

@@ -98,7 +98,8 @@ func (t *Takeover) Run(ctx context.Context, p Plan) error {
 		if back == nil {
 			return fmt.Errorf("%w; all is as before", err)
 		}
-		return errors.Join(err, fmt.Errorf("and not all could be taken back, see %s: %w", t.file(), back))
+		return errors.Join(err, fmt.Errorf("and the rollback is not complete; %s lists what was changed: %w", t.file(),
+			back))
 	}
 	return nil
 }
@@ -119,7 +120,7 @@ func (t *Takeover) do(ctx context.Context, p Plan) error {
 	}
 	for _, c := range p.Confs {
 		if err := os.Remove(c.File); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("take Coil's network configuration away: %w", err)
+			return fmt.Errorf("remove Coil's network configuration: %w", err)
 		}
 	}
 	for _, r := range p.RemoveRules { // before the routes: what it leads to is in the agent's table by now
@@ -205,7 +206,7 @@ func (t *Takeover) Undo() error {
 		return err
 	}
 	if err := os.Remove(t.file()); err != nil {
-		return fmt.Errorf("forget the takeover: %w", err)
+		return fmt.Errorf("delete the record of the takeover: %w", err)
 	}
 	return nil
 }
@@ -223,7 +224,7 @@ func restore(c Conf) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("bring Coil's network configuration back: %w", err)
+		return fmt.Errorf("restore Coil's network configuration: %w", err)
 	}
 	return nil
 }
@@ -233,10 +234,10 @@ func (t *Takeover) file() string { return filepath.Join(t.StateDir, File) }
 func (t *Takeover) read() (d done, err error) {
 	b, err := os.ReadFile(t.file())
 	if err != nil {
-		return done{}, fmt.Errorf("what a takeover has done: %w", err)
+		return done{}, fmt.Errorf("read the record of the takeover: %w", err)
 	}
 	if err := json.Unmarshal(b, &d); err != nil {
-		return done{}, fmt.Errorf("what a takeover has done, %s: %w", t.file(), err)
+		return done{}, fmt.Errorf("read the record of the takeover, %s: %w", t.file(), err)
 	}
 	return d, nil
 }
@@ -244,7 +245,7 @@ func (t *Takeover) read() (d done, err error) {
 func (t *Takeover) write(d done) error {
 	b, err := json.MarshalIndent(d, "", "  ")
 	if err != nil {
-		return fmt.Errorf("what a takeover does: %w", err)
+		return fmt.Errorf("write the record of the takeover: %w", err)
 	}
 	return wholefile.Replace(t.file(), append(b, '\n'))
 }
