@@ -206,7 +206,7 @@ func (a *Agent) notePlace(why string) {
 	v := placed{wide: s.set.Wide}
 	switch {
 	case v.wide && why == "":
-		v.because = "until lately " + s.clock.because
+		v.because = "until recently " + s.clock.because
 	case v.wide:
 		v.because = why
 	}

@@ -87,7 +87,7 @@ func (in Install) Run(ctx context.Context) (*Report, error) {
 	}
 	same := err == nil && bytes.Equal(old, conf)
 	if err == nil && !same && !in.Force && !(in.Own && in.Ours(old)) {
-		return nil, fmt.Errorf("%s is there and says something else: look at it, and replace it with --force", path)
+		return nil, fmt.Errorf("%s exists with other content: look at it, and replace it with --force", path)
 	}
 	if err := in.program(r); err != nil { // before the configuration: a runtime acts on that at once
 		return nil, err

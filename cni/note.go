@@ -115,7 +115,7 @@ func readNote(path string) (Note, error) {
 	}
 	n, err := parseNote(b)
 	if err == nil && n.file() != filepath.Base(path) {
-		return Note{}, errors.New("its name is another attachment's")
+		return Note{}, errors.New("its file name belongs to another attachment")
 	}
 	return n, err
 }

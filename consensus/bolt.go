@@ -35,7 +35,7 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
-var errPanicked = errors.New("its pages make no sense")
+var errPanicked = errors.New("its pages are inconsistent")
 
 // checkBolt walks every page and value of a bbolt file before anybody opens it for writing: opening
 // a damaged file for writing can panic in a goroutine of bbolt's own, which nothing can recover (see boltPages).

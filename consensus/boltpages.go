@@ -101,11 +101,11 @@ func (b *boltPages) read(id uint64) ([]byte, error) {
 	}
 	more := uint64(binary.LittleEndian.Uint32(head[12:]))
 	if own := binary.LittleEndian.Uint64(head[:]); own != id || more >= b.end-id {
-		return nil, fmt.Errorf("page %d says that it is %d, with %d more: there are %d", id, own, more, b.end)
+		return nil, fmt.Errorf("page %d calls itself page %d with %d more: the file has %d pages", id, own, more, b.end)
 	}
 	for i := id; i <= id+more; i++ {
 		if b.seen[i] {
-			return nil, fmt.Errorf("page %d is led to twice", i)
+			return nil, fmt.Errorf("page %d is referenced twice", i)
 		}
 		b.seen[i] = true
 	}

@@ -59,7 +59,7 @@ func (t *term) introduceRoles(ctx context.Context) {
 	_, err := t.propose(ctx, &skeinv1.Command{Issuer: t.server.cfg.ID.String(),
 		Body: &skeinv1.Command_IntroduceRoles{IntroduceRoles: &skeinv1.IntroduceRoles{}}})
 	if err != nil && ctx.Err() == nil {
-		t.log.Warn("cannot note that commands need a role; it will be tried again", "error", err)
+		t.log.Warn("cannot record that commands need a role from now on; it will be tried again", "error", err)
 	}
 }
 

@@ -153,7 +153,7 @@ func (c *Client) expectMore(index uint64) {
 		}
 		c.patience = min(2*patience, followMax)
 		if c.leave != nil {
-			c.leave(fmt.Errorf("index %d is agreed, and %s later not here", index, patience))
+			c.leave(fmt.Errorf("index %d is agreed, but had not arrived here %s later", index, patience))
 		}
 		select {
 		case c.hurry <- struct{}{}:

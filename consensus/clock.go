@@ -229,7 +229,7 @@ func (t *term) yieldClock() {
 	}
 	id, ok := levelVoter(s.cfg.Now().UnixNano(), s.otherClocks())
 	if !ok {
-		t.log.Error("this leader's clock is far from the other voters': it decides nothing, and none of them is level",
+		t.log.Error("this leader's clock is far from the other voters': it decides nothing, and no voter can take over",
 			"next", "set the clocks of the servers")
 		return
 	}

@@ -148,7 +148,7 @@ func (c *Client) ended(s source, err error) {
 	c.mu.Unlock()
 	switch {
 	case errors.Is(err, errForged):
-		c.log.Error("a leader of this site passed on what no server has signed; it is not followed for a while",
+		c.log.Error("a leader of this site passed on events that no server has signed; it is not followed for a while",
 			"leader", id, "error", err)
 	case errors.Is(err, ErrDiverged):
 		c.log.Error("this node's agreed history differs from a server's", "server", id, "error", err, "next", divergedNext)

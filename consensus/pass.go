@@ -68,8 +68,8 @@ func (s *Service) Passing() int {
 // them.
 func (s *Service) mayPass(peer identity.ID) error {
 	if s.cfg.Pass == nil || s.cfg.Proof == nil {
-		return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server and passes no events on: ask a "+
-			"server"))
+		return connect.NewError(connect.CodeUnavailable, errors.New("this node is not a server and passes no events on: "+
+			"ask a server"))
 	}
 	if err := s.cfg.Pass(peer); err != nil {
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: ask a server", err))

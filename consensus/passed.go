@@ -112,7 +112,7 @@ type freshness struct {
 }
 
 // errStale is a leader that shows old checkpoints.
-var errStale = errors.New("what is passed on is late")
+var errStale = errors.New("the events that are passed on are late")
 
 // heard takes what a server's clock showed when the server itself was heard.
 func (f *freshness) heard(server identity.ID, at int64, local time.Duration) {

@@ -133,8 +133,8 @@ func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) erro
 type divergedError struct{ index uint64 }
 
 func (e *divergedError) Error() string {
-	return "the states at index " + strconv.FormatUint(e.index, 10) + " differ: two histories lead there; nothing was " +
-		"handed over. " + divergedNext
+	return "the states at index " + strconv.FormatUint(e.index, 10) + " differ: this node and the server have " +
+		"different histories; no events were sent; " + divergedNext
 }
 
 func (e *divergedError) Is(target error) bool { return target == ErrDiverged }

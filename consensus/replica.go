@@ -94,7 +94,8 @@ func (r *Replica) takeSpilled() error {
 			continue
 		}
 		if err := r.catchUp(b); err != nil {
-			r.log.Warn("the newest events wait for Raft", "from", b.Base+1, "error", err)
+			r.log.Warn("the newest events cannot be restored from the spill file; they come back once Raft has a leader",
+				"from", b.Base+1, "error", err)
 			break
 		}
 	}
@@ -234,7 +235,8 @@ func (r *Replica) keep(evs []*skeinv1.Event, next *events.State) error {
 	if r.lazy {
 		r.later = append(r.later, group{evs, next})
 		if err := r.spill.add(&skeinv1.Batch{Base: evs[0].Index - 1, Events: evs}); err != nil && len(r.later) == 1 {
-			r.log.Warn("kill -9 within the next moment would cost the newest events until Raft has a leader", "error", err)
+			r.log.Warn("the newest events cannot be spilled: a crash now would lose them until Raft has a leader",
+				"error", err)
 		}
 	} else if err := r.store.append([]group{{evs, next}}); err != nil {
 		return fmt.Errorf("store events: %w", err)

@@ -133,7 +133,7 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 	}
 	server := s.server()
 	if server == nil {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is no server"))
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is not a server: ask a server"))
 	}
 	c := proto.CloneOf(r.GetCommand())
 	c.Time, c.Entropy = 0, nil // the leader's
@@ -278,7 +278,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 			seen = at
 		}
 		if s.cfg.Replica.State().Server(s.cfg.Self) == nil { // it hears late of what is agreed afterwards
-			return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server any more: ask another"))
+			return connect.NewError(connect.CodeUnavailable, errors.New("this node is no longer a server: ask another"))
 		}
 		select {
 		case <-w.beyond(ctx, seen):
@@ -516,8 +516,8 @@ func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*
 	}
 	if role := s.cfg.Replica.State().Role(peer.String()); role != events.RoleAdmin && role != events.RoleServer {
 		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf(
-			"how another node reaches its peers is told to admins and servers, and node %s is an %s: ask on one of them, or "+
-				"make it an admin with `skein node grant`", peer, role))
+			"only admins and servers may ask how another node reaches its peers, and node %s is an %s: ask on one of them, "+
+				"or make it an admin with `skein node grant`", peer, role))
 	}
 	if s.cfg.PeerPaths == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no peers"))
@@ -549,7 +549,7 @@ func (s *Service) mayReadPlans(ctx context.Context) error {
 	}
 	if role := s.cfg.Replica.State().Role(peer.String()); role != events.RoleAdmin && role != events.RoleServer {
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(
-			"another node's plan is told to admins and servers, and node %s is an %s: ask on one of them, "+
+			"only admins and servers may ask for another node's plan, and node %s is an %s: ask on one of them, "+
 				"or make it an admin with `skein node grant`", peer, role))
 	}
 	if s.cfg.Plan == nil {

@@ -14,7 +14,7 @@ import (
 func (s *State) nextIPv4() (netip.Addr, error) {
 	pool, err := netip.ParsePrefix(s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > 30 {
-		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix",
+		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is not a usable IPv4 prefix",
 			s.Cluster().GetOverlayIpv4())
 	}
 	network := number(pool.Masked().Addr())
@@ -46,7 +46,7 @@ func (s *State) nextIPv4() (netip.Addr, error) {
 func (s *State) overlayFull(pool netip.Prefix) error {
 	hosts := uint32(1)<<(32-pool.Bits()) - 2
 	return refuse(ResourceExhausted,
-		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are not given again and an "+
+		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are never reused and an "+
 			"overlay cannot grow, so make a cluster with a larger one (overlay.ipv4 in skein.yaml, then skein up --init)",
 		pool, hosts, s.users(), s.resting())
 }

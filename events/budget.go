@@ -60,7 +60,7 @@ func (b budget) check(s *State, c *skeinv1.Command, events []*skeinv1.Event) err
 	}
 	if c.GetImportPools() != nil && total > maxImportBytes {
 		return refuse(InvalidArgument,
-			"the import makes %d changes of %s, and an entry of the log holds %s: split it by pool", len(events),
+			"the import makes %d changes of %s, and an entry of the log holds at most %s: split it by pool", len(events),
 			mebibytes(total), mebibytes(maxImportBytes))
 	}
 	fits := b.pods == 0 || s.sizes.pods()+grown.pods() <= b.pods

@@ -145,8 +145,8 @@ func TestImportsFitIntoAnEntry(t *testing.T) {
 		}
 		many = append(many, p)
 	}
-	w.refused(imports(false, many), InvalidArgument, "the import makes 64 changes of", "an entry of the log holds 24.0 "+
-		"MiB: split it by pool")
+	w.refused(imports(false, many), InvalidArgument, "the import makes 64 changes of", "an entry of the log holds at "+
+		"most 24.0 MiB: split it by pool")
 	w.must(imports(false, many[:8]))
 }
 
@@ -165,8 +165,8 @@ func TestAgentsCannotFillTheState(t *testing.T) {
 	w.must(createPool(pool("tiny", 0, "10.66.0.0/28")))
 
 	_, err := w.until(1<<14, func(int) *skeinv1.Command { return allocate("b", "p", 1<<20) })
-	demand(t, err, "node b has 8192 of the 16384 blocks of pool p, and a node may have 8192 where the pool says nothing "+
-		"else", "skein pool set p --max-blocks-per-node N")
+	demand(t, err, "node b has 8192 of the 16384 blocks of pool p, and a node may have 8192 unless the pool says "+
+		"otherwise", "skein pool set p --max-blocks-per-node N")
 	w.must(allocate("c", "p", 16))
 	w.must(setPool("p", &skeinv1.Pool{MaxBlocksPerNode: 8193}, "max_blocks_per_node"))
 	w.must(allocate("b", "p", 1<<20))
@@ -177,7 +177,7 @@ func TestAgentsCannotFillTheState(t *testing.T) {
 		return grant("b", "p", fmt.Sprint("a", i%MaxQuotas), uint32(1+i/MaxQuotas))
 	})
 	demand(t, err, "namespace a0 may have 10 addresses") // each grant is there, and is raised up to the quota
-	w.refused(grant("b", "q", "b", 1), ResourceExhausted, "node b has 1024 grants, and a node may have as many")
+	w.refused(grant("b", "q", "b", 1), ResourceExhausted, "node b has 1024 grants, the most that a node may have")
 	w.must(grant("c", "q", "b", 1))
 
 	for i := range MaxNodeStatics + 1 {

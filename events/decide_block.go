@@ -76,14 +76,14 @@ func (s *State) blockLimit(r *poolState) uint64 {
 func refuseMoreBlocks(r *poolState, n *skeinv1.Node, have int, limit uint64) error {
 	name := r.pool.GetName()
 	if r.pool.GetMaxBlocksPerNode() == 0 {
-		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d where the "+
-			"pool says nothing else; remove pods from it, add a subnet with skein pool extend %s, or allow more with skein "+
+		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d unless the "+
+			"pool says otherwise; remove pods from it, add a subnet with skein pool extend %s, or allow more with skein "+
 			"pool set %s --max-blocks-per-node N",
 			n.GetName(), have, r.layout.blocks, name, limit, name, name)
 	}
 	return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there "+
-		"(--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
-		n.GetName(), have, name, limit)
+		"(--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set %s --max-blocks-per-node N",
+		n.GetName(), have, name, limit, name)
 }
 
 // blockCount is how many blocks a node has in all pools.
@@ -185,8 +185,8 @@ func (d *decision) refuseExhausted(r *poolState) error {
 			"first until %s, and %d belong to %s; try again then, or add a subnet with skein pool extend %s",
 			name, r.layout.blocks, rests, cooldown(r.pool), until.Format(time.RFC3339), r.blocks.n, d.s.holdersOf(r), name)
 	case uint64(r.blocks.n) < r.layout.blocks:
-		return refuse(ResourceExhausted, "there are %d blocks in all pools, and no more are kept; use larger blocks, or "+
-			"remove pools that are not used", d.s.numbers)
+		return refuse(ResourceExhausted, "pool %s gets no new block: all pools have %d blocks together, the most that are "+
+			"allowed; use larger blocks, or remove pools that are not used", name, d.s.numbers)
 	}
 	return refuse(ResourceExhausted, "pool %s is exhausted: its %d blocks belong to %s; add a subnet with skein pool "+
 		"extend %s, or remove pods where the most blocks are",
@@ -208,7 +208,7 @@ func (s *State) holdersOf(r *poolState) string {
 		parts = append(parts, fmt.Sprintf("%d more nodes", n))
 	}
 	if reserved := uint64(r.blocks.n) - owned; reserved > 0 {
-		parts = append(parts, fmt.Sprintf("nobody, being reserved (%d)", reserved))
+		parts = append(parts, fmt.Sprintf("nobody (%d reserved)", reserved))
 	}
 	if len(parts) == 0 {
 		return "nobody"
@@ -235,9 +235,9 @@ func (s *State) ownerOf(b *skeinv1.Block) string {
 	case b.GetNodeId() != "":
 		return "node " + s.nameOf(b.GetNodeId())
 	case b.GetReason() == "":
-		return "nobody, being reserved"
+		return "nobody (reserved)"
 	}
-	return fmt.Sprintf("nobody, being reserved (%s)", b.GetReason())
+	return fmt.Sprintf("nobody (reserved: %s)", b.GetReason())
 }
 
 // blockAt is the block that a prefix or an address names. The pool may be left out.
@@ -350,7 +350,8 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 		return err
 	}
 	if n := len(c.GetNumbers()); n > MaxReleased {
-		return refuse(InvalidArgument, "%d blocks at once: at most %d are allowed", n, MaxReleased)
+		return refuse(InvalidArgument, "%d blocks cannot be released at once: at most %d are allowed; release them in "+
+			"parts", n, MaxReleased)
 	}
 	if id := c.GetNodeId(); id != "" && find(&d.s.revoked, id) == nil {
 		if _, err := d.node(id); err != nil {
@@ -422,8 +423,8 @@ func (d *decision) named(c *skeinv1.ReleaseBlocks) (*poolState, []uint64, error)
 func (d *decision) refuseNotYours(b *skeinv1.Block, nodeID string) error {
 	switch {
 	case nodeID != "":
-		return refuse(FailedPrecondition, "block %s of pool %s does not belong to node %s but to %s: only who has it gives "+
-			"it back", blockName(b), b.GetPool(), d.s.nameOf(nodeID), d.s.ownerOf(b))
+		return refuse(FailedPrecondition, "block %s of pool %s does not belong to node %s but to %s: only its owner can "+
+			"give it back", blockName(b), b.GetPool(), d.s.nameOf(nodeID), d.s.ownerOf(b))
 	default:
 		return refuse(FailedPrecondition, "block %s of pool %s is not reserved: it belongs to %s, which gives it back when "+
 			"no pod uses it, or when the node is revoked (skein node revoke)",

@@ -143,7 +143,8 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 		return err
 	}
 	if c.GetAgentsOnly() && role == RoleServer {
-		return refuse(InvalidArgument, "a token for agents only gives no role server: ask for one of the two")
+		return refuse(InvalidArgument, "a token for agents only cannot give the role server as well: ask for one of "+
+			"the two")
 	}
 	if old := d.s.Token(c.GetId()); old != nil {
 		if !sameSecret(old.GetSecretHash(), c.GetSecretHash()) {

@@ -41,7 +41,8 @@ func (d *decision) outlet(namespace, name string) (*outlet, error) {
 		shown = append(shown, r.String())
 	}
 	if len(shown) == 0 {
-		return nil, refuse(NotFound, "egress %.80s/%.80s does not exist, and no other does", namespace, name)
+		return nil, refuse(NotFound, "egress %.80s/%.80s does not exist, nor does any other: make one with skein "+
+			"egress create", namespace, name)
 	}
 	return nil, refuse(NotFound, "egress %.80s/%.80s does not exist: there are %s%s", namespace, name,
 		strings.Join(shown, ", "), more(len(d.s.egressNames)-len(shown)))
@@ -94,13 +95,15 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	ref := refOf(e)
 	if old := d.s.Egress(ref.namespace, ref.name); old != nil {
 		if !sameEgress(old, e) {
-			return refuse(AlreadyExists, "egress %s exists and is another: change it, or take another name", ref)
+			return refuse(AlreadyExists, "egress %s exists with other properties: change it with skein egress update, or "+
+				"take another name", ref)
 		}
 		d.answer.Egress = old
 		return nil
 	}
 	if n := len(d.s.egressNames); n >= MaxEgresses {
-		return refuse(ResourceExhausted, "there are %d egresses already: remove some that are not used", n)
+		return refuse(ResourceExhausted, "there are %d egresses already, the most that are allowed: remove some with "+
+			"skein egress remove", n)
 	}
 	if err := d.checkEgress(nil, e, destinations); err != nil {
 		return err
@@ -145,8 +148,8 @@ func (d *decision) checkEgress(old *outlet, e *skeinv1.Egress, destinations []ne
 	four, six := families(destinations)
 	if four && !run.ipv4.IsValid() || six && !run.ipv6.IsValid() {
 		family := map[bool]string{true: "IPv4", false: "IPv6"}[four && !run.ipv4.IsValid()]
-		return refuse(FailedPrecondition, "egress %s has %s destinations, and its tunnels' ends are taken from pool %s, "+
-			"which is %s; name a pool with %s, or leave those destinations out",
+		return refuse(FailedPrecondition, "egress %s has %s destinations, and its tunnel endpoints are taken from pool "+
+			"%s, which is %s; name a pool with %s, or leave those destinations out",
 			ref, family, r.pool.GetName(), run.kind(), family)
 	}
 	return nil
@@ -179,8 +182,8 @@ func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
 	}
 	r := w.s.poolAt(a)
 	if r == nil {
-		return refuse(FailedPrecondition, "egress %s: address %s lies in no pool; make a pool with the addresses that "+
-			"gateways may use, and no block of it is given to pods while an egress has addresses there", ref, a)
+		return refuse(FailedPrecondition, "egress %s: address %s lies in no pool; make one that holds it with skein "+
+			"pool create: pods get no block in which an egress has an address", ref, a)
 	}
 	if v := r.static(a); v != nil {
 		return refuse(AlreadyExists, "egress %s: address %s is kept for pod %s/%s; take another, or release it first", ref, a,
@@ -204,7 +207,7 @@ func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
 
 // String says it for messages.
 func (u EgressUse) String() string {
-	what := "the tunnels' end"
+	what := "the tunnel endpoint"
 	if u.Source {
 		what = "the source address"
 	}
@@ -249,8 +252,8 @@ func (w *stepper) takeEndpoints(e *skeinv1.Egress) error {
 	case len(numbers) == 0:
 		return w.refuseExhausted(r)
 	case len(numbers) < want:
-		return refuse(ResourceExhausted, "egress %s needs %d blocks of pool %s for its tunnels' ends, and there are %d to "+
-			"give now; ask for fewer replicas, or add a subnet with skein pool extend %s",
+		return refuse(ResourceExhausted, "egress %s needs %d blocks of pool %s for its tunnel endpoints, and there are %d "+
+			"to give now; ask for fewer replicas, or add a subnet with skein pool extend %s",
 			refOf(e), want, r.pool.GetName(), len(numbers), r.pool.GetName())
 	}
 	for _, number := range numbers {
@@ -301,13 +304,13 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	old := o.egress.get()
 	if at := c.GetAtChangedIndex(); at != 0 && at != old.GetChangedIndex() {
-		return refuse(FailedPrecondition, "egress %s was changed at event %d, and this was decided as of event %d; decide "+
-			"anew on the present state",
+		return refuse(FailedPrecondition, "egress %s was changed at event %d, and this command was decided as of event "+
+			"%d; decide again on the present state",
 			refOf(old), old.GetChangedIndex(), at)
 	}
 	if n := c.GetEndDraining(); n > old.GetDraining() {
-		return refuse(FailedPrecondition, "egress %s: %d slots shall end that drain, and %d do", refOf(old), n,
-			old.GetDraining())
+		return refuse(FailedPrecondition, "egress %s: the command ends the drain of %d slots, and only %d are draining",
+			refOf(old), n, old.GetDraining())
 	}
 	asked := Lasting(old)
 	set := &skeinv1.Egress{}

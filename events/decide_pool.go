@@ -50,8 +50,8 @@ func (d *decision) createPool(c *skeinv1.CreatePool) error {
 		same := proto.CloneOf(old)
 		same.CreatedAt, same.CreatedIndex = 0, 0
 		if !proto.Equal(same, p) {
-			return refuse(AlreadyExists, "pool %s exists and is another: skein pool show %s shows it, skein pool extend %s "+
-				"adds subnets", p.GetName(), p.GetName(), p.GetName())
+			return refuse(AlreadyExists, "pool %s exists with other properties: skein pool show %s shows it, skein pool "+
+				"extend %s adds subnets", p.GetName(), p.GetName(), p.GetName())
 		}
 		d.answer.Pool = old
 		return nil
@@ -79,7 +79,7 @@ func (d *decision) pool(name string) (*poolState, error) {
 		return r, nil
 	}
 	if len(d.s.poolNames) == 0 {
-		return nil, refuse(NotFound, "pool %.80q does not exist, and no other does: make one with skein pool create NAME "+
+		return nil, refuse(NotFound, "pool %.80q does not exist, nor does any other: make one with skein pool create NAME "+
 			"--subnet PREFIX", name)
 	}
 	shown := d.s.poolNames[:min(len(d.s.poolNames), 10)]

@@ -45,7 +45,7 @@ func (d *decision) promoteServer(c *skeinv1.PromoteServer) error {
 	v := find(&d.s.servers, n.GetId())
 	switch {
 	case v == nil:
-		return refuse(FailedPrecondition, "%s is no server: add it first", n.GetName())
+		return refuse(FailedPrecondition, "%s is not a server: add it first with skein server add %[1]s", n.GetName())
 	case v.GetVoter():
 		return nil
 	case d.voters() >= MaxVoters:

@@ -17,13 +17,13 @@ func (d *decision) slotAt(namespace, name string, number uint32, epoch uint64) (
 	}
 	ref := slotRef{egressRef{namespace, name}, number}
 	if uint64(number) >= uint64(len(o.slots)) {
-		return nil, nil, refuse(NotFound, "egress %s has no slot %d: it has %d, from 0 on", ref.egressRef,
+		return nil, nil, refuse(NotFound, "egress %s has no slot %d: it has %d, numbered from 0", ref.egressRef,
 			number, len(o.slots))
 	}
 	v := o.slots[number]
 	if v.GetEpoch() != epoch {
-		return nil, nil, refuse(FailedPrecondition, "slot %s is fenced: it is at epoch %d with %s, and this was decided at "+
-			"epoch %d; decide anew on the present state", ref, v.GetEpoch(), d.s.slotOwner(v), epoch)
+		return nil, nil, refuse(FailedPrecondition, "slot %s is fenced: it is at epoch %d with %s, and this command was "+
+			"decided at epoch %d; decide again on the present state", ref, v.GetEpoch(), d.s.slotOwner(v), epoch)
 	}
 	return o, v, nil
 }
@@ -54,7 +54,7 @@ func (d *decision) assignSlot(c *skeinv1.AssignSlot) error {
 		return nil
 	}
 	if e := o.egress.get(); !Eligible(e, n) {
-		why := "lacks a label that its gateways have to have"
+		why := "lacks a label that the egress requires of its gateways"
 		if n.GetDraining() {
 			why = "is being drained"
 		}

@@ -36,8 +36,8 @@ func (d *decision) reserveAddress(c *skeinv1.ReserveAddress) error {
 		return refuseDraining(r.pool)
 	}
 	if d.s.staticCount >= MaxStatics {
-		return refuse(ResourceExhausted, "there are %d static addresses already: release some that are not used",
-			d.s.staticCount)
+		return refuse(ResourceExhausted, "there are %d static addresses already, the most that are allowed: release some "+
+			"with skein ip release", d.s.staticCount)
 	}
 	if have := d.s.StaticOf(c.GetNamespace(), c.GetPod()); len(have) >= MaxPodStatics {
 		return refuse(ResourceExhausted, "pod %s/%s has %d static addresses already: release one first", c.GetNamespace(),
@@ -117,7 +117,8 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 	}
 	switch {
 	case v == nil:
-		return refuse(NotFound, "address %s of pool %s is kept for no pod: reserve it first", key, r.pool.GetName())
+		return refuse(NotFound, "address %s of pool %s is kept for no pod: reserve it first with skein ip reserve", key,
+			r.pool.GetName())
 	case v.GetNamespace() != c.GetNamespace() || v.GetPod() != c.GetPod():
 		return refuse(PermissionDenied, "address %s of pool %s is kept for pod %s/%s, not for %.253q/%.253q", key,
 			r.pool.GetName(), v.GetNamespace(), v.GetPod(), c.GetNamespace(), c.GetPod())
@@ -131,7 +132,7 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 		return refuseDraining(r.pool)
 	case d.s.staticCount >= MaxNodeStatics &&
 		len(d.s.StaticsOf(n.GetId())) >= MaxNodeStatics: // the count alone is at hand
-		return refuse(ResourceExhausted, "node %s holds %d static addresses, and a node may hold as many: move pods to "+
+		return refuse(ResourceExhausted, "node %s holds %d static addresses, the most that a node may hold: move pods to "+
 			"other nodes", n.GetName(), MaxNodeStatics)
 	}
 	d.answer.Static = d.emitClaimed(v, n.GetId())
@@ -213,7 +214,7 @@ func (d *decision) checkGrant(r *poolState, c *skeinv1.SetGrant, have *skeinv1.G
 	case have == nil && d.s.grantCount >= MaxGrants:
 		return refuse(ResourceExhausted, "there are %d grants already: give fewer namespaces a quota", d.s.grantCount)
 	case have == nil && d.s.grantCount >= MaxNodeGrants && len(d.s.GrantsOf(c.GetNodeId())) >= MaxNodeGrants:
-		return refuse(ResourceExhausted, "node %s has %d grants, and a node may have as many: give fewer namespaces a "+
+		return refuse(ResourceExhausted, "node %s has %d grants, the most that a node may have: give fewer namespaces a "+
 			"quota, or move pods to other nodes", d.s.nameOf(c.GetNodeId()), MaxNodeGrants)
 	}
 	return nil

@@ -145,7 +145,8 @@ func TestCommands(t *testing.T) {
 			fails(InvalidArgument, "all zero", admit("b", "1", func(a *skeinv1.AdmitNode) {
 				a.Node.WireguardKey = make([]byte, 32)
 			})),
-			fails(InvalidArgument, "upside down", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.MinSchema = 3 })),
+			fails(InvalidArgument, "the first is higher than the last",
+				admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.MinSchema = 3 })),
 			fails(InvalidArgument, "printable", admit("b", "1", func(a *skeinv1.AdmitNode) {
 				a.Node.Labels = map[string]string{"x": "\x1b[2J"}
 			})),
@@ -207,7 +208,7 @@ func TestCommands(t *testing.T) {
 		}},
 		{"servers", false, []step{
 			does(admit("b", "1"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1),
-			fails(FailedPrecondition, "b is no server", promote(id("b"))),
+			fails(FailedPrecondition, "b is not a server", promote(id("b"))),
 			does(addServer(id("b")), "ServerAdded"),
 			does(addServer(id("b"))),
 			fails(FailedPrecondition, "only voter", removeServer(id("a"))),

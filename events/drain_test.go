@@ -59,12 +59,12 @@ func TestSlotsDrain(t *testing.T) {
 		t.Errorf("it drains until %v", at)
 	}
 	w.refused(setEgress(&skeinv1.Egress{Namespace: "web", Name: "out", DrainMillis: 999}, "drain_millis"), InvalidArgument,
-		"drain for 999 ms")
+		"a drain of at most 999 ms")
 
 	w.must(setEgress(egress("web/out", "", 1, all[0]), "replicas", "addresses"))
 	e = is("2 to 1", 1, 2, 3)
-	w.refused(endDraining("out", 3, 0), FailedPrecondition, "3 slots shall end that drain, and 2 do")
-	w.refused(endDraining("out", 1, e.GetChangedIndex()-1), FailedPrecondition, "decide anew")
+	w.refused(endDraining("out", 3, 0), FailedPrecondition, "ends the drain of 3 slots, and only 2 are draining")
+	w.refused(endDraining("out", 1, e.GetChangedIndex()-1), FailedPrecondition, "decide again")
 	w.must(endDraining("out", 1, e.GetChangedIndex()))
 	next := is("the highest has ended", 1, 1, 2)
 	if next.GetDrainingSince() != e.GetDrainingSince() {
@@ -72,7 +72,7 @@ func TestSlotsDrain(t *testing.T) {
 	}
 	w.must(setEgress(egress("web/out", "", 2, all[:2]...), "replicas", "addresses"))
 	is("1 to 2: taken back", 2, 0, 2)
-	w.refused(endDraining("out", 1, 0), FailedPrecondition, "1 slots shall end")
+	w.refused(endDraining("out", 1, 0), FailedPrecondition, "ends the drain of 1 slots")
 
 	// The address of a slot that is to drain goes to another: it cannot wait.
 	w.must(setEgress(egress("web/out", "", 1, all[1]), "replicas", "addresses"))

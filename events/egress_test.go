@@ -110,7 +110,8 @@ func TestDefineEgressIsRefused(t *testing.T) {
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.114.0"), FailedPrecondition, "203.0.114.0 lies in no pool"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.4"), AlreadyExists, "203.0.113.4 is the source address of slot " +
 			"db/out#0"},
-		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.4"), AlreadyExists, "10.64.0.4 is the tunnels' end of slot db/out#0"},
+		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.4"), AlreadyExists, "10.64.0.4 is the tunnel endpoint of slot " +
+			"db/out#0"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.14"), AlreadyExists, "203.0.113.14 is kept for pod web/zero-0"},
 		{egress("web/out", "2001:db8::/48", 1, "3fff:1::e"), AlreadyExists, "3fff:1::e is kept for pod web/zero-0"},
 		{egress("web/out", "192.0.2.0/24", 1, "10.64.0.1"), FailedPrecondition, "block 10.64.0.0/30 of pool default " +
@@ -120,11 +121,11 @@ func TestDefineEgressIsRefused(t *testing.T) {
 			"coil is kept for node gone"},
 		{out(func(e *e) { e.Probes = many(9, "icmp:192.0.%d.%d") }), InvalidArgument, "9 probes are too many; use up to 8"},
 		{out(func(e *e) { e.Probes = []string{"udp:192.0.2.1"} }), InvalidArgument,
-			`probe "udp:192.0.2.1" is none; write icmp:ADDRESS`},
-		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1"} }), InvalidArgument, "is none"},
-		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:0"} }), InvalidArgument, "is none"},
-		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:65536"} }), InvalidArgument, "is none"},
-		{out(func(e *e) { e.Probes = []string{"icmp:host"} }), InvalidArgument, "is none"},
+			`probe "udp:192.0.2.1" is not valid; write icmp:ADDRESS`},
+		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1"} }), InvalidArgument, "is not valid; write"},
+		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:0"} }), InvalidArgument, "is not valid; write"},
+		{out(func(e *e) { e.Probes = []string{"tcp:192.0.2.1:65536"} }), InvalidArgument, "is not valid; write"},
+		{out(func(e *e) { e.Probes = []string{"icmp:host"} }), InvalidArgument, "is not valid; write"},
 		{out(func(e *e) { e.Probes = []string{"icmp:192.0.2.1", "icmp:192.0.2.1"} }), InvalidArgument,
 			"icmp:192.0.2.1 is there twice"},
 		{out(func(e *e) { e.Probes = []string{"icmp:192.0.3.1"} }), InvalidArgument, "lies in none of its destinations"},
@@ -134,7 +135,7 @@ func TestDefineEgressIsRefused(t *testing.T) {
 			"lies in pool default"},
 		{out(func(e *e) { e.Destinations = []string{"0.0.0.0/0"}; e.Probes = []string{"tcp:10.4.0.1:80"} }), InvalidArgument,
 			"lies in the overlay"},
-		{egress("db/out", "192.0.2.0/24", 1), AlreadyExists, "egress db/out exists and is another"},
+		{egress("db/out", "192.0.2.0/24", 1), AlreadyExists, "egress db/out exists with other properties"},
 	} {
 		w.refused(define(c.e), c.code, strings.Split(c.words, "|")...)
 	}
@@ -265,7 +266,7 @@ func TestEndpointsPassWhatIsTaken(t *testing.T) {
 		t.Errorf("reserved %s", r)
 	}
 	w.refused(setEgress(egress("web/out", "", 3, "10.64.0.1", "10.64.0.3", "10.64.0.7"), "addresses"), AlreadyExists,
-		"10.64.0.3 is the tunnels' end of slot web/out#1")
+		"10.64.0.3 is the tunnel endpoint of slot web/out#1")
 }
 
 // A block rests after it was an egress's as after any other use.
@@ -325,15 +326,15 @@ func TestOthersAreRefusedWhatAnEgressHas(t *testing.T) {
 	w.must(define(e)) // its endpoint is 10.64.0.0, its block is 0 of the pool
 	w.refused(keep("", "203.0.113.4", "web", "x"), AlreadyExists, "203.0.113.4 is the source address of slot web/out#0")
 	w.refused(keep("", "203.0.113.7", "web", "x"), AlreadyExists, "3fff:1::7 is the source address of slot web/out#0")
-	w.refused(keep("", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnels' end of slot web/out#0")
-	w.refused(claim("a", "", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnels' end of slot web/out#0")
+	w.refused(keep("", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnel endpoint of slot web/out#0")
+	w.refused(claim("a", "", "10.64.0.0", "web", "x"), AlreadyExists, "10.64.0.0 is the tunnel endpoint of slot web/out#0")
 	w.must(giveUp("a", "", "10.64.0.0")) // what nobody has is given up already
 	w.refused(release("", "default", 0), FailedPrecondition, "block 10.64.0.0/30 of pool default holds addresses of "+
 		"egress web/out")
 	w.refused(release("", "public", 2), FailedPrecondition, "block 203.0.113.4/31 of pool public holds addresses of "+
 		"egress web/out")
 	w.refused(imports(false, nil, importBlock("public", "203.0.113.4/31", "a", "")), FailedPrecondition,
-		"it belongs to nobody, being reserved (egress web/out) here")
+		"it belongs to nobody (reserved: egress web/out) here")
 	w.refused(removePool("public"), FailedPrecondition, "egresses have addresses in it (web/out)")
 	w.refused(removePool("default"), FailedPrecondition, "egresses have addresses in it (web/out)")
 	w.must(removePool("four"))
@@ -443,7 +444,7 @@ func TestAssignSlot(t *testing.T) {
 	w.refused(assign("web/out", 0, "c", 0), FailedPrecondition, "node c cannot have slot 0 of egress web/out: it lacks "+
 		"a label")
 	w.refused(assign("web/out", 0, "a", 7), FailedPrecondition, "slot web/out#0 is fenced: it is at epoch 0 with no "+
-		"owner, and this was decided at epoch 7")
+		"owner, and this command was decided at epoch 7")
 
 	first := w.must(assign("web/out", 0, "a", 0)).GetSlot()
 	want := &skeinv1.EgressSlot{Namespace: "web", Name: "out", NodeId: id("a"), Epoch: w.s.Index(),

@@ -193,7 +193,7 @@ func TestRevokedSlotOwner(t *testing.T) {
 func TestFromProtoRefusesEgresses(t *testing.T) {
 	w := gated(t)
 	for what, spoil := range map[string]func(*skeinv1.State){
-		`egress "db"/"out": it makes no sense or is there twice`: func(p *skeinv1.State) {
+		`egress "db"/"out": it is malformed or listed twice`: func(p *skeinv1.State) {
 			p.Egresses = append(p.Egresses,
 				p.Egresses[0])
 		},
@@ -202,19 +202,19 @@ func TestFromProtoRefusesEgresses(t *testing.T) {
 		"egress  ":             func(p *skeinv1.State) { p.Egresses[0].CreatedIndex = p.Egresses[0].ChangedIndex + 1 },
 		"egress   ":            func(p *skeinv1.State) { p.Egresses[0].ChangedIndex = 1 << 40 },
 		"in no reserved block": func(p *skeinv1.State) { p.Blocks = p.Blocks[1:] },
-		"it holds 2 slots, and its egresses have 3":      func(p *skeinv1.State) { p.Slots = p.Slots[1:] },
-		`slot 0 of egress "db"/"out": it is there twice`: func(p *skeinv1.State) { p.Slots = append(p.Slots, p.Slots[0]) },
-		"not of the egress":                              func(p *skeinv1.State) { p.Slots[0].Number = 7 },
-		"not of the egress ":                             func(p *skeinv1.State) { p.Slots[0].Name = "no" },
-		"makes no sense, or":                             func(p *skeinv1.State) { p.Slots[0].Epoch = 1 << 40 },
-		"makes no sense, or ": func(p *skeinv1.State) {
+		"it holds 2 slots, and its egresses have 3":       func(p *skeinv1.State) { p.Slots = p.Slots[1:] },
+		`slot 0 of egress "db"/"out": it is listed twice`: func(p *skeinv1.State) { p.Slots = append(p.Slots, p.Slots[0]) },
+		"not of the egress":                               func(p *skeinv1.State) { p.Slots[0].Number = 7 },
+		"not of the egress ":                              func(p *skeinv1.State) { p.Slots[0].Name = "no" },
+		"is impossible, or":                               func(p *skeinv1.State) { p.Slots[0].Epoch = 1 << 40 },
+		"is impossible, or ": func(p *skeinv1.State) {
 			p.Slots[0].Epoch = p.Egresses[0].CreatedIndex
 		},
-		"makes no sense, or  ":   func(p *skeinv1.State) { p.Slots[0].Epoch = 0 },
-		"makes no sense, or   ":  func(p *skeinv1.State) { p.Slots[0].Epoch = p.Slots[1].Epoch },
-		"makes no sense, or    ": func(p *skeinv1.State) { p.Slots[0].NodeId = "" },
-		"never was a member":     func(p *skeinv1.State) { p.Slots[0].NodeId = id("x") },
-		"never was a member ":    func(p *skeinv1.State) { p.Slots[0].FromNodeId = id("x") },
+		"is impossible, or  ":   func(p *skeinv1.State) { p.Slots[0].Epoch = 0 },
+		"is impossible, or   ":  func(p *skeinv1.State) { p.Slots[0].Epoch = p.Slots[1].Epoch },
+		"is impossible, or    ": func(p *skeinv1.State) { p.Slots[0].NodeId = "" },
+		"never was a member":    func(p *skeinv1.State) { p.Slots[0].NodeId = id("x") },
+		"never was a member ":   func(p *skeinv1.State) { p.Slots[0].FromNodeId = id("x") },
 	} {
 		p := proto.CloneOf(w.s.Proto())
 		spoil(p)

@@ -172,7 +172,7 @@ func TestFromProtoRefusesPools(t *testing.T) {
 		"exceeds the quota":         func(p *skeinv1.State) { p.Grants[0].Addresses = 21 },
 		"grant of pool":             func(p *skeinv1.State) { p.Grants = append(p.Grants, p.Grants[0]) },
 		"grant of pool ":            func(p *skeinv1.State) { p.Grants[0].Addresses = 0 },
-		"its subnets make no sense": func(p *skeinv1.State) { p.Cluster = nil },
+		"its subnets are malformed": func(p *skeinv1.State) { p.Cluster = nil },
 	} {
 		p := proto.CloneOf(w.s.Proto())
 		spoil(p)

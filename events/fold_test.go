@@ -150,16 +150,16 @@ func TestFromProtoRefuses(t *testing.T) {
 	w.must(withID("r2", admit("c", "1")))
 	w.must(revoke(id("c")))
 	for what, spoil := range map[string]func(*skeinv1.State){
-		"there twice":   func(p *skeinv1.State) { p.Nodes = append(p.Nodes, p.Nodes[0]) },
-		"malformed":     func(p *skeinv1.State) { p.Nodes[0] = &skeinv1.Node{Id: "x"} },
-		"revoked node":  func(p *skeinv1.State) { p.Revoked = append(p.Revoked, p.Revoked[0]) },
-		"address":       func(p *skeinv1.State) { p.Revoked[0] = &skeinv1.RevokedNode{Node: p.Nodes[0]} },
-		"no live node":  func(p *skeinv1.State) { p.Servers[0] = &skeinv1.Server{NodeId: p.Revoked[0].GetNode().GetId()} },
-		"server":        func(p *skeinv1.State) { p.Servers = append(p.Servers, p.Servers[0]) },
-		"token":         func(p *skeinv1.State) { p.Tokens = append(p.Tokens, p.Tokens[0]) },
-		"out of order":  func(p *skeinv1.State) { slices.Reverse(p.Answers) },
-		"out of order ": func(p *skeinv1.State) { p.Index = 3 },
-		"may hold 4096": func(p *skeinv1.State) { p.Answers = make([]*skeinv1.Answer, MaxAnswers+1) },
+		"there twice":     func(p *skeinv1.State) { p.Nodes = append(p.Nodes, p.Nodes[0]) },
+		"malformed":       func(p *skeinv1.State) { p.Nodes[0] = &skeinv1.Node{Id: "x"} },
+		"revoked node":    func(p *skeinv1.State) { p.Revoked = append(p.Revoked, p.Revoked[0]) },
+		"address":         func(p *skeinv1.State) { p.Revoked[0] = &skeinv1.RevokedNode{Node: p.Nodes[0]} },
+		"not a live node": func(p *skeinv1.State) { p.Servers[0] = &skeinv1.Server{NodeId: p.Revoked[0].GetNode().GetId()} },
+		"server":          func(p *skeinv1.State) { p.Servers = append(p.Servers, p.Servers[0]) },
+		"token":           func(p *skeinv1.State) { p.Tokens = append(p.Tokens, p.Tokens[0]) },
+		"out of order":    func(p *skeinv1.State) { slices.Reverse(p.Answers) },
+		"out of order ":   func(p *skeinv1.State) { p.Index = 3 },
+		"may hold 4096":   func(p *skeinv1.State) { p.Answers = make([]*skeinv1.Answer, MaxAnswers+1) },
 		"does not know": func(p *skeinv1.State) {
 			p.ProtoReflect().SetUnknown(protowire.AppendTag(nil, 99, protowire.StartGroupType))
 		},

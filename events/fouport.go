@@ -34,7 +34,7 @@ func (d *decision) setFoUPort(next *skeinv1.Settings) error {
 	}
 	for n := range d.s.nodes.all() {
 		if n.GetMaxSchema() < fouSchema {
-			return refuse(FailedPrecondition, "setting fou_port: node %s runs a version that knows port %d alone: upgrade "+
+			return refuse(FailedPrecondition, "setting fou_port: node %s runs a version that knows only port %d: upgrade "+
 				"skein on %s, "+
 				"or remove it", n.GetName(), old.GetFouPort(), n.GetName())
 		}

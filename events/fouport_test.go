@@ -26,7 +26,7 @@ func TestFoUPortChanges(t *testing.T) {
 	if have := w.s.Settings().GetFouPort(); have != defaultFoUPort {
 		t.Fatalf("a new cluster has port %d", have)
 	}
-	refused(set(6000), FailedPrecondition, "setting fou_port: node a runs a version that knows port 5555 alone: upgrade "+
+	refused(set(6000), FailedPrecondition, "setting fou_port: node a runs a version that knows only port 5555: upgrade "+
 		"skein on a")
 	refused(set(65_536), InvalidArgument, "setting fou_port: 65536 is out of range; use 1 to 65535")
 	for port, what := range map[uint32]string{51820: "WireGuard", 3478: "STUN", 7946: "gossip"} {

@@ -105,7 +105,7 @@ func TestImportConflicts(t *testing.T) {
 		`pool name "Bad"`,
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would give it to node b",
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would reserve it reserved there",
-		"block 10.66.0.32/27 of pool p: it belongs to nobody, being reserved (mine) here, and the import would give it to " +
+		"block 10.66.0.32/27 of pool p: it belongs to nobody (reserved: mine) here, and the import would give it to " +
 			"node a",
 		"10.66.0.64/28 is no block of pool p, whose blocks have 2^5 addresses of 10.66.0.0/24 10.67.0.0/24",
 		`block 10.66.0.64/27: pool "no" does not exist`,

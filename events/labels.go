@@ -118,8 +118,8 @@ func Relabel(n *skeinv1.Node, node string, set map[string]string, remove []strin
 func ofKubernetes(n *skeinv1.Node, node, key, change string) error {
 	if node == "" {
 		return refuse(FailedPrecondition, "label %.80q: labels under %s are those of Nodes in Kubernetes, and member "+
-			"%s is none: choose a key without that prefix", key, KubernetesPrefix, n.GetName())
+			"%s is not one: choose a key without that prefix", key, KubernetesPrefix, n.GetName())
 	}
-	return refuse(FailedPrecondition, "label %.80q: labels under %s are those of Node %s in Kubernetes, and the "+
-		"apiserver has the say about them: run `kubectl label node %s %.80s`", key, KubernetesPrefix, node, node, key+change)
+	return refuse(FailedPrecondition, "label %.80q: labels under %s are those of Node %s in Kubernetes, and only "+
+		"the apiserver can change them: run `kubectl label node %s %.80s`", key, KubernetesPrefix, node, node, key+change)
 }

@@ -86,7 +86,7 @@ func TestRelabel(t *testing.T) {
 		"of a Node, removed": {"n1", nil, []string{"skein.dev/gateway"}, FailedPrecondition,
 			"run `kubectl label node n1 skein.dev/gateway-`"},
 		"of no Node, and set": {"", m{"skein.dev/a": "b"}, nil, FailedPrecondition,
-			"member gw1 is none: choose a key without that prefix"},
+			"member gw1 is not one: choose a key without that prefix"},
 	} {
 		if have, err := Relabel(n, c.node, c.set, c.remove); CodeOf(err) != c.code ||
 			!strings.Contains(err.Error(), c.says) {

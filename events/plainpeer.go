@@ -167,8 +167,8 @@ func (s *State) dropPlainPeer(name string) {
 func (s *State) loadPlainPeers(p *skeinv1.State) error {
 	for _, v := range p.GetPlainPeers() {
 		if s.PlainPeer(v.GetName()) != nil || !s.setPlainPeer(v) {
-			return fmt.Errorf("plain peer %q: it makes no sense, is there twice, or something of it is somebody else's",
-				v.GetName())
+			return fmt.Errorf("plain peer %q: it is malformed or duplicate, or its key, an address or a network belongs to "+
+				"another", v.GetName())
 		}
 	}
 	return nil
@@ -180,8 +180,8 @@ func (d *decision) setPlainPeer(c *skeinv1.SetPlainPeer) error {
 		return err
 	}
 	if life := time.Duration(c.GetLifetimeNanos()); life < 0 || life > MaxPlainLifetime {
-		return refuse(InvalidArgument, "plain peer %s: it shall expire after %s; choose up to %s, or leave it out",
-			want.GetName(), life, MaxPlainLifetime)
+		return refuse(InvalidArgument, "plain peer %s: an expiry after %s is out of range; choose up to %s, or leave it "+
+			"out", want.GetName(), life, MaxPlainLifetime)
 	}
 	old := d.s.PlainPeer(want.GetName())
 	switch {
@@ -191,7 +191,7 @@ func (d *decision) setPlainPeer(c *skeinv1.SetPlainPeer) error {
 			old.GetName(), old.GetIpv4())
 	case old == nil && d.s.plain.n >= MaxPlainPeers:
 		return refuse(ResourceExhausted,
-			"there are %d plain peers, and no more are carried: remove those that are not used with skein peer remove",
+			"there are %d plain peers, the most that are allowed: remove those that are not used with skein peer remove",
 			MaxPlainPeers)
 	}
 	next, err := d.newPlainPeer(want, old)
@@ -254,8 +254,8 @@ func (d *decision) newPlainPeer(want, old *skeinv1.PlainPeer) (*skeinv1.PlainPee
 				n.GetName())
 		}
 		if len(v.GetSealed()) == 0 || len(v.GetSealed()) > MaxSealedBytes {
-			return nil, refuse(InvalidArgument, "plain peer %s: the secrets for its carrier %s have %d bytes",
-				want.GetName(), n.GetName(), len(v.GetSealed()))
+			return nil, refuse(InvalidArgument, "plain peer %s: the secrets for its carrier %s have %d bytes; want 1 to %d",
+				want.GetName(), n.GetName(), len(v.GetSealed()), MaxSealedBytes)
 		}
 		if n.GetMaxSchema() < plainPeerSchema {
 			return nil, refuse(FailedPrecondition,
@@ -291,7 +291,7 @@ func plainIPv6(c identity.ClusterID, key []byte) netip.Addr {
 func (s *State) lastIPv4() (netip.Addr, error) {
 	pool, err := netip.ParsePrefix(s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > 30 {
-		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix",
+		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is not a usable IPv4 prefix",
 			s.Cluster().GetOverlayIpv4())
 	}
 	first := number(pool.Masked().Addr()) + 1
@@ -311,7 +311,8 @@ func (d *decision) checkPlainPeerFree(p *skeinv1.PlainPeer) error {
 			n.GetIpv4())
 	}
 	if bytes.Equal(p.GetPublicKey(), p.GetCarrierKey()) {
-		return refuse(InvalidArgument, "plain peer %s: its key and its carriers' are the same", name)
+		return refuse(InvalidArgument, "plain peer %s: its key and its carriers' are the same; make a new one with wg "+
+			"genkey", name)
 	}
 	for _, k := range [][]byte{p.GetPublicKey(), p.GetCarrierKey()} {
 		if holder, ok := d.s.keys.get(textKey(string(k)), string(k)); ok && holder != owner {
@@ -353,15 +354,15 @@ func (d *decision) checkPlainNetwork(p *skeinv1.PlainPeer, text string) (netip.P
 		return n, refuse(InvalidArgument, "plain peer %s: %s has host bits set; write %s", name, n, n.Masked())
 	case !addr.Private(n):
 		return n, refuse(InvalidArgument,
-			"plain peer %s: %s is not private, and only private networks are led to a plain peer; for the way to others there "+
-				"are egresses",
+			"plain peer %s: %s is not private, and only private networks are routed to a plain peer; use an egress to reach "+
+				"others",
 			name, n)
 	}
 	for _, o := range d.s.overlays() {
 		if o.Overlaps(n) {
 			return n, refuse(AlreadyExists,
-				"plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; its own address is the "+
-					"log's to give",
+				"plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; leave it out: skein "+
+					"chooses the peer's own address",
 				name, n, o)
 		}
 	}

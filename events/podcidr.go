@@ -109,7 +109,7 @@ func (s *State) dropPodNets(id string) {
 func (s *State) loadPodCIDRs(p *skeinv1.State) error {
 	for _, n := range p.GetNodes() {
 		if n.GetPodCidrs() != nil && !s.setPodCIDRs(n.GetId(), n.GetPodCidrs()) {
-			return fmt.Errorf("node %q (%q): its pods' networks make no sense, or are somebody else's", n.GetId(), n.GetName())
+			return fmt.Errorf("node %q (%q): its pods' networks are malformed or belong to another", n.GetId(), n.GetName())
 		}
 	}
 	return nil
@@ -238,7 +238,7 @@ func (d *decision) readPodCIDRs(n *skeinv1.Node, c *skeinv1.PodCidrs) (*skeinv1.
 	}
 	out := &skeinv1.PodCidrs{KubernetesNode: c.GetKubernetesNode(), Cidrs: plainPrefixes(c.GetCidrs())}
 	if len(out.GetCidrs()) > MaxPodCIDRs {
-		return nil, refuse(InvalidArgument, "node %s: %d pod CIDRs are too many; at most %d are led", n.GetName(),
+		return nil, refuse(InvalidArgument, "node %s: %d pod CIDRs are too many; at most %d are routed", n.GetName(),
 			len(out.GetCidrs()), MaxPodCIDRs)
 	}
 	ranges := d.s.settings.get().GetPodRanges()

@@ -127,7 +127,7 @@ func TestPools(t *testing.T) {
 		t.Fatalf("the pool is %v", have)
 	}
 	w.does(createPool(p), "") // as it is
-	w.refused(createPool(pool("web", 5, "10.64.0.0/26")), AlreadyExists, "pool web exists and is another",
+	w.refused(createPool(pool("web", 5, "10.64.0.0/26")), AlreadyExists, "pool web exists with other properties",
 		"skein pool extend web")
 	w.refused(createPool(pool("b", 4, "10.64.0.32/27")), AlreadyExists, "pool b: subnet 10.64.0.32/27 overlaps "+
 		"10.64.0.0/26 of pool web")
@@ -136,7 +136,8 @@ func TestPools(t *testing.T) {
 		"overlaps 10.64.0.0/26 of pool web")
 	other := pool("b", 4, "10.65.0.0/26")
 	other.Namespaces = []string{"shop"}
-	w.refused(createPool(other), AlreadyExists, "pool b: namespace shop is served by pool web, and by one pool only")
+	w.refused(createPool(other), AlreadyExists, "pool b: namespace shop is served by pool web, and only "+
+		"one pool may serve it")
 
 	if w.s.PoolOfNamespace("shop") != have || w.s.PoolOfNamespace("x") != nil || w.s.MayUse("x", "web") ||
 		!w.s.MayUse("db", "web") || w.s.MayUse("db", "no") {
@@ -177,8 +178,8 @@ func TestPools(t *testing.T) {
 
 	w.must(allocate("a", "web", 2))
 	w.must(reserve("", "10.64.0.40", "spare"))
-	w.refused(removePool("web"), FailedPrecondition, "pool web is used: 3 of its blocks belong to a (2), nobody, being "+
-		"reserved (1); stop new use with skein pool drain web")
+	w.refused(removePool("web"), FailedPrecondition, "pool web is used: 3 of its blocks belong to a (2), nobody (1 "+
+		"reserved); stop new use with skein pool drain web")
 	w.must(release("a", "web", 0, 1))
 	w.must(release("", "web", 2))
 	w.does(removePool("web"), "PoolRemoved web")
@@ -205,13 +206,14 @@ func TestReserveAndRelease(t *testing.T) {
 	w.does(reserve("p", "10.64.0.20", "first"), "BlockReserved 10.64.0.16/28 first")
 	w.does(reserve("", "10.64.0.16/28", "second"), "")
 	w.refused(release("b", "p", 0), FailedPrecondition, "block 10.64.0.0/28 of pool p does not belong to node b but to "+
-		"node a: only who has it gives it back")
-	w.refused(release("b", "p", 1), FailedPrecondition, "to nobody, being reserved (first)")
+		"node a: only its owner can give it back")
+	w.refused(release("b", "p", 1), FailedPrecondition, "to nobody (reserved: first)")
 	w.refused(release("", "p", 0), FailedPrecondition, "is not reserved: it belongs to node a", "skein node revoke")
 	w.refused(release("a", "p", 0, 1), FailedPrecondition, "does not belong to node a") // none of both
 	w.refused(release("a", "p", 4), NotFound, "pool p has no block 4: its blocks are 0 to 3")
 	w.refused(release("no", "p", 0), NotFound, "is not a member")
-	w.refused(release("a", "p", make([]uint64, MaxReleased+1)...), InvalidArgument, "1025 blocks at once")
+	w.refused(release("a", "p", make([]uint64, MaxReleased+1)...), InvalidArgument, "1025 blocks cannot be released at "+
+		"once")
 	w.does(release("a", "p", 0, 3, 0), "BlockReleased p/0 empty")
 	w.does(release("a", "p", 0), "")
 	w.does(&skeinv1.Command{Body: &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: &skeinv1.ReleaseBlocks{

@@ -194,7 +194,7 @@ func (s *State) loadRanges(p *skeinv1.State) error {
 	last := uint64(0)
 	for _, v := range p.GetSiteRanges() {
 		if v.GetIndex() <= last || !s.past(v.GetIndex(), p) || !s.allotRange(v) {
-			return fmt.Errorf("range %s %s of site %q: it makes no sense, overlaps another, or its index %d is out of order",
+			return fmt.Errorf("range %s %s of site %q: it is malformed, overlaps another, or its index %d is out of order",
 				v.GetIpv4(), v.GetIpv6(), v.GetSite(), v.GetIndex())
 		}
 		last = v.GetIndex()

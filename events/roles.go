@@ -164,7 +164,7 @@ func Authorise(s *State, c *skeinv1.Command) error {
 	}
 	rule, ok := RuleOf(c)
 	if !ok {
-		return refuse(InvalidArgument, "the command is unknown to the leader, or empty: upgrade skein on the servers")
+		return refuse(InvalidArgument, "the leader does not know the command, or it is empty: upgrade skein on the servers")
 	}
 	switch right := rule.Of(role); {
 	case right == No:
@@ -181,8 +181,8 @@ func (s *State) authoriseParts(c *skeinv1.Command, role Role) error {
 	case *skeinv1.Command_ChangeNode:
 		own := b.ChangeNode.GetNodeId() == c.GetIssuer()
 		if !own && (b.ChangeNode.GetMinSchema() != 0 || b.ChangeNode.GetMaxSchema() != 0) {
-			return refuse(PermissionDenied, "which events a node folds is for that node to say, and not for %s",
-				s.called(c.GetIssuer()))
+			return refuse(PermissionDenied, "only %s itself may say which event schemas it folds, and not %s",
+				s.called(b.ChangeNode.GetNodeId()), s.called(c.GetIssuer()))
 		}
 		if role == RoleAgent && (b.ChangeNode.GetName() != "" || b.ChangeNode.GetSetLabels() ||
 			len(b.ChangeNode.GetSettingsFields()) > 0) {
@@ -191,7 +191,7 @@ func (s *State) authoriseParts(c *skeinv1.Command, role Role) error {
 		}
 	case *skeinv1.Command_AdmitNode:
 		if len(b.AdmitNode.GetTokenSecret()) == 0 && role != RoleServer {
-			return refuse(PermissionDenied, "%s handed a join on without the token's secret, as versions older than roles do: "+
+			return refuse(PermissionDenied, "%s passed a join on without the token's secret, as versions before roles do: "+
 				"join at a server, or upgrade skein on %[1]s",
 				s.called(c.GetIssuer()))
 		}

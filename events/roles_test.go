@@ -95,7 +95,7 @@ func TestAuthoriseRefuses(t *testing.T) {
 		"nobody":                    {by("", rotateGossip()), "issuer"},
 		"a stranger":                {by(idOf("stranger").String(), rotateGossip()), "is not a member"},
 		"one that was revoked":      {by(idOf("other").String(), rotateGossip()), "was revoked"},
-		"an empty command":          {&skeinv1.Command{Issuer: admin}, "unknown to the leader, or empty"},
+		"an empty command":          {&skeinv1.Command{Issuer: admin}, "does not know the command, or it is empty"},
 		"an agent, and who may":     {by(agent, rotateGossip()), "run it on "},
 		"an agent, and the way out": {by(agent, rotateGossip()), "`skein node grant agent admin`"},
 		"an agent names itself anew": {by(agent, changeNode("agent", "boss", nil)), "may not change its name, labels " +
@@ -106,7 +106,7 @@ func TestAuthoriseRefuses(t *testing.T) {
 			"may not change its name, labels or settings"},
 		"an admin, another's site":       {by(admin, setNode("agent", &skeinv1.NodeSettings{SiteSet: true}, "site")), ""},
 		"an agent's own schemas":         {by(agent, schemas(agent, 1, 2)), ""},
-		"an admin, another's schemas":    {by(admin, schemas(agent, 1, 1)), "for that node to say"},
+		"an admin, another's schemas":    {by(admin, schemas(agent, 1, 1)), "itself may say which event schemas it folds"},
 		"an admin, another's labels":     {by(admin, changeNode("agent", "", map[string]string{"egress": "yes"})), ""},
 		"an admin, another's key":        {by(admin, rotateKey("agent", "mine")), "for itself only"},
 		"a join with the secret":         {by(agent, admit("new", "1", secret)), ""},

@@ -89,7 +89,7 @@ func checkNodeSettings(what string, v *skeinv1.NodeSettings) error {
 	switch v.GetLeader() {
 	case "", "yes", "no":
 	default:
-		return refuse(InvalidArgument, "%s: leader %.80q is not allowed; use yes or no, or nothing", what,
+		return refuse(InvalidArgument, "%s: leader %.80q is not allowed; use yes or no, or leave it empty", what,
 			v.GetLeader())
 	}
 	if e := v.GetForceEndpoint(); e != "" && !isEndpoint(e) {
@@ -105,11 +105,12 @@ func checkNodeSettings(what string, v *skeinv1.NodeSettings) error {
 		}
 	}
 	if k := v.GetPersistentKeepalive(); k > maxNodeKeepalive {
-		return refuse(InvalidArgument, "%s: a keepalive each %d seconds is out of range; use 1 to %d, or 0 for none",
+		return refuse(InvalidArgument, "%s: a keepalive every %d seconds is out of range; use 1 to %d, or 0 for none",
 			what, k, maxNodeKeepalive)
 	}
 	if !v.GetSiteSet() && v.GetSite() != "" || len(v.ProtoReflect().GetUnknown()) > 0 {
-		return refuse(InvalidArgument, "%s: the settings are not in their form: upgrade skein", what)
+		return refuse(InvalidArgument, "%s: the settings are not in canonical form, or have unknown fields: upgrade "+
+			"skein", what)
 	}
 	return nil
 }
@@ -176,7 +177,7 @@ func (d *decision) changeNodeSettings(n *skeinv1.Node, c *skeinv1.ChangeNode) er
 	about := slices.Contains(c.GetSettingsFields(), "leader") || slices.Contains(c.GetSettingsFields(), "site")
 	if about && next.GetLeader() == "yes" && !next.GetSiteSet() {
 		return refuse(FailedPrecondition,
-			"node %[1]s is chosen to lead its site, which then has to be agreed, too: skein node set %[1]s --site SITE, "+
+			"node %[1]s is chosen to lead its site, so its site must be set too: skein node set %[1]s --site SITE, "+
 				"or --unset leader", n.GetName())
 	}
 	if err := d.checkSitesKnown("settings of nodes"); err != nil {
@@ -221,7 +222,7 @@ func (s *State) countSettings(n *skeinv1.Node, by int) {
 func (s *State) loadNodeSettings(p *skeinv1.State) error {
 	for _, n := range p.GetNodes() {
 		if n.GetSettings() != nil && !soundNodeSettings(n.GetSettings()) {
-			return fmt.Errorf("node %q (%q): its settings make no sense", n.GetId(), n.GetName())
+			return fmt.Errorf("node %q (%q): its settings are malformed", n.GetId(), n.GetName())
 		}
 		s.countSettings(n, 1)
 	}

@@ -68,7 +68,7 @@ func TestNodeSettings(t *testing.T) {
 			"node c: the site's name \"ssssssssssssssssssss\"… has 300 bytes: at most 64 are allowed"},
 		{&skeinv1.NodeSettings{SiteSet: true, Site: "a\x1b[31m"}, "site", "only printable characters are allowed"},
 		{&skeinv1.NodeSettings{Leader: "perhaps"}, "leader",
-			"node c: leader \"perhaps\" is not allowed; use yes or no, or nothing"},
+			"node c: leader \"perhaps\" is not allowed; use yes or no, or leave it empty"},
 		{&skeinv1.NodeSettings{ForceEndpoint: "198.18.0.1"}, "force_endpoint",
 			"want host:port, such as 192.0.2.7:51820"},
 		{&skeinv1.NodeSettings{ForceEndpoint: "a b:51820"}, "force_endpoint", "want host:port"},
@@ -134,7 +134,7 @@ func TestSitesNeedServersThatKnowThem(t *testing.T) {
 // A node that is chosen to lead cannot take that to another site by what it says of itself.
 func TestAChosenLeaderHasItsSiteInTheLog(t *testing.T) {
 	w := newPools(t)
-	const says = "node b is chosen to lead its site, which then has to be agreed, too"
+	const says = "node b is chosen to lead its site, so its site must be set too"
 	w.refused(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"), FailedPrecondition, says)
 	w.must(setNode("b", &skeinv1.NodeSettings{Leader: "yes", SiteSet: true, Site: "dc"}, "leader", "site"))
 	w.refused(setNode("b", nil, "site"), FailedPrecondition, says)
@@ -180,7 +180,7 @@ func TestForgedNodeSettings(t *testing.T) {
 			n.Settings = bad
 		}
 	}
-	if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), "its settings make no sense") {
+	if _, err := FromProto(p); err == nil || !strings.Contains(err.Error(), "its settings are malformed") {
 		t.Errorf("a snapshot with them gives %v", err)
 	}
 }

@@ -29,7 +29,7 @@ func (s *State) Proto() *skeinv1.State {
 // snapshot that no sequence of events can have made.
 func FromProto(p *skeinv1.State) (*State, error) {
 	if p == nil {
-		return nil, errors.New("snapshot: it is missing")
+		return nil, errors.New("the snapshot holds no state")
 	}
 	if len(p.ProtoReflect().GetUnknown()) > 0 {
 		return nil, fmt.Errorf("snapshot at %d: it holds parts that this skein does not know (it folds schemas %d to %d); "+
@@ -70,7 +70,7 @@ func (s *State) load(p *skeinv1.State) error {
 		id := v.GetNodeId()
 		h, ok := hexKey(id)
 		if !ok || find(&s.nodes, id) == nil || find(&s.servers, id) != nil {
-			return fmt.Errorf("server %q: it is no live node, or there twice", id)
+			return fmt.Errorf("server %q: it is not a live node, or listed twice", id)
 		}
 		s.putServer(h, v)
 	}

@@ -22,15 +22,15 @@ func (s *State) loadEgresses(p *skeinv1.State) error {
 	for _, e := range p.GetEgresses() {
 		if !s.past(e.GetCreatedIndex(), p) || !s.past(e.GetChangedIndex(), p) || e.GetChangedIndex() < e.GetCreatedIndex() ||
 			!s.makeEgress(e) {
-			return fmt.Errorf("egress %q/%q: it makes no sense or is there twice, or one of its addresses is somebody else's "+
-				"or in no reserved block", e.GetNamespace(), e.GetName())
+			return fmt.Errorf("egress %q/%q: it is malformed or listed twice, or one of its addresses belongs to another "+
+				"or lies in no reserved block", e.GetNamespace(), e.GetName())
 		}
 	}
 	seen, epochs := map[slotRef]bool{}, map[uint64]bool{} // of events that gave a slot or took it back: each did one thing
 	for _, v := range p.GetSlots() {
 		ref := slotRef{egressRef{v.GetNamespace(), v.GetName()}, v.GetNumber()}
 		if seen[ref] || epochs[v.GetEpoch()] || !s.loadSlot(v, p) {
-			return fmt.Errorf("slot %d of egress %q/%q: it is there twice or not of the egress, its epoch %d makes no sense, "+
+			return fmt.Errorf("slot %d of egress %q/%q: it is listed twice or not of the egress, its epoch %d is impossible, "+
 				"or its node %q never was a member",
 				v.GetNumber(), v.GetNamespace(), v.GetName(), v.GetEpoch(), v.GetNodeId())
 		}

@@ -22,7 +22,7 @@ func (s *State) allFreed() []*skeinv1.FreedBlock {
 func (s *State) loadPools(p *skeinv1.State) error {
 	for _, v := range p.GetPools() {
 		if v.GetCreatedIndex() > p.GetIndex() || !s.makePool(v) {
-			return fmt.Errorf("pool %q: its subnets make no sense, or its name, an address or a namespace is there twice",
+			return fmt.Errorf("pool %q: its subnets are malformed, or its name, an address or a namespace is there twice",
 				v.GetName())
 		}
 	}

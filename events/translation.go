@@ -123,7 +123,7 @@ func (s *State) dropTranslation(site, prefix string) {
 func (s *State) loadTranslations(p *skeinv1.State) error {
 	for _, t := range p.GetTranslations() {
 		if s.Translation(t.GetSite(), t.GetPrefix()) != nil || !s.setTranslation(t) {
-			return fmt.Errorf("translation of %s in %s: it makes no sense, is there twice, or its addresses are somebody else's",
+			return fmt.Errorf("translation of %s in %s: it is malformed or listed twice, or its addresses belong to another",
 				t.GetPrefix(), SiteText(t.GetSite()))
 		}
 	}
@@ -135,7 +135,8 @@ func (s *State) loadTranslations(p *skeinv1.State) error {
 func (s *State) checkTranslationFree(t *skeinv1.SiteTranslation, prefix, as netip.Prefix) error {
 	what := fmt.Sprintf("translation of %s in %s", prefix, SiteText(t.GetSite()))
 	if as.Overlaps(prefix) {
-		return refuse(InvalidArgument, "%s: %s overlaps it; other sites need addresses of their own for it", what, as)
+		return refuse(InvalidArgument, "%s: %s overlaps the network itself; choose addresses outside of it for the other "+
+			"sites", what, as)
 	}
 	for _, o := range s.translated {
 		same := o.message.GetSite() == t.GetSite()
@@ -203,7 +204,7 @@ func (d *decision) setSiteTranslation(c *skeinv1.SetSiteTranslation) error {
 	}
 	if prefix.Addr().Is4() != as.Addr().Is4() || prefix.Bits() != as.Bits() {
 		return refuse(InvalidArgument,
-			"translation of %s: %s has not as many addresses; each has one elsewhere, so name a /%d of the same family",
+			"translation of %s: %s differs in size or family; each address gets one elsewhere: name a /%d of the same family",
 			prefix, as, prefix.Bits())
 	}
 	next := &skeinv1.SiteTranslation{Site: want.GetSite(), Prefix: prefix.String(), As: as.String(), Since: d.c.GetTime(),
@@ -214,7 +215,7 @@ func (d *decision) setSiteTranslation(c *skeinv1.SetSiteTranslation) error {
 		return nil
 	case old == nil && d.s.translations.n >= MaxTranslations:
 		return refuse(ResourceExhausted,
-			"there are %d translations already, and no more are allowed: give a larger prefix one, or remove some",
+			"there are %d translations already, the most that are allowed: translate a larger prefix, or remove some",
 			d.s.translations.n)
 	}
 	if err := d.s.checkTranslationFree(next, prefix, as); err != nil {

@@ -77,11 +77,11 @@ func TestTranslations(t *testing.T) {
 		{translate("home", "nonsense", "10.201.9.0/24"), "prefix \"nonsense\": want a prefix such as 192.168.1.0/24"},
 		{translate("home", "198.51.100.0/24", "10.201.9.0/24"), "prefix 198.51.100.0/24 is not private"},
 		{translate("home", "192.168.3.0/24", "198.51.100.0/24"), "addresses elsewhere 198.51.100.0/24 is not private"},
-		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 has not as many addresses; each has one " +
-			"elsewhere, so name a /24"},
-		{translate("home", "192.168.3.0/24", "fd00::/24"), "fd00::/24 has not as many addresses"},
+		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 differs in size or family; each address " +
+			"gets one elsewhere: name a /24"},
+		{translate("home", "192.168.3.0/24", "fd00::/24"), "fd00::/24 differs in size or family"},
 		{translate(strings.Repeat("s", 300), "192.168.3.0/24", "10.201.9.0/24"), "has 300 bytes: at most 64 are allowed"},
-		{translate("home", "192.168.3.0/24", "192.168.3.0/24"), "192.168.3.0/24 overlaps it"},
+		{translate("home", "192.168.3.0/24", "192.168.3.0/24"), "192.168.3.0/24 overlaps the network itself"},
 		{translate("home", "192.168.3.0/24", "10.201.2.0/24"), "10.201.2.0/24 overlaps 10.201.2.0/24, which is " +
 			"192.168.1.0/24 of the default site elsewhere"},
 		{translate("home", "192.168.1.0/25", "10.201.9.0/25"), "it overlaps 192.168.1.0/24, which is translated already"},

@@ -130,7 +130,7 @@ func checkKey(what string, key []byte) error {
 
 func checkSchemas(low, high uint32) error {
 	if low > high {
-		return refuse(InvalidArgument, "event schemas %d to %d: the range is upside down", low, high)
+		return refuse(InvalidArgument, "event schemas %d to %d: the first is higher than the last", low, high)
 	}
 	return nil
 }

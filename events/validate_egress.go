@@ -72,7 +72,7 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 	}
 	if len(e.GetGateways()) == 0 {
 		return nil, nil, refuse(InvalidArgument, "egress %s names no label of its gateways: name at least one that only "+
-			"nodes have that may forward for it", ref)
+			"nodes allowed to forward for it have", ref)
 	}
 	if n := len(e.GetGateways()); n > MaxGatewayLabels {
 		return nil, nil, refuse(InvalidArgument, "egress %s names %d labels of its gateways: at most %d are allowed", ref, n,
@@ -86,8 +86,8 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 			"default of %d", ref, l, MinEgressLease, MaxEgressLease, DefaultEgressLease)
 	}
 	if l := e.GetDrainMillis(); l != 0 && (l < MinDrain || l > MaxDrain) {
-		return nil, nil, refuse(InvalidArgument, "egress %s: slots that drain for %d ms at most are out of range; use %d "+
-			"to %d, or 0 for the default of %d", ref, l, MinDrain, MaxDrain, DefaultDrain)
+		return nil, nil, refuse(InvalidArgument, "egress %s: a drain of at most %d ms is out of range; use %d to %d, or 0 "+
+			"for the default of %d", ref, l, MinDrain, MaxDrain, DefaultDrain)
 	}
 	switch e.GetSpread() {
 	case "", SpreadFlow:
@@ -294,8 +294,8 @@ func readProbes(ref egressRef, in []string, destinations []netip.Prefix) (out []
 		a, plain, ok := probeAddr(text)
 		switch {
 		case !ok:
-			return nil, refuse(InvalidArgument, "egress %s: probe %.80q is none; write icmp:ADDRESS, or tcp:ADDRESS:PORT with "+
-				"an IPv6 address in brackets", ref, text)
+			return nil, refuse(InvalidArgument, "egress %s: probe %.80q is not valid; write icmp:ADDRESS, or "+
+				"tcp:ADDRESS:PORT with an IPv6 address in brackets", ref, text)
 		case slices.Contains(out, plain):
 			return nil, refuse(InvalidArgument, "egress %s: probe %s is there twice; write it once", ref, plain)
 		case !slices.ContainsFunc(destinations, func(p netip.Prefix) bool { return p.Contains(a) }):

@@ -209,8 +209,8 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 	}
 	for _, ns := range p.GetNamespaces() {
 		if other, ok := s.namespaces.get(textKey(ns), ns); ok && other != p.GetName() {
-			return refuse(AlreadyExists, "pool %s: namespace %s is served by pool %s, and by one pool only; take it from "+
-				"there first", p.GetName(), ns, other)
+			return refuse(AlreadyExists, "pool %s: namespace %s is served by pool %s, and only one pool may serve it; "+
+				"take it from there first", p.GetName(), ns, other)
 		}
 	}
 	return nil

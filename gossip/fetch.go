@@ -33,7 +33,7 @@ const (
 )
 
 var (
-	errNobodySpeaks = errors.New("no node of it is known to be alive that could be asked; ask on a node of that site")
+	errNobodySpeaks = errors.New("no live node of that site is known here; ask on a node of that site")
 	errAskedTooMuch = errors.New("asked for this site's records too often")
 )
 

@@ -457,7 +457,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 	line := strings.TrimSpace(string(b))
 	text, isError := strings.CutPrefix(line, "[ERR] memberlist: ")
 	if isError && w.limit.Allow() {
-		w.log.Warn("memberlist complains", "text", text)
+		w.log.Warn("memberlist reports an error", "text", text)
 	} else if w.log.Enabled(context.Background(), slog.LevelDebug) {
 		w.log.Debug("memberlist says", "text", line)
 	}

@@ -70,7 +70,7 @@ func (p *pool) open() (err error) {
 		return err
 	}
 	if pace, err := newPacer(p.ml, p.queue, p.g.cfg.Lag); err != nil {
-		p.g.log.Warn("gossip looks for news ten times a second, also while there is none", "error", err)
+		p.g.log.Warn("gossip polls for news ten times a second, even while it is idle", "error", err)
 	} else {
 		p.pace.Store(pace)
 	}

@@ -109,7 +109,8 @@ func decodeRecord(s *skeinv1.SignedRecord) (*skeinv1.Record, identity.ID, error)
 	}
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE && len(s.GetRecord()) > maxPlaceBytes {
 		return nil, id, &RefusedError{Node: id, Reason: ErrTooLarge,
-			Detail: fmt.Sprintf("%d bytes only to say where it is, the limit is %d", len(s.GetRecord()), maxPlaceBytes)}
+			Detail: fmt.Sprintf("%d bytes in a record that only names its site, the limit is %d", len(s.GetRecord()),
+				maxPlaceBytes)}
 	}
 	if err := checkShape(r); err != nil {
 		return nil, id, &RefusedError{Node: id, Reason: reasonOf(err), Detail: err.Error()}
@@ -395,7 +396,7 @@ func checkPlace(r *skeinv1.Record) error {
 	place := &skeinv1.Record{NodeId: r.GetNodeId(), Epoch: r.GetEpoch(), Seq: r.GetSeq(), Time: r.GetTime(),
 		Site: r.GetSite(), Scope: r.GetScope()}
 	if !proto.Equal(place, r) {
-		return malformed("it is for everybody, to say only in which site its node is, and says more")
+		return malformed("a record for all sites may only name the site of its node, and this one says more")
 	}
 	return nil
 }

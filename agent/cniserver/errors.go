@@ -50,11 +50,12 @@ func asCNI(err error) *skeinv1.CNIError {
 		return &skeinv1.CNIError{Code: ipamCodes[ours.Code], Message: ours.Message,
 			Details: cmp.Or(ours.Advice, ipamAdvice[ours.Code])}
 	case errors.Is(err, context.Canceled):
-		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request was given up before its end: " + err.Error(),
-			Details: "what it had made is undone; try again"}
+		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request was cancelled: " + err.Error(),
+			Details: "everything that it had made was undone; try again"}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request took too long: " + err.Error(),
-			Details: "see `skein status` for what the agent waits for; what it had made is undone; try again"}
+			Details: "see `skein status` for what the agent waits for; everything that it had made was undone; try " +
+				"again"}
 	case errors.Is(err, podnet.ErrAddressInUse): // what lies beside the records is found when the agent looks for leaks
 		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: err.Error(), Details: "see who has it with `ip route " +
 			"show table all`; another try gets another address"}
@@ -62,7 +63,8 @@ func asCNI(err error) *skeinv1.CNIError {
 		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "let the namespace use a pool that " +
 			"has IPv4, or enable IPv6"}
 	case errors.Is(err, podnet.ErrInvalid):
-		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "see what the runtime passes"}
+		return &skeinv1.CNIError{Code: cni.CodeConfig, Message: err.Error(), Details: "see which parameters the " +
+			"container runtime passes"}
 	case errors.Is(err, podnet.ErrExists):
 		return &skeinv1.CNIError{Code: cni.CodeExists, Message: err.Error(), Details: "another plugin or an earlier ADD " +
 			"has made it: remove it, or choose another name for the interface"}

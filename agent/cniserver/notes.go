@@ -28,7 +28,8 @@ func (s *Server) ReadNotes(ctx context.Context) error {
 			return s.remove(ctx, n.Key, "", deletedAway)
 		})
 		if err != nil {
-			errs = append(errs, fmt.Errorf("note of %s of %s: %w", n.Interface, n.ContainerID, err))
+			errs = append(errs, fmt.Errorf("remove %s of container %s, as a note of the plugin asks: %w", n.Interface,
+				n.ContainerID, err))
 			continue
 		}
 		s.cfg.Log.Info("an attachment was removed while the agent was away", "container", n.ContainerID,
@@ -48,7 +49,7 @@ func (s *Server) watchNotes(ctx context.Context) {
 		case <-t.C:
 		}
 		if err := s.ReadNotes(ctx); err != nil {
-			s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
+			s.cfg.Log.Warn("cannot act on some notes of the CNI plugin", "error", err)
 		}
 	}
 }

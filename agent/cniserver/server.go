@@ -122,11 +122,11 @@ func Listen(socket string) (net.Listener, error) {
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, fmt.Errorf("listen on the CNI socket: %w", err)
 	}
 	if err := os.Chmod(socket, 0o600); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, fmt.Errorf("restrict the CNI socket to root: %w", err)
 	}
 	return l, nil
 }
@@ -135,7 +135,7 @@ func Listen(socket string) (net.Listener, error) {
 // way end. ctx ending makes them undo what they did.
 func (s *Server) Serve(ctx context.Context, l net.Listener) (stop func()) {
 	if err := s.ReadNotes(ctx); err != nil {
-		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
+		s.cfg.Log.Warn("cannot act on some notes of the CNI plugin", "error", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle(skeinv1connect.NewCNIServiceHandler(s, connect.WithReadMaxBytes(maxRequest),

@@ -306,7 +306,7 @@ func (s *Server) check(ctx context.Context, key podnet.Key, r *skeinv1.CNICheckR
 func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIGCResponse, error) {
 	began := time.Now()
 	if err := s.ReadNotes(ctx); err != nil {
-		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
+		s.cfg.Log.Warn("cannot act on some notes of the CNI plugin", "error", err)
 	}
 	valid := map[podnet.Key]bool{}
 	for _, a := range r.GetValid() {

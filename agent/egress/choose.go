@@ -193,7 +193,7 @@ func (c *chooser) slot(e PlaceEgress, s PlaceSlot, at spread) (Move, bool) {
 		m.To, m.Reason = c.best(e, s, at, true), "it had no owner"
 		return m, settled && !m.To.IsZero()
 	case owner == nil || !Eligible(owner.Labels, e.Gateways):
-		m.To, m.Reason = c.best(e, s, at, true), "its owner is no gateway of this egress any more"
+		m.To, m.Reason = c.best(e, s, at, true), "its owner is no longer a gateway of this egress"
 		if m.To.IsZero() && c.serving(owner, s) && c.in.Now.Sub(s.Unfit) < GetReady && c.coming(e, s) {
 			return m, false
 		}

@@ -32,7 +32,7 @@ const (
 )
 
 // errNotReady is for leases of a namespace that is still being made, or changed.
-var errNotReady = errors.New("the egress's network namespace is not yet as it shall be")
+var errNotReady = errors.New("the egress's network namespace is not set up yet")
 
 // gateway is the network namespace of one egress that this node is a gateway of, and what looks after it.
 type gateway struct {
@@ -102,7 +102,8 @@ func (gw *gateway) load() *Registry {
 		known, err = DecodeRegistry(b)
 	}
 	if err != nil {
-		gw.g.cfg.Log.Warn("the clients that this gateway knew are not read", "egress", gw.ref.String(), "error", err)
+		gw.g.cfg.Log.Warn("cannot read which clients this gateway knew; it learns them anew", "egress", gw.ref.String(),
+			"error", err)
 		return NewRegistry()
 	}
 	return known
@@ -184,7 +185,7 @@ func (gw *gateway) wait(ctx context.Context, version uint64) error {
 		case <-ctx.Done():
 			return errors.Join(err, ctx.Err())
 		case <-gw.ended:
-			return fmt.Errorf("this node is no gateway of egress %s any more", gw.ref)
+			return fmt.Errorf("this node is no longer a gateway of egress %s", gw.ref)
 		}
 	}
 }
@@ -258,7 +259,7 @@ func (gw *gateway) finish() {
 	if gone {
 		gw.removeClients()
 		if err := egressns.Remove(gw.file); err != nil {
-			gw.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", gw.ref.String(), "error", err)
+			gw.g.cfg.Log.Warn("cannot remove the network namespace of an egress", "egress", gw.ref.String(), "error", err)
 		}
 	}
 }
@@ -276,7 +277,7 @@ func (gw *gateway) countFlows() (draining bool) {
 	if e.GetDraining() > 0 && ns != nil {
 		flows, err := ns.Flows()
 		if err != nil {
-			gw.g.cfg.Log.Warn("whether slots that drain still have flows is not known", "egress", gw.ref.String(), "error", err)
+			gw.g.cfg.Log.Warn("cannot tell whether draining slots still have flows", "egress", gw.ref.String(), "error", err)
 		}
 		for n := events.Replicas(e); err == nil && n < e.GetReplicas(); n++ {
 			if flows[int(n)] == 0 {

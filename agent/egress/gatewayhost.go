@@ -73,7 +73,7 @@ func (g *Gateways) openHost() (*egresshost.Reconciler, error) {
 	}
 	changed := func() { g.host.runner.Mark(reconcile.Changed, g.host.target) }
 	if err := rec.Watch(changed); err != nil {
-		g.cfg.Log.Warn("what others change on the host of gateways is repaired late", "error", err)
+		g.cfg.Log.Warn("the host of gateways cannot be watched; what others change there is repaired late", "error", err)
 	}
 	return rec, nil
 }

@@ -175,7 +175,8 @@ func (g *Gateways) busy(ref Ref) bool {
 func (g *Gateways) open(ref Ref) *gateway {
 	number := g.number(ref)
 	if number == 0 {
-		g.problem(ref.String(), fmt.Sprintf("this node is a gateway of %d egresses already", maxEgresses))
+		g.problem(ref.String(), fmt.Sprintf("this node is a gateway of %d egresses already, the most that it serves",
+			maxEgresses))
 		return nil
 	}
 	if g.announcer == nil { // a node that is no gateway has perhaps no right to enter network namespaces
@@ -350,7 +351,7 @@ func holder(st *events.State) func(identity.ID, netip.Addr) error {
 func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 	n := st.Node(node)
 	if n == nil {
-		return fmt.Errorf("node %s is no member", node)
+		return fmt.Errorf("node %s is not a member", node)
 	}
 	if addr.String() == n.GetIpv4() || addr.String() == n.GetIpv6() {
 		return nil

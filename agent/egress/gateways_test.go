@@ -54,7 +54,7 @@ func TestAddressesOfANode(t *testing.T) {
 		}
 	}
 	if err := holder(s)(nodeID(9), netip.MustParseAddr("10.100.0.7")); err == nil || !strings.Contains(err.Error(),
-		"is no member") {
+		"is not a member") {
 		t.Errorf("a stranger's: %v", err)
 	}
 }

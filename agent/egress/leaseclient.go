@@ -417,7 +417,8 @@ func (r *LeaseClient) handOver(o Order) {
 		err := r.cfg.Peers.HandOver(ctx, o.Slot, o.Epoch, o.To)
 		r.post(func() {
 			if err != nil {
-				r.cfg.Tell(o.Slot, o.Slot.String()+": its connections did not get to node "+o.To.String()+": "+err.Error())
+				r.cfg.Tell(o.Slot, o.Slot.String()+": its connections could not be moved to node "+o.To.String()+": "+
+					err.Error())
 			}
 			if r.holders[o.Slot] == h {
 				r.do(h.HandedOver())

@@ -281,7 +281,7 @@ func (h *LeaseHolder) leave(was, s SlotState, now time.Time) []Order {
 		h.state, h.leaveAt = Leaving, now.Add(Handover)
 		return []Order{h.order(DoSilence), h.tell("%s: it goes to node %s", h.slot, s.Node)}
 	}
-	text := h.tell("%s: it is this node's no more: %s", h.slot, s.Reason)
+	text := h.tell("%s: it no longer belongs to this node: %s", h.slot, s.Reason)
 	return append(h.stop(), text, Order{Kind: DoRelease, Slot: h.slot, Epoch: was.Epoch})
 }
 

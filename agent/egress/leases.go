@@ -58,18 +58,18 @@ type Verdict struct {
 func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot SlotState) Verdict {
 	switch {
 	case slot.Node != from:
-		return Verdict{Reason: "the slot is " + nodeOrNobody(slot.Node) + "'s"}
+		return Verdict{Reason: "the slot belongs to " + nodeOrNobody(slot.Node)}
 	case slot.Epoch != epoch:
-		return Verdict{Reason: fmt.Sprintf("the slot is in epoch %d", slot.Epoch)}
+		return Verdict{Reason: fmt.Sprintf("the slot is at epoch %d", slot.Epoch)}
 	}
 	have := l.slots[slot.Slot]
 	if have != nil && epoch < have.epoch {
-		return Verdict{Reason: fmt.Sprintf("epoch %d was granted before", have.epoch)}
+		return Verdict{Reason: fmt.Sprintf("a later epoch, %d, has been granted already", have.epoch)}
 	}
 	if have == nil || have.node != from {
 		// Whoever says that it holds the present epoch was granted it, and so everybody else's lease was over then.
 		if free := l.freeFor(slot); free.After(now) && (have != nil || !held) {
-			return Verdict{Reason: "the former owner's lease may run", Retry: free.Sub(now)}
+			return Verdict{Reason: "the former owner's lease may still run", Retry: free.Sub(now)}
 		}
 	}
 	for _, a := range slot.Sources {

@@ -90,7 +90,7 @@ func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
 			continue
 		}
 		if other, twice := firstTaken(taken, client); twice {
-			refuse(c.GetKey(), "its address is that of "+other+" too")
+			refuse(c.GetKey(), "its address belongs to "+other+" too")
 			continue
 		}
 		for _, a := range client.addresses() {
@@ -127,7 +127,7 @@ func parseClient(node identity.ID, c *skeinv1.EgressClient) (Client, error) {
 	case out.Key == "" || len(out.Key) > 512:
 		return out, errors.New("its key is empty or longer than 512 bytes")
 	case c.GetSlot() > 1<<16:
-		return out, fmt.Errorf("slot %d is none", c.GetSlot())
+		return out, fmt.Errorf("slot %d is out of range", c.GetSlot())
 	case !rising(c.GetAlso()) || slices.Contains(c.GetAlso(), c.GetSlot()) || len(c.GetAlso()) > events.MaxReplicas:
 		return out, errors.New("the other slots that it has flows by are not in order, or its own is among them")
 	case c.GetIpv4() == "" && c.GetIpv6() == "":

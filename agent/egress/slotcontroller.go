@@ -140,7 +140,7 @@ func (k *SlotController) RenewLeases(ctx context.Context, from identity.ID,
 	defer k.mu.Unlock()
 	now, state := k.cfg.Now(), k.agreed()
 	if !slices.ContainsFunc(state.view.Nodes, func(n *skeinv1.Node) bool { return n.GetId() == from.String() }) {
-		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member", from))
+		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is not a member", from))
 	}
 	a := &skeinv1.RenewLeasesResponse{Index: state.view.Index}
 	for _, s := range r.GetReleased() { // before the wishes, so that a slot that comes back is granted at once

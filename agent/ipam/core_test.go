@@ -194,7 +194,7 @@ func TestWantedAddresses(t *testing.T) {
 	for _, want := range [][]string{
 		{"3: 10.64.0.7 belongs to pod ns/b since 2026-03-01T12:00:00Z; remove that pod first", "10.64.0.7"},
 		{"5: interface eth0 of container b has 10.64.0.7 and fd02::7 already", "fd02::7"},
-		{"1: 10.64.0.1 and fd02::2 do not belong together", "10.64.0.1", "fd02::2"},
+		{"1: 10.64.0.1 and fd02::2 are not one pod's two addresses", "10.64.0.1", "fd02::2"},
 		{"4: 10.64.0.6 was given back by pod ns/a and rests for 1m0s more", "10.64.0.6"},
 		{"2: 10.64.0.9 is in no block", "10.64.0.9"},
 		{"2: fd02::1 is in use: the kernel has a route for it to veth7", "10.64.0.1"},

@@ -56,13 +56,13 @@ func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	}
 	if s.Draining {
 		return record{}, nil, &Error{Exhausted, fmt.Sprintf("pool %s is being drained and gives nothing new", q.pool),
-			"name another pool for this namespace, or end the draining"}
+			"name another pool for this namespace, or run skein pool drain " + q.pool + " --undo"}
 	}
 	if limit, ok := s.Quotas[q.Namespace]; ok {
 		k := quotaKey{q.pool, q.Namespace}
 		if limit == 0 {
 			return record{}, nil, &Error{Exhausted, fmt.Sprintf("namespace %s may have no address of pool %s: its quota is 0",
-				q.Namespace, q.pool), "raise the quota of the pool"}
+				q.Namespace, q.pool), "raise the namespace's quota with skein pool set " + q.pool + " --quota"}
 		}
 		if c.quota[k]+1 > c.granted(k) {
 			return record{}, &need{kind: needGrant, pool: q.pool, namespace: q.Namespace}, nil
@@ -158,8 +158,8 @@ func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *E
 	b, off := c.find(q.Addresses[0])
 	for _, a := range q.Addresses[1:] {
 		if b2, off2 := c.find(a); b2 != b || off2 != off {
-			return record{}, nil, &Error{Invalid, fmt.Sprintf("%s and %s do not belong together", q.Addresses[0], a),
-				"ask for one of the two: the other family's follows from it"}
+			return record{}, nil, &Error{Invalid, fmt.Sprintf("%s and %s are not one pod's two addresses", q.Addresses[0], a),
+				"ask for one of the two: the other follows from it"}
 		}
 	}
 	if b == nil || b.view.Key.Pool != q.pool {

@@ -98,7 +98,7 @@ func (m *Manager) await(w *waiter, n need) error {
 	case <-f.done:
 		err = f.err
 	case <-probe:
-		err = errors.New("the last proposal was not decided, nor is this one")
+		err = errors.New("no server has decided the last request or this one yet")
 	case <-w.ctx.Done():
 		err = w.ctx.Err()
 	}
@@ -127,7 +127,7 @@ func (m *Manager) hopeless(n need, k taskKey, now time.Time) error {
 	}
 	if m.cfg.Leaderless != nil {
 		if d := m.cfg.Leaderless(); d > leaderlessFor {
-			return m.refused(n, fmt.Errorf("none has led the cluster for %s", d.Round(time.Second)))
+			return m.refused(n, fmt.Errorf("no server has led the cluster for %s", d.Round(time.Second)))
 		}
 	}
 	if since := now.Sub(m.failed); m.failure != nil && since < failFast {
@@ -301,8 +301,8 @@ func (m *Manager) end(t task, err error) {
 	b.delay = min(max(2*b.delay, low), high)
 	b.until = now.Add(b.delay/2 + rand.N(b.delay/2))
 	m.backoffs[t.taskKey] = b
-	m.log.Warn("the log did not give or take what this node asked for", "pool", t.pool, "namespace", t.namespace, "error",
-		err, "again_in", b.until.Sub(now))
+	m.log.Warn("the servers did not carry out what this node asked for; it will ask again", "pool", t.pool, "namespace",
+		t.namespace, "error", err, "again_in", b.until.Sub(now))
 }
 
 // need is what a task is for, in words for a user.

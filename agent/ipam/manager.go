@@ -279,7 +279,7 @@ func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
 			return Lease{}, err
 		}
 	}
-	return Lease{}, &Error{Unavailable, "others took what the servers gave to this node, again and again",
+	return Lease{}, &Error{Unavailable, "other requests kept taking the addresses that the servers gave to this node",
 		"try again later"}
 }
 

@@ -155,7 +155,7 @@ func (m *Manager) Problems() []Problem {
 	}
 	if m.failure != nil {
 		out = append(out, Problem{"pod addresses", fmt.Sprintf("no server decided about what this node asked for: %v",
-			m.failure), "addresses in this node's blocks are given on; see skein status for the servers"})
+			m.failure), "addresses in this node's blocks are still given out; see skein status for the servers"})
 	}
 	slices.SortFunc(out, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Message, b.Message))
@@ -196,7 +196,7 @@ func (m *Manager) strays() (out []Problem) {
 			list = append(list[:most:most], fmt.Sprintf("%d more", n))
 		}
 		out = append(out, Problem{subject, why[subject] + ", and in use here: " + strings.Join(list, ", "),
-			"start these pods anew, so that they get other addresses"})
+			"restart these pods, so that they get other addresses"})
 	}
 	return out
 }
@@ -215,7 +215,7 @@ func (m *Manager) place(a netip.Addr) (subject, reason string) {
 	subject = fmt.Sprintf("block %s of pool %s", at, p.GetName())
 	switch {
 	case b == nil:
-		return subject, "it is not this node's any more"
+		return subject, "it no longer belongs to this node"
 	case b.GetNodeId() == "":
 		return subject, fmt.Sprintf("it is reserved (%s)", b.GetReason())
 	}

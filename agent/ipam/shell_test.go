@@ -79,7 +79,7 @@ func TestLeaderlessClusterIsNotAsked(t *testing.T) {
 		since = time.Now().Add(-leaderlessFor - time.Second)
 		before, begin := g.proposals(), time.Now()
 		_, err := r.try("q")
-		if !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "none has led the cluster for 3s") ||
+		if !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "no server has led the cluster for 3s") ||
 			time.Since(begin) > 0 || !maps.Equal(g.proposals(), before) {
 			t.Fatalf("%v after %s", err, time.Since(begin))
 		}
@@ -340,7 +340,7 @@ func TestLostBlock(t *testing.T) {
 	}
 	want := []string{
 		"address 192.0.2.1: it lies in no address pool, and in use here: 192.0.2.1 of somebody else's link veth9",
-		"block 10.64.0.0/30 of pool default: it is not this node's any more, and in use here: 10.64.0.0 of pod ns/p",
+		"block 10.64.0.0/30 of pool default: it no longer belongs to this node, and in use here: 10.64.0.0 of pod ns/p",
 	}
 	if !slices.Equal(text, want) {
 		t.Fatalf("problems: %q", text)

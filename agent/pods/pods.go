@@ -83,7 +83,7 @@ func Open(c Config) (*Pods, error) {
 		return nil, err
 	}
 	for _, text := range odd {
-		c.Log.Warn("pods' addresses", "note", text)
+		c.Log.Warn("the record of pods' addresses was corrected", "note", text)
 	}
 	p.ipam.Follow(c.State())
 	found, err := podnet.Scan(c.Link, c.Table)
@@ -154,7 +154,7 @@ func Condition(ready <-chan struct{}, applied func() bool) func(context.Context)
 }
 
 // errUndecided is for those who wait for a pod; how the proposal failed is in the agent's log.
-var errUndecided = errors.New("none has answered in time")
+var errUndecided = errors.New("no server has answered in time")
 
 // propose is the agent's, with errors that say to a pod's owner what he can understand.
 func (p *Pods) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
@@ -213,7 +213,7 @@ func (p *Pods) audit() {
 		p.c.Log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod",
 			l.Pod, "container", l.Key.ContainerID)
 		if err := podnet.Del(l.NetNS, l.Key); err != nil {
-			p.c.Log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "error", err)
+			p.c.Log.Warn("cannot remove what a pod left behind", "container", l.Key.ContainerID, "error", err)
 		}
 	}
 }

@@ -43,8 +43,8 @@ func TestEgressCommands(t *testing.T) {
 
 	const lab = "lab --gateway-label site=lab --destination "
 	for _, c := range []struct{ name, args, complaint string }{
-		{"another egress of that name", made + "--replicas 7", "egress internet/nat exists and is another: change it, or " +
-			"take another name"},
+		{"another egress of that name", made + "--replicas 7", "egress internet/nat exists with other properties: " +
+			"change it with skein egress update, or take another name"},
 		{"host bits", lab + "192.168.10.1/24", "egress default/lab: destination 192.168.10.1/24 has host bits set; write " +
 			"192.168.10.0/24"},
 		{"destination twice", lab + "203.0.113.0/24,203.0.113.0/24", "egress default/lab: destination 203.0.113.0/24 is " +
@@ -63,15 +63,15 @@ func TestEgressCommands(t *testing.T) {
 		{"address outside every pool", lab + "203.0.113.0/24 --address 198.51.100.7", "egress default/lab: address " +
 			"198.51.100.7 lies in no pool; …"},
 		{"address of another egress", lab + "203.0.113.0/24 --address 10.64.0.1", "egress default/lab: address 10.64.0.1 " +
-			"is the tunnels' end of slot internet/nat#1; take another"},
+			"is the tunnel endpoint of slot internet/nat#1; take another"},
 		{"address twice", lab + "203.0.113.0/24 --replicas 2 --address 192.0.2.9 --address 192.0.2.9",
 			"egress default/lab: address 192.0.2.9 is there twice; each slot needs its own"},
 		{"too few addresses", lab + "203.0.113.0/24 --replicas 2 --address 192.0.2.9", "egress default/lab has 1 addresses " +
 			"for 2 replicas: …"},
 		{"address of a family without destination", lab + "203.0.113.0/24 --address 192.0.2.9,2001:db8::9",
 			"egress default/lab: slot 0 has the IPv6 address 2001:db8::9, and the egress has no IPv6 destination; leave it out"},
-		{"pool without that family", lab + "2001:db8:9::/48 --pool public", "egress default/lab has IPv6 destinations, and " +
-			"its tunnels' ends are taken from pool public, which is …; name a pool with IPv6, or leave those destinations out"},
+		{"pool without that family", lab + "2001:db8:9::/48 --pool public", "egress default/lab has IPv6 destinations, and its " +
+			"tunnel endpoints are taken from pool public, which is …; name a pool with IPv6, or leave those destinations out"},
 		{"unknown pool", lab + "203.0.113.0/24 --pool nowhere", "pool \"nowhere\" does not exist: …"},
 		{"probe outside the destinations", lab + "203.0.113.0/24 --probe icmp:192.0.2.1", "egress default/lab: probe " +
 			"icmp:192.0.2.1 lies in none of its destinations, so no gateway could reach it; probe an address inside them"},

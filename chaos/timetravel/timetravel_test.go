@@ -294,8 +294,8 @@ func refusals(ctx context.Context, t *testing.T, l *lab.Lab) {
 		{"dc1", "the second moment is before the first", "diff 1s 40s --plan"},
 		{"dc1", "--node home1 needs --plan", "diff 1m 1s --node home1"},
 		{"dc1", "is not a moment", "diff now 1s"},
-		{"home1", "another node's plan is told to admins and servers", "plan --node dc1"},
-		{"home1", "another node's plan is told to admins and servers", "diff 1m 1s --plan --node dc1"},
+		{"home1", "only admins and servers may ask for another node's plan", "plan --node dc1"},
+		{"home1", "only admins and servers may ask for another node's plan", "diff 1m 1s --plan --node dc1"},
 		{"dc1", "peers of another node are known only as they are now", "peers --node home1 --at 1m"},
 	} {
 		out, exit, err := l.Exec(ctx, c.node, append([]string{"skein"}, strings.Fields(c.args)...)...)

@@ -20,7 +20,7 @@ func TestNetcheckFits(t *testing.T) {
 		Candidates: []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "198.18.3.1:45996",
 			Priority: 50, Source: "stun"}},
 		Notes: []*skeinv1.DiscoveryNote{
-			{Source: "pcp", Text: "not published: the router's address outside, 10.0.0.7, is private: there is another NAT in " +
+			{Source: "pcp", Text: "not published: the router's external address 10.0.0.7 is private: there is another NAT in " +
 				"front of it (double NAT)"},
 			{Source: "natpmp", Text: "the router does not answer"},
 		},

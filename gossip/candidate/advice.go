@@ -61,13 +61,13 @@ func (r Result) aboutRouter(port uint16) string {
 		return "the router has no public address itself (double NAT, or it is offline): forwarding can only be done by " +
 			"whoever runs the NAT in front of it"
 	case says("refused"):
-		return fmt.Sprintf("the router knows port mapping and refuses it: allow it for this host there, or forward UDP "+
-			"port %d to this host", port)
+		return fmt.Sprintf("the router supports port mapping but refuses it: allow it for this host there, or forward "+
+			"UDP port %d to this host", port)
 	case asked:
 		return fmt.Sprintf("forward UDP port %d on the router to this host, or switch UPnP, NAT-PMP or PCP on there: then "+
 			"every peer can have a direct path", port)
 	default:
-		return fmt.Sprintf("forward UDP port %d on the router to this host, or let it be asked (natTraversal.portMapping): "+
-			"then every peer can have a direct path", port)
+		return fmt.Sprintf("forward UDP port %d on the router to this host, or let skein ask it "+
+			"(natTraversal.portMapping): then every peer can have a direct path", port)
 	}
 }

@@ -39,14 +39,14 @@ func TestAdvice(t *testing.T) {
 		{"silent router", Result{NATReport: NATReport{NAT: port}, Notes: notes("the router does not answer"),
 			Candidates: srflx("stun")}, "forward UDP port 51820 on the router to this host, or switch UPnP"},
 		{"refusing router", Result{NATReport: NATReport{NAT: sym},
-			Notes: notes("refused by the gateway (PCP): not authorized")}, "knows port mapping and refuses it"},
+			Notes: notes("refused by the gateway (PCP): not authorized")}, "supports port mapping but refuses it"},
 		{"a grant that does nothing", Result{NATReport: NATReport{NAT: port}, Notes: notes("says the router, but packets " +
 			"from outside do not arrive there")}, "what is sent there does not arrive"},
 		{"double NAT", Result{NATReport: NATReport{NAT: port}, Notes: notes("10.0.0.7 is private: there is another NAT in " +
 			"front of it (double NAT)")}, "two NATs in a row"},
 		{"router without an address", Result{NATReport: NATReport{NAT: port}, Notes: notes("refused by the gateway " +
 			"(NAT-PMP): network failure: the router has no address itself")}, "no public address itself"},
-		{"not asked", Result{NATReport: NATReport{NAT: sym}}, "let it be asked (natTraversal.portMapping)"},
+		{"not asked", Result{NATReport: NATReport{NAT: sym}}, "let skein ask it (natTraversal.portMapping)"},
 		{"firewall without NAT", Result{NATReport: NATReport{NAT: port, Preserving: true, Mapped: mapped,
 			Advice: []string{"open UDP port"}}, Host: own}, "open UDP port"},
 		{"forced", Result{NATReport: NATReport{NAT: port},

@@ -470,7 +470,7 @@ func (c *Clients) CheckPod(k podnet.Key) error {
 	if err != nil || len(diff) == 0 {
 		return err
 	}
-	return fmt.Errorf("egresses of %s are not as they were made: %s", spec.Name, joinAll(diff))
+	return fmt.Errorf("egresses of %s differ from what was set up: %s", spec.Name, joinAll(diff))
 }
 
 func joinAll(all []string) string {
@@ -500,7 +500,8 @@ func (c *Clients) Attach(ctx context.Context, p podnet.Attachment, refs []Ref,
 		switch {
 		case detach && i < 0 && m != nil && slices.Contains(m.noted, r):
 			c.mu.Unlock()
-			return nil, fmt.Errorf("egress %s %w to %s: its annotations name it", r, ErrNotAttached, keyOf(p))
+			return nil, fmt.Errorf("egress %s %w to %s by command but by its annotations: change those, and restart "+
+				"the pod", r, ErrNotAttached, keyOf(p))
 		case detach && i < 0:
 			c.mu.Unlock()
 			return nil, fmt.Errorf("egress %s %w to %s", r, ErrNotAttached, keyOf(p))

@@ -150,12 +150,12 @@ func decodeClients(b []byte) (clientsFile, error) {
 		bad := func(r Ref) bool { return !r.Valid() }
 		if row.ContainerID == "" || !filepath.IsAbs(row.NetNS) || len(row.Annotated)+len(row.Attached) > 2*MaxEgresses ||
 			slices.ContainsFunc(row.Annotated, bad) || slices.ContainsFunc(row.Attached, bad) {
-			return clientsFile{}, fmt.Errorf("the entry of container %.100q is wrong", row.ContainerID)
+			return clientsFile{}, fmt.Errorf("the entry of container %.100q is invalid", row.ContainerID)
 		}
 	}
 	for _, row := range f.Flows {
 		if !row.Egress.Valid() || len(row.Slots) > dataplane.ClientFlowSlots {
-			return clientsFile{}, fmt.Errorf("the slots of container %.100q are wrong", row.ContainerID)
+			return clientsFile{}, fmt.Errorf("the slots of container %.100q are invalid", row.ContainerID)
 		}
 	}
 	return f, nil

@@ -135,7 +135,8 @@ func (w *worker) open() error {
 		return err
 	}
 	if err := ns.Watch(func() { w.runner.Mark(reconcile.Changed, w.target) }); err != nil {
-		w.c.cfg.Log.Warn("what others change of a client's egresses is repaired late", "client", w.key, "error", err)
+		w.c.cfg.Log.Warn("a client's network namespace cannot be watched; what others change there is repaired late",
+			"client", w.key, "error", err)
 	}
 	w.space = ns
 	return nil
@@ -159,10 +160,10 @@ func (w *worker) finish() {
 	}
 	if remove {
 		if err := ns.Remove(); err != nil {
-			w.c.cfg.Log.Warn("taking egresses away from a client", "client", w.key, "error", err)
+			w.c.cfg.Log.Warn("cannot take egresses away from a client", "client", w.key, "error", err)
 		}
 	}
 	if err := ns.Close(); err != nil {
-		w.c.cfg.Log.Warn("closing a client of egresses", "client", w.key, "error", err)
+		w.c.cfg.Log.Warn("cannot close a client of egresses", "client", w.key, "error", err)
 	}
 }

@@ -141,11 +141,11 @@ func (e *Node) Run(ctx context.Context) {
 func (e *Node) sweep() {
 	for _, file := range e.gateways.Strays() {
 		if err := egressns.Remove(file); err != nil {
-			e.c.Log.Warn("remove the network namespace of an egress that has ended", "file", file, "error", err)
+			e.c.Log.Warn("cannot remove the network namespace of an egress that has ended", "file", file, "error", err)
 		}
 	}
 	if err := e.gateways.ForgetStrays(); err != nil {
-		e.c.Log.Warn("remove the clients of an egress that has ended", "error", err)
+		e.c.Log.Warn("cannot remove the clients of an egress that has ended", "error", err)
 	}
 }
 
@@ -279,7 +279,7 @@ func (e *Node) Attach(ctx context.Context,
 			"own host, `skein ip who` tells which that is", name))
 	case 1:
 	default:
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods are %s: "+
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods match %s: "+
 			"name the namespace or the container", len(found), name))
 	}
 	out, err := e.clients.Attach(ctx, found[0], refs, r.GetDetach())

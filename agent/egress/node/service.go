@@ -56,7 +56,7 @@ func (s Service) caller(ctx context.Context) (identity.ID, error) {
 			"the control net"))
 	}
 	if s.State().Node(id) == nil {
-		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member as of index %d", id,
+		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is not a member as of index %d", id,
 			s.State().Index()))
 	}
 	return id, nil

@@ -298,10 +298,11 @@ func useless(outer netip.AddrPort) error {
 	case outer.Port() == 0:
 		return fmt.Errorf("%w: the router granted port 0", errUseless)
 	case !a.IsGlobalUnicast():
-		return fmt.Errorf("%w: the router says that its address outside is %s, so it has none", errUseless, a)
+		return fmt.Errorf("%w: the router reports %s as its external address, so it has none", errUseless, a)
 	case !addr.Public(a):
 		return fmt.Errorf(
-			"%w: the router's address outside, %s, is private: there is another NAT in front of it (double NAT)", errUseless, a)
+			"%w: the router's external address %s is private: there is another NAT in front of it (double NAT)", errUseless,
+			a)
 	}
 	return nil
 }

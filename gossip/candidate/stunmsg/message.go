@@ -76,7 +76,7 @@ var (
 	errNotSTUN = errors.New("not a STUN message")
 	// ErrNoAnswer is a good message of another kind.
 	ErrNoAnswer = errors.New("STUN message is no answer to a binding request")
-	errLie      = errors.New("STUN answer claims an address that cannot be")
+	errLie      = errors.New("STUN answer claims an impossible address")
 )
 
 // DecodeResponse reads an answer. It believes XOR-MAPPED-ADDRESS alone, and only an address that the question

@@ -300,7 +300,7 @@ func (d *Device) mapping(inner, outer uint16, lifetime time.Duration) []arg {
 // ErrLost means that the gateway has forgotten a mapping, or given it to somebody else.
 var (
 	ErrLost  = errors.New("the gateway does not have the mapping")
-	errTaken = fmt.Errorf("%w: the port is somebody else's", ErrLost)
+	errTaken = fmt.Errorf("%w: another host has the port", ErrLost)
 )
 
 // Check asks whether the gateway has a mapping to this host. Gateways that cannot tell are believed.
