@@ -62,56 +62,56 @@ import (
 	"github.com/skeinmesh/skein/relay/udp"
 )
 
-// Phases of the agent, as status and readiness tell them.
+// Phases of the agent, for status and readiness.
 const (
 	PhaseStarting = "starting"
 	PhaseJoining  = "joining"
 	PhaseRunning  = "running"
 )
 
-// Options is what `skein up` was told.
+// Options are the options of `skein up`.
 type Options struct {
 	Config config.Config
-	// Load reads the configuration anew, with what comes before the file put over it; nil: it stays as it is.
+	// Load reads the configuration again, including the overrides of the file; nil: it never changes.
 	Load func() (config.Config, error)
-	// File is what Load reads, and is watched. Reread asks for Load, too, as a signal does; it may be nil.
+	// File is the file that Load reads; it is watched. A signal on Reread causes a Load, too; Reread may be nil.
 	File   string
 	Reread <-chan os.Signal
-	// OnConfig is told of each configuration that the agent goes over to. It must not block; it may be nil.
+	// OnConfig is called with each new configuration that takes effect. It must not block; it may be nil.
 	OnConfig func(config.Config)
 	Init     bool
 	Token    string // join token
-	// Enter is asked how this host becomes a member when it is none, and again after each refusal; nil: by Init and Token.
+	// Enter returns how a host that is no member becomes one; called again after each refusal. nil: by Init and Token.
 	Enter func(ctx context.Context, refused error) (Entry, error)
-	// JoinPatience bounds the attempts to join; 0 means the default.
+	// JoinPatience limits the time for joining; 0: the default.
 	JoinPatience time.Duration
 	Role         string // "agent" or "relay"
 	Version      string
 	Log          *slog.Logger
-	// Procs is told by the loop to look how busy this process is; nil: the runtime keeps its processors.
+	// Procs adapts the number of processors to the load when the loop calls it; nil: the runtime's default stays.
 	Procs *procs.Tuner
-	// Lag is told how late this process wakes; nil: the agent keeps that to itself.
+	// Lag measures how late this process wakes; nil: the agent uses a meter of its own.
 	Lag *lag.Meter
-	// OnReady is called once this agent is up: its data plane is as it should be, or does not come up. It may be nil.
+	// OnReady is called once the data plane works or has failed. It may be nil.
 	OnReady func()
-	// Parts run beside the agent's own, while it is a running member.
+	// Parts run in addition to the agent's own, while the node is a member and running.
 	Parts []part.Part
 }
 
-// Entry is how a host becomes a member: it joins by a token, or makes a cluster.
+// Entry says how a host becomes a member: it joins by a token, or creates a cluster.
 type Entry struct {
 	Token  string
-	Create identity.ClusterID // the cluster to make; zero: join
+	Create identity.ClusterID // the cluster to create; zero: join
 }
 
-// Agent is one running daemon. Its fields stand in groups by what they are for.
+// Agent is one running daemon. Its fields are grouped by purpose.
 type Agent struct {
 	opts    Options
 	log     *slog.Logger
 	started time.Time
 	epoch   uint64
 	phase   atomic.Value // string
-	ended   bool         // somebody asked for the end, or the cluster did by revoking this node
+	ended   bool         // the end was requested, or this node was revoked
 
 	settingUp
 	identities
@@ -124,116 +124,116 @@ type Agent struct {
 	telling
 
 	wake     chan struct{}
-	decided  chan struct{} // the log has something new
+	decided  chan struct{} // signals news from the log
 	gossipIn chan gossip.Packet
 	down     chan downOrder
-	loop     loopState // the loop's alone
+	loop     loopState // only for the loop
 }
 
-// settingUp is the configuration, and what it holds on this host.
+// settingUp is the configuration, and resources that it claims on this host.
 type settingUp struct {
-	cfg     config.Config // as it was at the start; conf has what may have changed since
+	cfg     config.Config // configuration at the start; conf has the present one
 	live    liveConfig
-	wishes  atomic.Pointer[part.Wishes] // of the parts, for this host
-	numbers dataplane.Numbers           // of cfg
+	wishes  atomic.Pointer[part.Wishes] // requested by the parts for this host
+	numbers dataplane.Numbers           // from cfg
 	claims  *claims.Claims              // nil: this node only relays
-	// formerNumbers have left something in the kernel that is to be removed once the data plane stands.
+	// formerNumbers are earlier numbers whose kernel state must be removed once the data plane works.
 	formerNumbers []dataplane.Numbers
 }
 
-// identities are who this node is, and keys that follow from its own and others'.
+// identities are this node's identity, and the keys derived from its own and others' keys.
 type identities struct {
 	key        *identity.Key
 	keys       rekey.Changer // WireGuard keys, this host's and those that peers change to
 	id         identity.ID
 	cluster    identity.ClusterID
-	making     identity.ClusterID // of the cluster that this node makes
+	making     identity.ClusterID // of the cluster that this node creates
 	packetKeys sync.Map           // WireGuard key of a member -> key of control packets with it
 	pairKeys   projection.Keys
 }
 
-// mesh is the log, gossip, and how this node speaks with the other members.
+// mesh is the log, gossip, and the communication with other members.
 type mesh struct {
 	replica        *consensus.Replica
 	client         *consensus.Client
 	server         atomic.Pointer[consensus.Server]
-	rpc            atomic.Pointer[consensus.Service] // what this node answers to others; nil: not served yet
+	rpc            atomic.Pointer[consensus.Service] // answers other nodes; nil: not served yet
 	conns          *consensus.Conns
-	leaseConns     *consensus.Conns // to the servers, for leases alone
+	leaseConns     *consensus.Conns // to the servers, only for leases
 	roster         *roster.Roster
 	gossip         *gossip.Gossip
 	control        *control.Net
-	controlLimiter admission.Limiter                    // of the control net's port on overlay addresses
-	before         []identity.ID                        // members known from the disk at the start, sorted
-	heard          instant.Instant                      // when the log was last heard of
+	controlLimiter admission.Limiter                    // for the control net's port on overlay addresses
+	before         []identity.ID                        // members in the stored state at the start, sorted
+	heard          instant.Instant                      // last sign of life from the log
 	clock          atomic.Int64                         // this host's clock minus the leader's, ns
-	clockSeen      atomic.Bool                          // clock is known
-	asking         atomic.Bool                          // the servers, at the port for joiners
-	revokedBy      atomic.Pointer[joining.RevokedError] // a server said that this node was revoked
+	clockSeen      atomic.Bool                          // clock has been measured
+	asking         atomic.Bool                          // the servers are being asked at the port for joiners
+	revokedBy      atomic.Pointer[joining.RevokedError] // a server has answered that this node was revoked
 }
 
-// relaying is what this node has of relays, and does as one.
+// relaying is this node's use of relays, and its own service as one.
 type relaying struct {
 	pool        *client.Pool
 	proxies     *client.Proxies
 	relayIDs    atomic.Pointer[map[identity.ID]bool] // the members that relay
 	relay       *server.Server
-	udp         atomic.Pointer[udp.Relay] // of relay; nil: it forwards no UDP
+	udp         atomic.Pointer[udp.Relay] // of relay; nil: it relays no UDP
 	relayTable  *relaynft.Table
-	relayWhy    error // why the kernel forwards none
+	relayWhy    error // why the kernel relays no UDP
 	relayUnlock func()
 	listener    atomic.Pointer[admission.Listener]
 }
 
-// traversal is how this node finds its way through NATs, and the paths that it has found.
+// traversal is NAT traversal, and the paths found by it.
 type traversal struct {
 	stun       atomic.Pointer[stunserver.Server]
 	discoverer *candidate.Discoverer
 	// discovering is closed when the discoverer has ended.
 	discovering chan struct{}
-	netcheck    atomic.Pointer[candidate.Result] // the discoverer's
+	netcheck    atomic.Pointer[candidate.Result] // the discoverer's last result
 	reflexive   *reflexive.Step
 	forced      *forced.Step      // nil: this node only relays, or has not opened discovery yet
 	portmap     *portmap.Step     // nil when forced is
 	imds        *candidate.Switch // nil when forced is
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step
-	reserved     *net.UDPConn // WireGuard's port until the data plane's first change; nil: it is the device's
+	reserved     *net.UDPConn // WireGuard's port until the device takes it; nil: the device has it
 	socket       *probe.Socket
 	prober       *probe.Prober
 	paths        *path.Manager
-	settings     atomic.Pointer[path.Settings] // that paths follow
+	settings     atomic.Pointer[path.Settings] // that the paths were given
 	predictor    *prediction.Predictor         // nil: this node only relays
 	reflection   reflection.Reflection
 	asked        askedPeers
 	handshakes   tunnels.Handshakes
-	lazy         atomic.Bool // a large mesh: pairs without traffic are idle
+	lazy         atomic.Bool // large mesh: pairs without traffic are idle
 }
 
-// siting is this node's part in its site, and how it reaches others by it.
+// siting is this node's role in its site, and how it reaches other sites.
 type siting struct {
 	sitePlan      atomic.Pointer[sites.Plan] // nil: not made yet
 	reach         atomic.Pointer[sitemesh.Reach]
-	placed        atomic.Pointer[placed]            // nil: it gossips with everybody, as all do
-	siteEvents    atomic.Pointer[siteEvents]        // by that plan; nil: not made yet
-	sites         atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
+	placed        atomic.Pointer[placed]            // nil: it gossips with all members
+	siteEvents    atomic.Pointer[siteEvents]        // derived from sitePlan; nil: not yet
+	sites         atomic.Pointer[map[string]string] // site of each node by ID, from the records
 	witnesses     *siteWitnesses                    // nil: this node only relays
 	leaderChanges sites.LeaderChanges
 	hops          hops.Watch
 }
 
-// kernelSide is what the kernel has, and shall have.
+// kernelSide is the kernel's present and wanted state.
 type kernelSide struct {
 	plane       *plane.Plane
 	links       hostlinks.Links
-	stats       atomic.Pointer[tunnels.Stats] // as the device has it
-	stale       atomic.Bool                   // the newest Spec is to be applied, also if it is the same again
+	stats       atomic.Pointer[tunnels.Stats] // as read from the device
+	stale       atomic.Bool                   // the newest Spec must be applied even if it is unchanged
 	applied     atomic.Bool                   // a Spec has been applied without error
-	planeStands chan struct{}                 // closed by planeUp once it has
+	planeStands chan struct{}                 // closed by planeUp then
 	planeUp     sync.Once
-	writes      atomic.Uint64 // to the kernel
+	writes      atomic.Uint64 // number of writes to the kernel
 
-	mu        sync.Mutex // guards what the loop leaves for the API to read
+	mu        sync.Mutex // guards the fields that the loop writes for the API
 	spec      dataplane.Spec
 	published *skeinv1.Record
 }
@@ -241,16 +241,16 @@ type kernelSide struct {
 // workloads are what this node does for pods, egresses and plain peers.
 type workloads struct {
 	pods           *pods.Pods                            // nil: this node only relays
-	podsDone       chan struct{}                         // closed when nothing is given to pods any more
+	podsDone       chan struct{}                         // closed when pods get nothing any more
 	egresses       *node.Node                            // nil: this node only relays
 	egressDone     chan struct{}                         // closed when no lease is renewed any more
 	slotController atomic.Pointer[egress.SlotController] // of egress slots; nil: this server does not lead
 	plain          *carrier.Peers                        // nil: this node only relays
-	plainDone      chan struct{}                         // closed when no plain peer is answered any more
+	plainDone      chan struct{}                         // closed when plain peers get no answer any more
 	podReady       *podready.Readiness
 }
 
-// telling is what this node tells its users: problems, metrics, what it has decided, and its API.
+// telling is the output for users: problems, metrics, journal, plans and API.
 type telling struct {
 	problems    *problems
 	metrics     *metrics.Metrics
@@ -258,12 +258,12 @@ type telling struct {
 	journal     *journal.Journal
 	plans       plans
 	lag         *lag.Meter // how late this process wakes
-	socketOpen  bool       // the API's socket is this agent's
+	socketOpen  bool       // this agent made the API's socket
 	profiling   sync.Mutex // held while a profile is taken
 }
 
-// Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is
-// ErrFinal says that it is not to be started again unless somebody asks for it.
+// Run starts the agent. It returns when asked to stop, when it cannot start, or when it cannot continue. An error
+// that is ErrFinal means: do not restart it automatically.
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, log: opts.Log, started: time.Now(),
@@ -310,7 +310,7 @@ func Run(ctx context.Context, opts Options) error {
 	return err
 }
 
-// wakeUp makes the loop run once more. It never blocks.
+// wakeUp requests another round of the loop. It never blocks.
 func (a *Agent) wakeUp() {
 	select {
 	case a.wake <- struct{}{}:
@@ -318,15 +318,15 @@ func (a *Agent) wakeUp() {
 	}
 }
 
-// tunnel tells the control net what is known of the tunnel to a node. Over a relay the relay's own
-// session is the shorter way.
+// tunnel returns the state of the tunnel to a node for the control net. Where the tunnel would use a relay, the
+// relay's own session is shorter.
 func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
 	if via, ok := a.reach.Load().Via(id); ok {
 		if a.alive(via) {
-			return control.Likely // nothing tells how the rest of the way is
+			return control.Likely // the state of the path beyond via is unknown
 		}
 		return control.Down
 	}
@@ -337,7 +337,7 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	})
 }
 
-// passedBy is the peer of the tunnel by which packets of a node go and come: itself, or a leader.
+// passedBy is the peer whose tunnel carries a node's packets: the node itself, or a leader.
 func (a *Agent) passedBy(id identity.ID) identity.ID {
 	if via, ok := a.reach.Load().Via(id); ok {
 		return via
@@ -345,23 +345,23 @@ func (a *Agent) passedBy(id identity.ID) identity.ID {
 	return id
 }
 
-// tunnelOver is what a path says of the tunnel, in a large mesh or not, with relays to ask and a session of WireGuard's
-// or without.
+// tunnelOver derives the tunnel's state from a path. Argument lazy: large mesh; relays: whether relay sessions exist;
+// session: whether WireGuard has had a handshake.
 func tunnelOver(p path.Path, lazy bool, relays, session func() bool) control.Tunnel {
 	switch {
 	case lazy && p.Kind != path.Direct:
-		return control.Idle // a stream's first packets in the tunnel would be traffic, and have a path looked for
+		return control.Idle // a stream in the tunnel would count as traffic and start the search for a path
 	case p.Kind == path.None && relays():
 		return control.Away
 	case p.Kind != path.Direct || !p.Alive || p.Silent:
-		return control.Down // of a silent peer only the kernel would answer
+		return control.Down // a silent peer's kernel would answer, but not its agent
 	case session():
 		return control.Up
 	}
 	return control.Likely
 }
 
-// leader is the node that leads the cluster, as far as this one knows.
+// leader is the node that leads the cluster to this node's knowledge.
 func (a *Agent) leader() (identity.ID, bool) {
 	if s := a.server.Load(); s != nil {
 		return s.Leader()
@@ -381,7 +381,7 @@ func (a *Agent) overlayAddrs() []netip.Addr {
 	return []netip.Addr{v4, v6}
 }
 
-// newNode is how this host presents itself for admission.
+// newNode describes this host for its admission.
 func (a *Agent) newNode() (*skeinv1.NewNode, error) {
 	wg := a.keys.Keys().DevicePublic
 	site, said := a.saysSite()
@@ -392,7 +392,7 @@ func (a *Agent) newNode() (*skeinv1.NewNode, error) {
 	}, nil
 }
 
-// enter makes sure that this node is a member: by what its disk says, or by --init or --join.
+// enter makes this node a member: from its stored state, or by --init or --join.
 func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
 	s := a.replica.State()
 	if c := s.Cluster(); c != nil && c.GetId() != "" {
@@ -412,8 +412,8 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		"with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
 }
 
-// enterAsTold becomes a member as Options.Enter says. What refuses this node, or does not answer, may be another
-// token's in a moment.
+// enterAsTold becomes a member through Options.Enter. It continues after refusals and time-outs, since the next token
+// may work.
 func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
 	a.phase.Store(PhaseJoining)
 	var refused error
@@ -439,7 +439,7 @@ func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, e
 	}
 }
 
-// joinBy has a token's cluster admit this node.
+// joinBy joins the cluster of a token.
 func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse, error) {
 	a.phase.Store(PhaseJoining)
 	token, err := admission.DecodeToken(text)

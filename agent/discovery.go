@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	subjectDiscovery = "discovery by " // and the step's source
+	subjectDiscovery = "discovery by " // followed by the step's source
 	firmware         = "/sys/class/dmi/id"
 	lateForNAT       = 200 * time.Millisecond
 )
 
-// openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
-// by which others find theirs.
+// openDiscovery prepares the discovery of this host's own addresses, and on public hosts the STUN server that other
+// hosts use for theirs.
 func (a *Agent) openDiscovery() error {
 	var err error
 	set := a.replica.State().Settings()
@@ -57,7 +57,7 @@ func (a *Agent) openDiscovery() error {
 	return a.openStun()
 }
 
-// discoverySteps are in the order of trust: where two find the same address, it is the earlier one's.
+// discoverySteps are the steps in order of trust: an address found by two belongs to the earlier one.
 func (a *Agent) discoverySteps() ([]candidate.Step, error) {
 	own := a.host()
 	var err error
@@ -79,7 +79,7 @@ func (a *Agent) discoverySteps() ([]candidate.Step, error) {
 	return append(steps, a.portmap, a.reflexive, a.imds, a.ownAddresses), nil
 }
 
-// asksIMDS reports whether the configuration has Amazon's metadata service asked on this host.
+// asksIMDS reports whether this host queries Amazon's instance metadata service (IMDS).
 func asksIMDS(n config.NatTraversal) bool {
 	return n.IMDS == config.On || n.IMDS == config.Auto && imds.Likely(firmware)
 }
@@ -89,8 +89,8 @@ func stunOn(cfg config.Config, set *skeinv1.Settings) bool {
 	return cmp.Or(cfg.NatTraversal.Stun, set.GetStun()) != "disabled"
 }
 
-// stunServers chooses whom this host asks: its own servers, else the cluster's, else the mesh's own public nodes;
-// nobody where STUN is off. What it returns may be changed.
+// stunServers chooses the servers to ask: this host's own, else the cluster's, else the mesh's public nodes; none
+// where STUN is off. The caller may modify the result.
 func stunServers(cfg config.Config, set *skeinv1.Settings, mesh []string) []string {
 	switch {
 	case !stunOn(cfg, set):
@@ -103,7 +103,7 @@ func stunServers(cfg config.Config, set *skeinv1.Settings, mesh []string) []stri
 	return mesh
 }
 
-// openStun answers STUN on a public host, and stops where it is switched off.
+// openStun starts the STUN server on a public host, and closes it where STUN is disabled.
 func (a *Agent) openStun() error {
 	if !stunOn(*a.conf(), a.replica.State().Settings()) {
 		if s := a.stun.Swap(nil); s != nil {
@@ -124,9 +124,9 @@ func (a *Agent) openStun() error {
 	return nil
 }
 
-// followAddresses opens what a public host offers to others once this one is public, be it at once or after a move. It
-// looks at what stands, not at news of a change: its view of the addresses may be a moment older than the news. What is
-// open stays open: an address that went away may come back, and nobody is sent to one that is not in the record.
+// followAddresses opens a public host's services for others, as soon as the host is public. It checks the present
+// state, not news of changes, since its knowledge of addresses may be older than the news. Open services stay open:
+// an address may return, and others use only addresses in the record.
 func (a *Agent) followAddresses(ctx context.Context) {
 	if a.discoverer == nil || time.Now().Before(a.loop.reopen) {
 		return
@@ -152,8 +152,8 @@ func (a *Agent) followAddresses(ctx context.Context) {
 		"free the port, or set another one in the configuration")
 }
 
-// revalidateNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no
-// sign of another NAT.
+// revalidateNAT repeats the NAT discovery after the death of a direct path. If this host itself is late, the death
+// indicates no other NAT.
 func (a *Agent) revalidateNAT() {
 	if a.lag.Late(time.Now()) < lateForNAT {
 		a.reflexive.Revalidate()
@@ -186,8 +186,8 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 	a.wakeUp()
 }
 
-// stunAlive tells whether the node that answers STUN at an address is known to be up by another way: a
-// relay session with it. Then its silence means that UDP is blocked.
+// stunAlive reports whether the node that answers STUN at an address is known to be up from a relay session with it.
+// Its silence then means that UDP is blocked.
 func (a *Agent) stunAlive(server netip.AddrPort) bool {
 	records := a.gossip.Records()
 	for _, l := range a.pool.Links() {
@@ -198,7 +198,7 @@ func (a *Agent) stunAlive(server netip.AddrPort) bool {
 	return false
 }
 
-// publicPorts are where a public node's WireGuard port is reached from everywhere.
+// publicPorts are the addresses at which a public node's WireGuard port is reachable from everywhere.
 func publicPorts(r *skeinv1.Record) (out []netip.AddrPort) {
 	for _, c := range r.GetCandidates() {
 		a, err := netip.ParseAddrPort(c.GetAddress())
@@ -213,8 +213,8 @@ func publicPorts(r *skeinv1.Record) (out []netip.AddrPort) {
 
 func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }
 
-// askFilterTest has another public node answer a STUN client from an address that the client has not
-// contacted (RFC 5780): one that answers STUN itself, from another address than ours.
+// askFilterTest lets another public node with a STUN server answer a STUN client, from an address that the client has
+// not contacted (RFC 5780).
 func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byte) error {
 	var errs []error
 	for id, e := range a.gossip.Records() {
@@ -231,15 +231,15 @@ func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byt
 		"own address"))...)
 }
 
-// Bounds of proving that a router forwards what it granted.
+// Limits of proving that a router forwards a granted port.
 const (
 	proofNodes = 2
 	proofTries = 2
 	proofWait  = 700 * time.Millisecond
 )
 
-// proveMapping has other public nodes send a packet to what the router granted, from a port that this host has never
-// sent to, and sees whether it arrives.
+// proveMapping lets other public nodes send a packet to the address that the router granted, from a port that this
+// host has never sent to, and checks whether it arrives.
 func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.Proof {
 	asked := 0
 	for id, e := range a.gossip.Records() {
@@ -271,12 +271,12 @@ func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.
 		}
 	}
 	if asked == 0 {
-		return portmap.Unproven // nobody could be asked
+		return portmap.Unproven // no node could be asked
 	}
 	return portmap.Disproven
 }
 
-// answerFilterTest is the other half.
+// answerFilterTest sends the answer that another node's askFilterTest or proveMapping requested.
 func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.FilterTestRequest) error {
 	to, err := netip.ParseAddrPort(r.GetAddress())
 	if err != nil || len(r.GetTransactionId()) != 12 {
@@ -293,8 +293,8 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 	return s.Answer(to, [12]byte(r.GetTransactionId()), r.GetSilent())
 }
 
-// filterTestTarget refuses addresses that lead to this host itself or to its own networks: a member could have packets
-// sent there that it cannot send itself. What a NAT lets in is a question about public addresses only.
+// filterTestTarget refuses addresses that are not public. A member could otherwise have packets sent to this host or
+// its networks. What a NAT lets in is a question about public addresses only.
 func filterTestTarget(to netip.AddrPort) error {
 	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {
 		return fmt.Errorf("filter test: %s is not a public address and port", to)
@@ -302,11 +302,11 @@ func filterTestTarget(to netip.AddrPort) error {
 	return nil
 }
 
-// rpcService is what this node answers to others.
+// rpcService answers other nodes' requests.
 func (a *Agent) rpcService() *consensus.Service {
 	past := a.historyService()
 	plan, steps := past.PlanForOthers, past.StepsForOthers
-	if a.journal == nil { // it only relays
+	if a.journal == nil { // this node only relays
 		plan, steps = nil, nil
 	}
 	s := consensus.NewService(consensus.ServiceConfig{
@@ -321,7 +321,7 @@ func (a *Agent) rpcService() *consensus.Service {
 	return s
 }
 
-// follow keeps the replica up to date where Raft does not.
+// follow keeps the replica current on nodes where Raft does not.
 func (a *Agent) follow(ctx context.Context) {
 	for {
 		err := a.client.Follow(ctx)
@@ -335,8 +335,8 @@ func (a *Agent) follow(ctx context.Context) {
 	}
 }
 
-// onHeartbeat notes that the log is heard of, so that no server is asked at its port for joiners. The time in a
-// heartbeat is the followed server's; only the leader's counts.
+// onHeartbeat records that the log's servers are heard, so that inquire does not ask them. The heartbeat has the
+// followed server's time; only the leader's is used.
 func (a *Agent) onHeartbeat(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat) {
 	a.heard.Set(time.Now())
 	if h.GetLeader() == server.String() {
@@ -344,7 +344,7 @@ func (a *Agent) onHeartbeat(server identity.ID, h *skeinv1.SubscribeResponse_Hea
 	}
 }
 
-// onDiverged reports that the servers have another history than this node, which then hears nothing of the log.
+// onDiverged reports that the servers' history differs from this node's, which then receives no more events.
 func (a *Agent) onDiverged(err error) {
 	message := ""
 	if err != nil {
@@ -354,7 +354,7 @@ func (a *Agent) onDiverged(err error) {
 		"disagree\" in docs/recovery.md")
 }
 
-// clockLimit is how wrong a host's clock may be before its user is told.
+// clockLimit is the clock offset above which status shows a problem.
 const clockLimit = 30 * time.Second
 
 // noteClock compares the leader's clock with this host's.

@@ -25,63 +25,63 @@ import (
 )
 
 const (
-	trafficEvery = 250 * time.Millisecond // between two readings of the counters while somebody talks
-	trafficRest  = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
-	trafficFor   = 5 * time.Second        // how long it counts that somebody has talked
-	manyPeers    = 1000                   // a reading costs in proportion to its peers: for each so many once more
-	// so many members, this one included, have too many pairs to keep a path for each
+	trafficEvery = 250 * time.Millisecond // interval of reading the counters while a peer has traffic
+	trafficRest  = time.Second            // interval otherwise: how soon a peer whose traffic begins gets heartbeats
+	trafficFor   = 5 * time.Second        // how long past traffic counts
+	manyPeers    = 1000                   // a reading costs in proportion to its peers: so many add another interval
+	// from so many members on, this one included, there are too many pairs to maintain a path for each
 	lazyFrom    = 24
-	syncSpacing = 5 * time.Millisecond // gathers wake-ups that come together
-	// relays that come and go in a crowd are looked at together: each look asks for every peer
+	syncSpacing = 5 * time.Millisecond // collects wake-ups that arrive together
+	// the paths ask for their relays at most this often: each time costs a query per peer
 	relaysSpacing = 50 * time.Millisecond
-	tickEvery     = time.Second      // between two rounds that nobody asked for
-	tickRest      = 5 * time.Second  // and when nothing has happened for a while
-	tickBusy      = 10 * time.Second // how long it counts that something has happened
-	reopenEvery   = 5 * time.Second  // until a port that is taken is tried again
+	tickEvery     = time.Second      // between two rounds without a cause
+	tickRest      = 5 * time.Second  // the same after a quiet period
+	tickBusy      = 10 * time.Second // how long past activity counts
+	reopenEvery   = 5 * time.Second  // between attempts to open a port that is taken
 	farewell      = 500 * time.Millisecond
 )
 
-// errRevoked ends an agent whose node was thrown out.
+// errRevoked ends an agent whose node was revoked.
 var errRevoked = errors.New("this node was revoked")
 
 // downOrder is a request to stop.
 type downOrder struct {
 	purge bool
-	done  chan error // told how the purge went; room for one
+	done  chan error // receives the result of the purge; buffered for one
 }
 
-// loopState is what the loop remembers between two rounds. No other goroutine touches it.
+// loopState is the loop's state between two rounds. No other goroutine may access it.
 type loopState struct {
 	state       *events.State
-	conf        *config.Config                        // that the parts have
-	settled     *events.State                         // that the paths have the settings of
+	conf        *config.Config                        // that the parts were given
+	settled     *events.State                         // state whose settings the paths were given
 	members     map[identity.ID]identity.WireGuardKey // WireGuard's peers
 	unprobed    map[identity.ID]roster.Member         // members that the prober does not know yet
 	records     map[identity.ID]*skeinv1.Record
 	relays      []client.Relay
-	misfits     map[string]bool           // links of another CNI that status tells of
-	reached     map[identity.ID]time.Time // relays with a direct path, and since when
+	misfits     map[string]bool           // links of another CNI, as in status
+	reached     map[identity.ID]time.Time // relays with a direct path, and its start
 	stun        []string
 	stunOff     bool
-	retry       time.Time // when a failed Apply is tried again
-	reopen      time.Time // when a public host that could not open its ports tries again
+	retry       time.Time // when a failed Apply is repeated
+	reopen      time.Time // when a public host retries to open its ports
 	asked       time.Time // when the servers were last asked whether this node is still a member
 	own         ownrecord.Clock
-	ownTurn     *time.Timer // has the record looked at again
+	ownTurn     *time.Timer // triggers the next check of the own record
 	sites       siteState
 	place       placeState
 	roamed      tunnels.Roaming
 	unanswered  tunnels.Unanswered
 	mesh        sitemesh.Mesh
-	replaceable map[identity.ID]bool // leaders in whose place others can carry, as the paths know it
-	replaceIn   *sites.Plan          // by which they do
+	replaceable map[identity.ID]bool // leaders that others can replace, as the paths were told
+	replaceIn   *sites.Plan          // plan that replaceable was derived from
 	projected   projection.Last
-	happened    time.Time // when more than where WireGuard sends changed last
-	counted     bool      // traffic has been read once
+	happened    time.Time // last change other than of WireGuard's endpoints
+	counted     bool      // the counters have been read once
 	reading     reading
 }
 
-// run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
+// run serves and reconciles until ctx ends, a request to stop arrives, or an error prevents it from continuing.
 func (a *Agent) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -106,7 +106,7 @@ func (a *Agent) run(ctx context.Context) error {
 	cancel()
 	partsEnded()
 	if a.discoverer != nil {
-		<-a.discovering // it gives back what routers granted
+		<-a.discovering // wait until it has released the routers' mappings
 	}
 	if a.pods != nil {
 		<-a.podsDone
@@ -142,12 +142,12 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.happened = time.Now()
 	traffic, trafficAt := time.NewTimer(trafficEvery), time.Now().Add(trafficEvery)
 	defer traffic.Stop()
-	read := func(now time.Time) { // plans the next reading of the counters
+	read := func(now time.Time) { // schedules the next reading of the counters
 		wait := a.nextReading(now)
 		traffic.Reset(wait)
 		trafficAt = now.Add(wait)
 	}
-	planTick := func(now time.Time, ticked bool) { // a resting agent that has something to do ticks sooner
+	planTick := func(now time.Time, ticked bool) { // an agent at rest that becomes active ticks sooner
 		if wait := a.nextTick(now); ticked || resting && wait == tickEvery {
 			resting = wait > tickEvery
 			tick.Reset(wait)
@@ -161,7 +161,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	var pace syncPace
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
-	relays, relaysAt := time.NewTimer(time.Hour), time.Time{} // when the paths ask for their relays again, and last did
+	relays, relaysAt := time.NewTimer(time.Hour), time.Time{} // next and last time that the paths ask for their relays
 	defer relays.Stop()
 	for {
 		urgent, ticked := false, false
@@ -207,10 +207,10 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			}
 		case <-tick.C:
 			ticked = true
-			a.stale.Store(true) // whatever was missed, such as a peer that roamed again
+			a.stale.Store(true) // apply again, in case a change was missed, such as a peer that roamed again
 			a.checkUDPRelay()
 			a.inquire(ctx)
-		case <-a.decided: // a slot that moves goes on at its former owner for a moment only
+		case <-a.decided: // urgent since a slot in a planned move stays at its former owner only briefly
 			urgent = true
 		case <-a.wake:
 		}
@@ -220,7 +220,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	}
 }
 
-// nextReading is how long after a reading of the counters the next one is due.
+// nextReading is the time until the next reading of the counters.
 func (a *Agent) nextReading(now time.Time) time.Duration {
 	every := trafficRest
 	if a.paths != nil && now.Sub(a.paths.TrafficAt()) < trafficFor {
@@ -232,7 +232,7 @@ func (a *Agent) nextReading(now time.Time) time.Duration {
 	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
 }
 
-// gone are the peers whose direct path was given up so lately that they may not have noticed yet.
+// gone are the peers whose direct path died so recently that they may not have noticed yet.
 func (a *Agent) gone(now time.Time) map[dataplane.Key]bool {
 	var keys map[dataplane.Key]bool
 	for id, p := range a.currentPaths() {
@@ -248,8 +248,8 @@ func (a *Agent) gone(now time.Time) map[dataplane.Key]bool {
 	return keys
 }
 
-// nextTick is how long to wait for the next round that nobody asks for: a second while something happens, fails, or the
-// log is silent, longer on an agent at rest.
+// nextTick is the time until the next round without a cause: a second during activity, failures or silence of the
+// log, longer otherwise.
 func (a *Agent) nextTick(now time.Time) time.Duration {
 	for _, at := range []time.Time{a.loop.happened, a.loop.retry, a.loop.reopen} {
 		if now.Sub(at) < tickBusy {
@@ -263,9 +263,8 @@ func (a *Agent) nextTick(now time.Time) time.Duration {
 	return min(max(ask.Sub(now), tickEvery), tickRest)
 }
 
-// syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and
-// those that a changed path or the log asks for a third. A host that has too much to do takes longer for each round,
-// and so does fewer.
+// syncPace spaces the loop's rounds in proportion to their duration: rounds take at most a tenth of the time, urgent
+// ones (a changed path, the log) at most a third. So an overloaded host, whose rounds take longer, runs fewer.
 type syncPace struct {
 	ended time.Time
 	took  time.Duration
@@ -273,13 +272,13 @@ type syncPace struct {
 }
 
 const (
-	syncShare       = 9 // a round is followed by so many times its time without one
+	syncShare       = 9 // pause after a round, in multiples of its duration
 	syncUrgentShare = 2
-	syncLatest      = time.Second // and by no more than this
+	syncLatest      = time.Second // limit of that pause
 	syncUrgentBy    = 150 * time.Millisecond
 )
 
-// next is how long to wait for the round that is asked for now.
+// next returns the time until the round that is requested now.
 func (p *syncPace) next(now time.Time, urgent bool) time.Duration {
 	rest := min(syncShare*p.took, syncLatest)
 	if urgent {
@@ -295,7 +294,7 @@ func (p *syncPace) next(now time.Time, urgent bool) time.Duration {
 	return max(p.due.Sub(now), 0)
 }
 
-// ran takes a round that was done.
+// ran records a round.
 func (p *syncPace) ran(began, ended time.Time) { *p = syncPace{ended: ended, took: ended.Sub(began)} }
 
 func (a *Agent) revoked(reason string) error {
@@ -305,7 +304,7 @@ func (a *Agent) revoked(reason string) error {
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 
-// onDrift notes that somebody else changed what is ours, and that it was repaired.
+// onDrift records a repaired drift.
 func (a *Agent) onDrift(subsystem string) {
 	a.metrics.Repaired.WithLabelValues(subsystem).Inc()
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(),
@@ -325,7 +324,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 	a.log.Warn("problem", "subject", subject, "severity", severity, "message", message)
 }
 
-// purge removes everything that is ours from the kernel.
+// purge removes everything of this agent from the kernel.
 func (a *Agent) purge() error {
 	relayed := errors.Join(a.closeRelayTable(true), a.egresses.Purge(), podready.Purge(*a.conf()))
 	if a.plane == nil {
@@ -341,7 +340,7 @@ func (a *Agent) purge() error {
 		plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
 }
 
-// wait pauses for d or until ctx ends, and tells whether to go on.
+// wait pauses for d; false: ctx ended first.
 func wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

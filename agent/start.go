@@ -36,7 +36,7 @@ const (
 	createTimeout  = 30 * time.Second
 )
 
-// open makes this node a member and starts every part. What it started is ended by close, also after an error.
+// open makes this node a member and starts every part. After an error, too, close ends what it has started.
 func (a *Agent) open(ctx context.Context) error {
 	var err error
 	if a.replica, err = consensus.OpenReplica(a.cfg.StateDir, a.log); err != nil {
@@ -47,7 +47,7 @@ func (a *Agent) open(ctx context.Context) error {
 			return err
 		}
 		a.leaveNumbers(ctx)
-		if !a.keys.Keys().Settled() { // the former run ended in the middle of a change, perhaps while packets were kept back
+		if !a.keys.Keys().Settled() { // the earlier run ended during a key change, perhaps while packets were held
 			if err := linkhold.Remove(a.numbers.RekeyNftTable); err != nil {
 				return err
 			}
@@ -122,7 +122,7 @@ func (a *Agent) open(ctx context.Context) error {
 
 func (a *Agent) relayOnly() bool { return a.opts.Role == "relay" }
 
-// create makes the cluster with this node as its first server.
+// create creates the cluster, with this node as its first server.
 func (a *Agent) create(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
@@ -166,7 +166,7 @@ func (a *Agent) startServer(bootstrap bool) error {
 	return nil
 }
 
-// followServerRole starts or ends this node's part in Raft as the agreed state has it.
+// followServerRole starts or ends this node's part in Raft according to the agreed state.
 func (a *Agent) followServerRole() {
 	running := a.server.Load()
 	switch {
@@ -187,8 +187,8 @@ func (a *Agent) followServerRole() {
 	}
 }
 
-// packetKey is the key of control packets between this node and a member. It follows from their
-// WireGuard keys, so a rotated key gives another.
+// packetKey is the key of control packets between this node and a member. It is derived from their WireGuard keys, so
+// key rotation changes it.
 func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
 	m, ok := a.roster.Get(id)
 	if !ok {
@@ -234,13 +234,13 @@ func (a *Agent) openRelayClient() {
 	})
 }
 
-// opensPort reports whether this node's port for relay sessions and joins may be open: on all but those that shall
-// not relay and need it for nothing else.
+// opensPort reports whether this node's port for relay sessions and joins may be open: not if relaying is off and
+// nothing else needs the port.
 func (a *Agent) opensPort() bool {
 	return a.conf().Relay != config.Off || a.isServer() || a.relayOnly()
 }
 
-// relayLimits are the configuration's in the relay's units.
+// relayLimits converts the configured limits to the relay's units.
 func relayLimits(l config.RelayLimits) server.Limits {
 	return server.Limits{
 		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
@@ -248,8 +248,7 @@ func relayLimits(l config.RelayLimits) server.Limits {
 	}
 }
 
-// openRelayServer opens the port for relay sessions and joins where this node has it: on servers, and on
-// nodes that relay.
+// openRelayServer opens the port for relay sessions and joins, on servers and on nodes that relay.
 func (a *Agent) openRelayServer() error {
 	if !a.opensPort() || a.conf().Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
@@ -305,14 +304,14 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	return nil
 }
 
-// gossipTransport is the control net as gossip sees it.
+// gossipTransport adapts the control net for gossip.
 type gossipTransport struct{ *control.Net }
 
 func (t gossipTransport) SendPacket(id identity.ID, b []byte) error {
 	return t.Net.SendPacket(id, control.ChannelGossip, b)
 }
 
-// openPaths opens what finds and carries paths: the journal, WireGuard, its probe socket, discovery.
+// openPaths opens the parts that find and carry paths: journal, WireGuard, probe socket, discovery.
 func (a *Agent) openPaths(ctx context.Context) error {
 	var err error
 	if a.journal, err = journal.Open(filepath.Join(a.cfg.StateDir, "journal.db"), journalEntries); err != nil {
@@ -359,9 +358,9 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	return a.openPods()
 }
 
-// reservePort holds WireGuard's port until the device takes it: it is one of those that the kernel gives to sockets
-// which ask for any, and the agent opens some of these before. It tells early and plainly that another program has the
-// port; it holds nothing where a link of our own has it, which a former run left behind and which is adopted.
+// reservePort holds WireGuard's port until the device takes it, since the kernel may assign it to a socket opened
+// earlier by this agent. If another program has the port, the error says so at the start. If this agent's link of an
+// earlier run has it, nothing is reserved, and the link is adopted.
 func reservePort(port uint16, link string) (*net.UDPConn, error) {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(port)})
 	if err == nil {
@@ -377,15 +376,15 @@ func reservePort(port uint16, link string) (*net.UDPConn, error) {
 	return nil, fmt.Errorf("UDP port %d: %w", port, err)
 }
 
-// releasePort lets the device take WireGuard's port.
+// releasePort frees WireGuard's port for the device.
 func (a *Agent) releasePort() {
 	if a.reserved != nil {
-		_ = a.reserved.Close() // it has sent nothing, and what came to it was nobody's
+		_ = a.reserved.Close() // it has sent nothing, and nothing useful has arrived
 		a.reserved = nil
 	}
 }
 
-// close ends every part in the opposite order. The kernel keeps what it can carry without the agent.
+// close ends every part in the opposite order. Kernel state that works without the agent stays.
 func (a *Agent) close() error {
 	var errs []error
 	a.predictor.Close()

@@ -17,7 +17,7 @@ import (
 	"github.com/skeinmesh/skein/relay/client"
 )
 
-// retryRelays dials the relays anew that have just been reached directly: they are back.
+// retryRelays redials relays that have just got a direct path, since they are online again.
 func (a *Agent) retryRelays() {
 	paths := a.currentPaths()
 	now := map[identity.ID]time.Time{}
@@ -34,7 +34,7 @@ func (a *Agent) retryRelays() {
 	a.loop.reached = now
 }
 
-// sync brings every part up to the newest state, records and paths, and the kernel with them.
+// sync updates every part, and then the kernel, to the newest state, records and paths.
 func (a *Agent) sync(ctx context.Context) error {
 	if err := a.syncState(); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	applied := a.plane == nil
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
 		if !a.loop.counted && a.loop.state.Index() > 0 {
-			a.readTraffic(ctx) // what WireGuard did before this agent, as long as it shows
+			a.readTraffic(ctx) // traffic from before this agent's start, as far as the counters show it
 			a.paths.Settle(ctx)
 			a.loop.counted = true
 		}
@@ -74,7 +74,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	return nil
 }
 
-// syncState follows what the log has decided since the last round.
+// syncState applies what the log has decided since the last round.
 func (a *Agent) syncState() error {
 	if r := a.revokedBy.Load(); r != nil {
 		return a.revoked(r.Reason)
@@ -112,7 +112,7 @@ func (a *Agent) syncState() error {
 	return nil
 }
 
-// syncPeers has a path and a probe key for each of WireGuard's peers, and for nobody else.
+// syncPeers gives each of WireGuard's peers, and no other node, a path and a probe key.
 func (a *Agent) syncPeers() {
 	reach, now := a.reach.Load(), map[identity.ID]identity.WireGuardKey{}
 	peers := slices.Values(a.roster.Members()) // this node included
@@ -132,7 +132,7 @@ func (a *Agent) syncPeers() {
 		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.WireGuard) {
 			a.loop.unprobed[id] = m
 			if a.paths != nil && !ok {
-				delete(a.loop.records, id) // the paths are to hear of it
+				delete(a.loop.records, id) // so that the paths get its record again
 				a.paths.Expect(id)
 			}
 		}
@@ -152,7 +152,7 @@ func (a *Agent) syncPeers() {
 	}
 }
 
-// pathSettings tells the paths how the mesh and this host want them.
+// pathSettings passes the settings of the mesh and of this host to the paths.
 func (a *Agent) pathSettings(lazy bool) {
 	st := a.loop.state
 	set := st.Settings()
@@ -169,8 +169,8 @@ func (a *Agent) pathSettings(lazy bool) {
 	a.paths.SetSettings(s)
 }
 
-// answerProbes lets the prober answer the peers that WireGuard now has, and not before: a pong says that
-// a handshake would be answered too, and one that is not is tried again only after five seconds.
+// answerProbes gives the prober the keys of peers that WireGuard now has. Not earlier: a pong shows that a handshake
+// would be answered, too, and WireGuard repeats an unanswered one only after five seconds.
 func (a *Agent) answerProbes() {
 	for id, m := range a.loop.unprobed {
 		delete(a.loop.unprobed, id)
@@ -185,7 +185,7 @@ func (a *Agent) answerProbes() {
 	}
 }
 
-// dropPath forgets the way to a node that is no peer any more.
+// dropPath drops the path to a node that is no longer a peer.
 func (a *Agent) dropPath(id identity.ID) {
 	delete(a.loop.records, id)
 	delete(a.loop.unprobed, id)
@@ -196,26 +196,26 @@ func (a *Agent) dropPath(id identity.ID) {
 	a.proxies.Remove(id)
 }
 
-// dropMember forgets a node that has left the mesh.
+// dropMember drops everything about a node that has left the mesh.
 func (a *Agent) dropMember(id identity.ID) {
 	a.dropPath(id)
 	a.pool.Forget(id)
 	if a.relay != nil {
 		a.relay.Kick(id)
 	}
-	// New streams are refused from now on. Those that are open live a moment longer: by one of them the
-	// node itself may hear that it was revoked, and end.
+	// New streams are refused from now on. Open ones are kept for a moment: one of them may tell the node that it was
+	// revoked.
 	time.AfterFunc(farewell, func() { a.control.Kick(id) })
 }
 
-// syncRecords follows what the members say of themselves.
+// syncRecords applies the members' newest records.
 func (a *Agent) syncRecords() {
 	var relays []client.Relay
 	var stun []string
 	spare := map[netip.AddrPort]identity.ID{}
 	records := a.gossip.Records()
 	for id := range a.loop.records {
-		if _, here := records[id]; !here { // it is for the node's own site alone now
+		if _, here := records[id]; !here { // the record now reaches only the node's own site
 			delete(a.loop.records, id)
 			a.pool.SetPeerLinks(id, nil)
 		}

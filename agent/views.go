@@ -82,8 +82,8 @@ func (s services) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv
 	return r, nil
 }
 
-// serverStatus tells whether a server votes. A server asks its Raft, of which the leader knows most; other nodes have
-// the log.
+// serverStatus describes a server and whether it votes. A server's own Raft knows this, the leader's best; other
+// nodes use the log.
 func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerStatus {
 	id, _ := identity.ParseID(v.GetNodeId())
 	r := &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(),
@@ -107,8 +107,8 @@ func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerSt
 	return r
 }
 
-// tunnelPeers counts the members that this node has a tunnel to: not those that only relay, or that others pass packets
-// on to.
+// tunnelPeers counts the members that this node has a tunnel to: not those that only relay, nor those reached over a
+// hop.
 func (a *Agent) tunnelPeers() (n uint32) {
 	if a.relayOnly() {
 		return 0
@@ -172,7 +172,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry,
 	return v
 }
 
-// transport is how a member is reached in one word.
+// transport is the way to a member, as one word for users.
 func (a *Agent) transport(id identity.ID, paths map[identity.ID]path.Path) string {
 	via, hop := a.reach.Load().Via(id)
 	if !hop {
@@ -265,7 +265,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	return v
 }
 
-// hopView tells of a member that is no peer which one passes packets on to it.
+// hopView fills in the node that passes packets on to a member which is no peer.
 func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 	r := a.reach.Load()
 	via, hop := r.Via(id)
@@ -322,7 +322,7 @@ func (s services) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*sk
 	return out, nil
 }
 
-// checked is the newest result, which is told to the rest of the agent only when it is news.
+// checked is the newest result of discovery. The field netcheck has only results that differ from earlier ones.
 func (a *Agent) checked() *candidate.Result {
 	if a.discoverer != nil {
 		if r := a.discoverer.Result(); !r.At.IsZero() {
@@ -332,10 +332,10 @@ func (a *Agent) checked() *candidate.Result {
 	return a.netcheck.Load()
 }
 
-// mostOfJournal is how many entries of the journal are given at most.
+// mostOfJournal limits the entries in one answer.
 const mostOfJournal = 10_000
 
-// Journal gives the newest entries: the agent's process holds the file.
+// Journal returns the newest entries. The agent answers since its process holds the file.
 func (s services) Journal(_ context.Context, r *skeinv1.JournalRequest) (*skeinv1.JournalResponse, error) {
 	most := mostOfJournal
 	if n := r.GetMost(); n > 0 {

@@ -49,8 +49,8 @@ func TestAPeerThatIsSilent(t *testing.T) {
 	}
 }
 
-// A peer's record names a third party's address as its own. Nobody has seen the peer there, so nothing is sent to it,
-// whichever end begins and whichever part this end has; the peer is told why.
+// A peer's record names a third party's address as its own. No relay has seen the peer there, so nothing is sent to
+// it, whichever end begins and whichever role this end has; the peer is given the reason.
 func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -91,7 +91,7 @@ func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 				testenv.OpenFiles(t) > before {
 				t.Errorf("something was sent to the victim: %+v", n)
 			}
-			// once it has been seen where it says, ports are guessed as ever
+			// once relays have seen the peer there, ports are guessed as usual
 			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine
 			meet(t, one, many, begins)
 		})
@@ -157,7 +157,7 @@ func TestUnfitPairsAreNotStarted(t *testing.T) {
 	}
 }
 
-// An attempt that is not needed any more closes its sockets and tells the peer, who ends too.
+// An attempt that is no longer needed closes its sockets and informs the peer, which ends, too.
 func TestCancelledInTheMiddle(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	one.sit.Theirs = netip.MustParseAddrPort("203.0.113.250:7") // nobody is there, so nothing is hit
@@ -202,7 +202,7 @@ func TestTwoSymmetricNATsKeepTheBounds(t *testing.T) {
 	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
-// What does not prove the pair's key, was seen before, or is of another member, is no hit.
+// A packet that does not prove the pair's key, is a repetition, or is another member's is no hit.
 func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 	internet := nattest.New(t)
 	host := internet.Host(nattest.Public)
@@ -257,7 +257,7 @@ func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 	}
 }
 
-// Signals that make no sense change nothing.
+// Invalid signals change nothing.
 func TestSignalsWithoutSense(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	for _, b := range []*skeinv1.Signal_Birthday{nil, {}, {Phase: 99}, {Phase: skeinv1.Signal_Birthday_END, Hit: true,
@@ -284,8 +284,8 @@ func TestSignalsWithoutSense(t *testing.T) {
 	_ = one
 }
 
-// Each request of a peer makes this end ask relays about it, so a peer that floods requests is asked about now and
-// then.
+// Each request of a peer makes this end ask relays about it, so requests of a flooding peer are considered only now
+// and then.
 func TestRequestsOfOnePeerArePaced(t *testing.T) {
 	e := New(Config{})
 	defer e.Close()

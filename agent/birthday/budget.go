@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// A gateway has some tens of thousands of mappings for all its hosts, and a home router a few thousand. Hosts behind
-// one public address share MaxMappings; an entry counts for mappingFor after it was made, which is longer than most
-// NATs keep one that nobody answers.
+// A carrier-grade NAT has some tens of thousands of mappings for all its hosts, a home router a few thousand. Hosts
+// behind one public address share MaxMappings. A mapping counts for mappingFor, which is longer than most NATs keep
+// one without an answer.
 const (
 	MaxMappings = 4096
 	mappingFor  = time.Minute
 
-	// An address that nobody has proven to be the peer's gets this many attempts in targetFor, whoever asks for them:
-	// a member that names a victim's address makes it receive some 80 packets a second at most, for seven seconds.
+	// An address not proven to be the peer's gets this many attempts in targetFor, whoever asks for them. A member that
+	// names a victim's address thus directs at most some 80 packets a second at it, for seven seconds.
 	targetTries = 3
 	targetFor   = 10 * time.Minute
 
@@ -22,7 +22,7 @@ const (
 	maxOnePort     = 2 // attempts from WireGuard's port at once
 	busyRetry      = 2 * time.Second
 	sharedRetry    = 5 * time.Second
-	refusedRetry   = 5 * time.Minute // what an operator has disabled, and the like
+	refusedRetry   = 5 * time.Minute // for reasons that last, such as an operator's setting
 	targetsKept    = 1024
 )
 
@@ -36,35 +36,36 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s; try again in %s", r.Text, r.Retry.Round(time.Second))
 }
 
-// Budget counts what guessing costs this host's NAT and others' addresses. It is not safe for concurrent use.
+// Budget counts the cost of guessing: mappings in this host's NAT and attempts at addresses. Not safe for concurrent
+// use.
 type Budget struct {
 	spent   []spent
 	many    int
 	one     int
-	alone   bool                       // the one attempt with many sockets suffers no other
+	alone   bool                       // the running attempt with many sockets allows no other beside it
 	targets map[netip.Addr][]time.Time // attempts without a hit
 }
 
 type spent struct {
 	n  int
-	at time.Time // zero: reserved by an attempt under way
+	at time.Time // zero: reserved by a running attempt
 	id uint64
 }
 
-// NewBudget is one of which nothing is spent.
+// NewBudget returns a budget of which nothing is spent.
 func NewBudget() *Budget { return &Budget{targets: map[netip.Addr][]time.Time{}} }
 
-// Ask is an attempt that wants to begin.
+// Ask is a request to begin an attempt.
 type Ask struct {
 	ID     uint64
 	Many   bool // it opens sockets
-	Alone  bool // it counts on the NAT's next ports being its own
+	Alone  bool // it predicts ports, so no other attempt may use the NAT's next ones
 	Cost   int  // mappings
 	Others int  // mappings that nodes behind the same public address use
 	Target netip.Addr
 }
 
-// Begin reserves what an attempt costs at first.
+// Begin reserves an attempt's initial cost, or refuses.
 func (b *Budget) Begin(a Ask, now time.Time) error {
 	b.expire(now)
 	id, target := a.ID, a.Target
@@ -90,7 +91,7 @@ func (b *Budget) Begin(a Ask, now time.Time) error {
 	return nil
 }
 
-// More reserves more for an attempt under way.
+// More reserves more mappings for a running attempt.
 func (b *Budget) More(id uint64, now time.Time, n, others int) bool {
 	if b.room(now, n, others) != nil {
 		return false
@@ -112,7 +113,7 @@ func (b *Budget) room(now time.Time, cost, others int) error {
 	return nil
 }
 
-// End notes what the attempt has really cost, and whether it has proven the address.
+// End records what the attempt has really cost, and whether it has proven the address.
 func (b *Budget) End(a Ask, now time.Time, cost int, hit bool) {
 	target := a.Target
 	for i := range b.spent {
@@ -144,7 +145,7 @@ func (b *Budget) Used(now time.Time) int {
 	return n
 }
 
-// relief is when some mappings stop counting: soon, where an attempt is under way that may need less than it has.
+// relief is when some mappings stop counting: soon, if a running attempt may return part of its reservation.
 func (b *Budget) relief(now time.Time, others int) time.Duration {
 	d := mappingFor
 	if b.many+b.one > 0 || others > 0 {

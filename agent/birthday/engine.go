@@ -17,7 +17,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Prober pings from WireGuard's port and from other sockets, and proves what arrives at those.
+// Prober pings from WireGuard's port and from other sockets, and authenticates packets that arrive at those.
 type Prober interface {
 	SendPing(peer identity.ID, to netip.AddrPort) (probe.TxID, error)
 	PingBy(s probe.Sender, peer identity.ID, to netip.AddrPort) (probe.TxID, error)
@@ -34,19 +34,20 @@ const (
 	Twin = skeinv1.Signal_Birthday_TWIN // many sockets at both ends
 )
 
-// Situation is a pair of nodes as an attempt needs it.
+// Situation is what an attempt needs to know of a pair of nodes.
 type Situation struct {
 	Role         Role
 	Rule         skeinv1.PairOutcome_Rule
-	Mine, Theirs netip.AddrPort // as the internet sees WireGuard's ports; of a symmetric NAT only the address counts
-	Step         int            // of this end's NAT, if it counts its ports
-	Decides      bool           // of two ends with many sockets: this one chooses the pair
+	Mine, Theirs netip.AddrPort // WireGuard's mapped addresses; of a symmetric NAT only the IP is used
+	Step         int            // port increment of this end's NAT, if it counts
+	Decides      bool           // of two ends with many sockets: this end chooses the pair
 }
 
-// many tells whether this end opens sockets.
+// many reports whether this end opens sockets.
 func (s Situation) many() bool { return s.Role != One }
 
-// probesReserved is what an attempt from WireGuard's port reserves at a time: most need no more than one part.
+// probesReserved is how many mappings an attempt from WireGuard's port reserves at a time; most need only one such
+// part.
 const probesReserved = 512
 
 // cost is how many mappings the attempt reserves at first in this end's NAT.
@@ -62,7 +63,7 @@ func (s Situation) cost() int {
 	return twinProbes
 }
 
-// fits tells whether what the peer does goes with this end's part.
+// fits reports whether the peer's role and prediction match this end's.
 func (s Situation) fits(b *skeinv1.Signal_Birthday) bool {
 	theirs := b.GetRole()
 	if s.Role == Twin && s.Rule == skeinv1.PairOutcome_PREDICTION && (b.GetBase() == 0 || b.GetBase() > 65535) {
@@ -71,19 +72,19 @@ func (s Situation) fits(b *skeinv1.Signal_Birthday) bool {
 	return s.Role == One && theirs == Many || s.Role == Many && theirs == One || s.Role == Twin && theirs == Twin
 }
 
-// Phase is what became of an attempt.
+// Phase is the progress or outcome of an attempt.
 type Phase uint8
 
 // The phases.
 const (
 	Began   Phase = iota
 	Hit           // Remote, and Local if a socket was hit
-	Failed        // all was tried
+	Failed        // all ports were tried, or time is up
 	Refused       // not before Retry
 	Silent        // the peer did not answer the request
 )
 
-// Event is a report about the attempt with a peer.
+// Event is a report on the attempt with a peer.
 type Event struct {
 	Phase   Phase
 	Text    string
@@ -100,22 +101,22 @@ type Config struct {
 	Prober    Prober
 	Signal    func(peer identity.ID, s *skeinv1.Signal) error // may block shortly
 	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not guessed with this peer
-	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer.
-	// It may take two seconds. nil: nobody can tell, so nothing is sent to any address.
+	// Attest returns nil when witnesses other than the peer confirm that its packets come from an address. It may take
+	// two seconds. nil: no witnesses, so nothing is sent to any address.
 	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
-	// mappings in use by others behind the same public address; nil: none
+	// mappings in use by other nodes behind the same public address; nil: none
 	Shared func() int
-	Told   func(Situation) []Outcome                     // what others' records tell about the pair of NATs; nil: nothing
+	Told   func(Situation) []Outcome                     // outcomes for the pair of NATs from others' records; nil: none
 	Newest func(context.Context) (netip.AddrPort, error) // the newest mapping of a NAT that counts its ports
 	Report func(peer identity.ID, e Event)               // must not block
 	Memory *Memory
 	Mark   uint32 // SO_MARK of the sockets
 	Log    *slog.Logger
 	Seed   func() *rand.Rand // nil: random
-	Ports  Range             // that NATs map to; zero: all from 1024 on
+	Ports  Range             // that NATs map to; zero: all from firstPort on
 }
 
-// Stats counts since the start.
+// Stats are counters since the start.
 type Stats struct {
 	Attempts, Hits, Failed, Refused, Silent uint64
 	Probes, Sockets                         uint64
@@ -128,7 +129,7 @@ type Engine struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	within func(func()) // tests: opens sockets in a namespace
+	within func(func()) // overridden in tests, to open sockets in a namespace
 
 	saving sync.Mutex // of the memory's file
 
@@ -137,7 +138,7 @@ type Engine struct {
 	budget   *Budget
 	memory   *Memory
 	ids      uint64
-	asked    map[identity.ID]time.Time // when each peer's last request began something
+	asked    map[identity.ID]time.Time // when each peer's last request was considered
 	closed   bool
 
 	stats struct{ attempts, hits, failed, refused, silent, probes, sockets atomic.Uint64 }
@@ -172,11 +173,11 @@ func (e *Engine) Close() {
 	e.done.Wait()
 }
 
-// Start begins an attempt with a peer, unless one is under way. Its outcome is reported.
+// Start begins an attempt with a peer, unless one is running. The outcome is reported.
 func (e *Engine) Start(peer identity.ID) { e.start(peer, nil) }
 
-// Stop ends the attempt with a peer, if there is one, since the path has become direct. Where this end tries ports,
-// that is a hit which the path has noticed before the attempt has, and reported as one; else nothing is reported.
+// Stop ends the attempt with a peer, if there is one, since the path has become direct. If this end tries ports, the
+// path has noticed a hit before the attempt has, and Hit is reported; otherwise nothing is reported.
 func (e *Engine) Stop(peer identity.ID) {
 	if s := e.session(peer); s != nil {
 		s.direct.Store(true)
@@ -184,14 +185,14 @@ func (e *Engine) Stop(peer identity.ID) {
 	}
 }
 
-// Settle says that WireGuard's packets now go through the socket that was hit.
+// Settle reports that WireGuard's packets now leave through the port of the socket that was hit.
 func (e *Engine) Settle(peer identity.ID) {
 	if s := e.session(peer); s != nil {
 		s.tell(event{settled: true})
 	}
 }
 
-// TakeSignal takes the peer's word about an attempt. The control net has proved who it is.
+// TakeSignal handles a peer's signal about an attempt. The control net has authenticated the peer.
 func (e *Engine) TakeSignal(peer identity.ID, b *skeinv1.Signal_Birthday) {
 	if s := e.session(peer); s != nil {
 		s.tell(event{signal: b})
@@ -202,7 +203,7 @@ func (e *Engine) TakeSignal(peer identity.ID, b *skeinv1.Signal_Birthday) {
 	}
 }
 
-// mayAsk paces the requests of one peer: each of them makes this end ask relays about it.
+// mayAsk limits the rate of one peer's requests, since each makes this end ask relays about the peer.
 func (e *Engine) mayAsk(peer identity.ID, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -219,28 +220,28 @@ func (e *Engine) mayAsk(peer identity.ID, now time.Time) bool {
 	return true
 }
 
-// PingReceived says that an authenticated ping of a peer came to WireGuard's port.
+// PingReceived reports an authenticated ping of a peer at WireGuard's port.
 func (e *Engine) PingReceived(peer identity.ID, from netip.AddrPort) {
 	if s := e.session(peer); s != nil && s.sit.Role == One {
 		s.tell(event{ping: true, from: from})
 	}
 }
 
-// PongReceived says that a ping from WireGuard's port was answered from where it was sent.
+// PongReceived reports that a ping from WireGuard's port was answered from the address it was sent to.
 func (e *Engine) PongReceived(peer identity.ID, from netip.AddrPort) {
 	if s := e.session(peer); s != nil && s.sit.Role == One && s.sit.Theirs.Addr() == from.Addr() {
 		s.tell(event{ping: true, from: from})
 	}
 }
 
-// Brief is what the record tells of outcomes behind a public address.
+// Brief returns the outcomes behind a public address for the node's record.
 func (e *Engine) Brief(mine netip.Addr) []*skeinv1.PairOutcome {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.memory.Brief(mine)
 }
 
-// Mappings is how many of the NAT's mappings count as used by this node now.
+// Mappings is how many of the NAT's mappings count as used by this node at present.
 func (e *Engine) Mappings() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -291,8 +292,8 @@ func (e *Engine) start(peer identity.ID, asked *skeinv1.Signal_Birthday) {
 	})
 }
 
-// attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is
-// one that the peer's own packets come from.
+// attest verifies that the peer's packets come from the address that it claims, since an attempt sends thousands of
+// packets there.
 func (e *Engine) attest(s *session) error {
 	err := errors.New("no relay can confirm where the peer's packets come from")
 	if e.c.Attest != nil {
@@ -304,7 +305,7 @@ func (e *Engine) attest(s *session) error {
 	return nil
 }
 
-// permit asks memory and budget.
+// permit checks the memory and reserves the budget.
 func (e *Engine) permit(s *session) (Advice, error) {
 	now := time.Now()
 	var told []Outcome
@@ -322,7 +323,7 @@ func (e *Engine) permit(s *session) (Advice, error) {
 	return a, e.budget.Begin(s.ask(others), now)
 }
 
-// ask is the session as the budget sees it.
+// ask is the session's request to the budget.
 func (s *session) ask(others int) Ask {
 	return Ask{
 		ID: s.budgetID, Many: s.sit.many(), Alone: s.sit.Role == Twin && s.sit.Rule == skeinv1.PairOutcome_PREDICTION,
@@ -337,7 +338,7 @@ func (e *Engine) others() int {
 	return e.c.Shared()
 }
 
-// more reserves another part for an attempt from WireGuard's port.
+// more reserves another probesReserved mappings for an attempt from WireGuard's port.
 func (e *Engine) more(s *session) bool {
 	others := e.others()
 	e.mu.Lock()
@@ -345,7 +346,7 @@ func (e *Engine) more(s *session) bool {
 	return e.budget.More(s.budgetID, time.Now(), probesReserved, others)
 }
 
-// finish takes an attempt's cost and outcome down.
+// finish records an attempt's cost and outcome.
 func (e *Engine) finish(s *session, ev Event, cost int) {
 	now := time.Now()
 	noted := ev.Phase == Hit || ev.Phase == Failed
@@ -366,5 +367,5 @@ func (e *Engine) finish(s *session, ev Event, cost int) {
 	}
 }
 
-// errCancelled ends an attempt that is not needed any more.
+// errCancelled ends an attempt that is no longer needed.
 var errCancelled = errors.New("not needed any more")

@@ -67,7 +67,7 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 		OnPong: func(p probe.Pong) { s.engine.PongReceived(p.Peer, p.From); offer(s.pongs, p) },
 	})
 	s.prober.SetPeer(peer, [32]byte{7})
-	// A goroutine that is started inside a namespace need not stay there; the sockets of an attempt must.
+	// A goroutine started inside a namespace may move to another thread; an attempt's sockets must be in the namespace.
 	s.engine = New(Config{
 		Prober: s.prober, Mark: dataplane.DefaultNumbers().MarkWG,
 		Situation: func(identity.ID) (Situation, error) { return s.sit, nil },
@@ -138,8 +138,8 @@ func (s *station) phase(want Phase, within time.Duration) Event {
 	}
 }
 
-// meet starts attempts until one has hit, and returns what many heard of it. One in some thousands misses by chance,
-// and more do on a machine that is too busy for their pace.
+// meet starts attempts until one hits, and returns what many heard of it. One in some thousands misses by chance, and
+// more on a machine too busy for their pace.
 func meet(t *testing.T, one, many *station, begin ...*station) Event {
 	t.Helper()
 	for range 3 {
@@ -172,9 +172,8 @@ func meet(t *testing.T, one, many *station, begin ...*station) Event {
 	return Event{}
 }
 
-// heard has many ping through the socket that was hit, and returns what one knows of that. A ping through another
-// socket, which is closed now, may have come first, or come only now on a busy machine. So it is the answer to this
-// very ping that tells where it came from.
+// heard pings from many through the socket that was hit, and returns what one learned from that ping. An earlier ping
+// through a socket that is now closed may arrive first or late, so only the answer to this ping shows its origin.
 func heard(t *testing.T, one, many *station, m Event) Event {
 	t.Helper()
 	many.engine.Settle(one.id)
@@ -203,7 +202,7 @@ func heard(t *testing.T, one, many *station, m Event) Event {
 	return o
 }
 
-// lead has the data plane lead WireGuard's packets through the socket that was hit.
+// lead makes the data plane send WireGuard's packets through the port of the socket that was hit.
 func (s *station) lead(e Event) {
 	s.t.Helper()
 	spec := dataplane.Spec{Complete: true, WireGuard: dataplane.WireGuard{Port: wgPort}}
@@ -264,7 +263,7 @@ func within(t *testing.T, what string, limit time.Duration, ok func() bool) {
 	}
 }
 
-// portRestricted and symmetric are two hosts that only guessing can join.
+// portRestricted and symmetric are two hosts that only port prediction can connect.
 func portRestrictedAndSymmetric(t *testing.T, rule skeinv1.PairOutcome_Rule, kind nattest.Kind) (one, many *station) {
 	internet := nattest.New(t)
 	a, b := internet.Host(nattest.PortRestricted), internet.Host(kind)
@@ -314,8 +313,8 @@ func (s *station) drain() {
 	}
 }
 
-// counting gives a station whose NAT counts its ports what measures them: a fresh socket that asks a STUN server. Here
-// the server is a host that tells what it sees.
+// counting adds to a station whose NAT counts its ports the function that measures these: a new socket that asks a
+// STUN server, here a host that answers with the address it sees.
 func (s *station) counting(t *testing.T, internet *nattest.Net) {
 	t.Helper()
 	server := internet.Host(nattest.Public)
@@ -392,7 +391,7 @@ func TestTwoCountingNATsMeet(t *testing.T) {
 	}
 }
 
-// Two symmetric NATs that do not count meet by chance where both map to few ports, whichever end begins.
+// Two symmetric NATs that do not count meet by chance if both map to few ports, whichever end begins.
 func TestTwoSymmetricNATsOfFewPortsMeet(t *testing.T) {
 	internet := nattest.New(t)
 	a, b := internet.Host(nattest.Narrow), internet.Host(nattest.Narrow)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fan is many UDP sockets, each with a port of its own, and one goroutine that reads them all.
+// fan is many UDP sockets, each with its own port, and one goroutine that reads them all.
 type fan struct {
 	mark   uint32
 	poll   int
@@ -18,19 +18,19 @@ type fan struct {
 	handle func(i int, from netip.AddrPort, b []byte, at time.Time)
 	done   chan struct{}
 
-	mu    sync.Mutex // guards what follows: a descriptor is used by nobody after it was closed
+	mu    sync.Mutex // guards what follows, so that no closed descriptor is used
 	fds   []int      // -1: closed
 	ports []uint16
 	shut  bool
 }
 
 const (
-	receiveBuffer = 4 << 10 // bytes; a socket expects a packet or two
+	receiveBuffer = 4 << 10 // bytes; a socket receives only a packet or two
 	datagramMax   = 1500
 	closing       = -1 // in an epoll event: the wake-up
 )
 
-// openFan makes no socket yet. handle runs on the fan's goroutine and must not block; b is valid until it returns.
+// openFan opens no socket yet. handle runs on the fan's goroutine and must not block; b is valid until it returns.
 func openFan(mark uint32, handle func(i int, from netip.AddrPort, b []byte, at time.Time)) (*fan, error) {
 	f := &fan{mark: mark, poll: -1, wake: -1, handle: handle, done: make(chan struct{})}
 	var err error
@@ -111,7 +111,7 @@ func (f *fan) port(i int) uint16 {
 // errClosed is returned for a socket that is not open any more.
 var errClosed = errors.New("the socket is closed")
 
-// send sends from a socket; it never waits.
+// send sends from a socket; it never blocks.
 func (f *fan) send(i int, to netip.AddrPort, b []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,7 +127,7 @@ type socketOf struct {
 	i int
 }
 
-// SendFrom sends; the socket's address is the kernel's choice.
+// SendFrom sends from the socket; the kernel chooses the source address.
 func (s socketOf) SendFrom(_ netip.Addr, to netip.AddrPort, b []byte) error {
 	return s.f.send(s.i, to, b)
 }
@@ -192,7 +192,7 @@ func (f *fan) read() {
 	}
 }
 
-// drain reads what a socket has. Errors that came back for a packet sent are read away.
+// drain reads a socket's packets, and discards the errors that earlier packets caused.
 func (f *fan) drain(i int, b []byte, at time.Time) {
 	for {
 		f.mu.Lock()

@@ -18,21 +18,21 @@ const (
 	memoryFile  = "birthday.json"
 	memoryMax   = 128 // outcomes kept
 	memoryFor   = 7 * 24 * time.Hour
-	briefMax    = 8 // of them in the record
+	briefMax    = 8 // outcomes in the record
 	memoryBytes = 1 << 20
 	// between attempts of a pair of NATs after a failure: twice as long after each, up to pauseLast
 	pauseFirst   = 30 * time.Second
 	pauseLast    = time.Hour
 	countMax     = 255
-	distrustWhen = 2 // predictions lost in a row: then it begins with random ports
+	distrustWhen = 2 // predictions lost in a row, after which random ports go first
 )
 
-// Outcome is how one way of guessing went between two public addresses.
+// Outcome is the history of one method of guessing between two public addresses.
 type Outcome struct {
 	Mine, Theirs netip.Addr
 	Rule         skeinv1.PairOutcome_Rule
 	Won          int
-	Lost         int // since the last one won
+	Lost         int // since the last win
 	At           time.Time
 }
 
@@ -40,7 +40,7 @@ func (o Outcome) same(p Outcome) bool {
 	return o.Mine == p.Mine && o.Theirs == p.Theirs && o.Rule == p.Rule
 }
 
-// pausedUntil is when a pair of NATs may try this way again.
+// pausedUntil is when this pair of NATs may try this method again.
 func (o Outcome) pausedUntil() time.Time {
 	if o.Lost == 0 {
 		return time.Time{}
@@ -54,8 +54,8 @@ type Memory struct {
 	outcomes []Outcome // the newest last
 }
 
-// OpenMemory reads what a former run has kept in the state directory. A file that cannot be read is set aside by the
-// error alone: the memory starts empty, and replaces it.
+// OpenMemory reads the outcomes of earlier runs from the state directory. If the file cannot be read, it returns the
+// error and an empty memory, whose next Save replaces the file.
 func OpenMemory(dir string, now time.Time) (*Memory, error) {
 	m := &Memory{file: filepath.Join(dir, memoryFile)}
 	f, err := os.Open(m.file)
@@ -76,7 +76,7 @@ func OpenMemory(dir string, now time.Time) (*Memory, error) {
 	}
 	for _, o := range all {
 		if o.At.After(now) {
-			o.At = now // the clock went back since
+			o.At = now // the clock has been set back since
 		}
 		if o.Mine.IsValid() && o.Theirs.IsValid() && o.Won >= 0 && o.Lost >= 0 {
 			m.outcomes = append(m.outcomes, o)
@@ -86,7 +86,7 @@ func OpenMemory(dir string, now time.Time) (*Memory, error) {
 	return m, nil
 }
 
-// Note adds an outcome. Save writes what Snapshot then gives.
+// Note adds an outcome. It does not write the file: pass Snapshot's result to Save.
 func (m *Memory) Note(mine, theirs netip.Addr, rule skeinv1.PairOutcome_Rule, won bool, now time.Time) {
 	next := Outcome{Mine: mine, Theirs: theirs, Rule: rule, At: now}
 	if i := slices.IndexFunc(m.outcomes, next.same); i >= 0 {
@@ -103,11 +103,11 @@ func (m *Memory) Note(mine, theirs netip.Addr, rule skeinv1.PairOutcome_Rule, wo
 	m.outcomes = m.outcomes[max(0, len(m.outcomes)-memoryMax):]
 }
 
-// Snapshot is all that is remembered, the newest last.
+// Snapshot is a copy of all outcomes, the newest last.
 func (m *Memory) Snapshot() []Outcome { return slices.Clone(m.outcomes) }
 
-// Save writes a snapshot to the file, if the memory has one. It touches nothing else, so it needs no guard against
-// Note.
+// Save writes a snapshot to the file, if the memory has one. It does not touch the outcomes, so it needs no lock
+// against Note.
 func (m *Memory) Save(all []Outcome) error {
 	if m.file == "" {
 		return nil
@@ -125,7 +125,7 @@ func (m *Memory) Save(all []Outcome) error {
 	return nil
 }
 
-// Brief is what this node's record tells of the outcomes behind its public address, the newest first.
+// Brief returns the outcomes of this public address for the node's record, the newest first.
 func (m *Memory) Brief(mine netip.Addr) []*skeinv1.PairOutcome {
 	var out []*skeinv1.PairOutcome
 	for _, o := range slices.Backward(m.outcomes) {
@@ -154,13 +154,13 @@ func Told(address netip.Addr, told []*skeinv1.PairOutcome, now time.Time) []Outc
 	return out
 }
 
-// Advice is what the past says about a pair of NATs.
+// Advice is the conclusion from earlier outcomes of a pair of NATs.
 type Advice struct {
-	SkipPrediction bool      // predicted ports have led nowhere: begin with random ones
+	SkipPrediction bool      // predictions failed repeatedly: begin with random ports
 	NotBefore      time.Time // zero: at once
 }
 
-// Advise tells what to do about a pair of NATs, from what this node remembers and what others told. A win by anybody
+// Advise derives advice for a pair of NATs from this node's outcomes and those in other records. A win by any node
 // later than a loss ends the pause.
 func (m *Memory) Advise(mine, theirs netip.Addr, rule skeinv1.PairOutcome_Rule, told []Outcome) Advice {
 	var a Advice

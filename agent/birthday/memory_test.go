@@ -97,7 +97,7 @@ func TestMemoryOnDisk(t *testing.T) {
 	}
 }
 
-// A file that is damaged costs what was remembered, and nothing else.
+// A damaged file costs only the outcomes in it.
 func TestDamagedMemory(t *testing.T) {
 	for _, text := range []string{"", "{", "[]x", `[{"Mine":"no"}]`,
 		`[{"Mine":"203.0.113.1","Theirs":"198.51.100.1","Lost":-7}]`, "[" + strings.Repeat(" ", memoryBytes) + "]"} {
@@ -142,7 +142,7 @@ func TestBriefIsShortAndReadBack(t *testing.T) {
 	}
 }
 
-// What was kept while the clock was ahead pauses nobody for longer than it would have.
+// Outcomes from a time when the clock was ahead pause no pair for longer than usual.
 func TestMemoryOfAClockThatWasAhead(t *testing.T) {
 	dir := t.TempDir()
 	m, err := OpenMemory(dir, t0)

@@ -7,45 +7,45 @@ import (
 
 // Bounds of one attempt.
 const (
-	MaxSockets = 256  // of the end with many, each with a mapping
+	MaxSockets = 256  // at an end with many sockets, each with its own mapping
 	MaxProbes  = 2048 // from the one port
-	firstPort  = 1024 // NATs leave the ports below alone (RFC 4787 section 4.2.2)
+	firstPort  = 1024 // NATs do not map to lower ports (RFC 4787 section 4.2.2)
 	portCount  = 65536 - firstPort
 )
 
-// Pace. 2,048 probes of 122 bytes in 6.4 s are 40 kB/s; the sockets are there before the first probes arrive.
+// Pace. 2,048 probes of 122 bytes in 6.4 s are 40 kB/s; the sockets are open before the first probes arrive.
 const (
 	tick           = 25 * time.Millisecond
 	probesPerTick  = 8
 	socketsPerTick = 16
-	socketsAgain   = 2 * time.Second         // a socket's packet is repeated, should it have been lost
-	attemptFor     = 9500 * time.Millisecond // of one port with many: all probes, and a round trip for the last
+	socketsAgain   = 2 * time.Second         // between repetitions of a socket's packet, in case it was lost
+	attemptFor     = 9500 * time.Millisecond // role One with Many: all probes, and a round trip for the last
 	twinFor        = 5 * time.Second
 	requestWait    = 3 * time.Second // for the peer's answer to a request
 	requestAgain   = time.Second
-	askGap         = 800 * time.Millisecond  // between requests of one peer that begin something
-	predictSockets = 32                      // that a counting NAT's prediction opens at first
-	predictSlack   = 32                      // mappings that others may have made meanwhile
-	predictFor     = 1200 * time.Millisecond // then the rest of the sockets comes too
+	askGap         = 800 * time.Millisecond  // between requests of one peer that are considered
+	predictSockets = 32                      // opened first for the prediction of a counting NAT
+	predictSlack   = 32                      // allowance for mappings that other hosts made meanwhile
+	predictFor     = 1200 * time.Millisecond // then the remaining sockets are opened, too
 	twinProbes     = 1024
-	waveSize       = 16 // sockets of one wave of two ends that both predict
+	waveSize       = 16 // sockets of one wave when both ends predict
 	waves          = 4
 	waveEvery      = 700 * time.Millisecond
 	waveAgain      = 200 * time.Millisecond
 	hitAgain       = 200 * time.Millisecond
-	hitFor         = 5 * time.Second // how long the peer is told about a hit, and WireGuard may take to be led there
+	hitFor         = 5 * time.Second // how long the peer is informed of a hit, and WireGuard's packets may take to use it
 )
 
-// Range is the ports that NATs map to, as far as is known.
+// Range is the range of ports that a NAT maps to.
 type Range struct {
 	First uint16
 	Count int
 }
 
-// allPorts is where nothing is known.
+// allPorts is used when nothing is known of the NAT.
 var allPorts = Range{firstPort, portCount}
 
-// Ports gives the ports to try, the predicted ones first, none twice.
+// Ports yields the ports to try: predicted ones first, none twice.
 type Ports struct {
 	rnd       *rand.Rand
 	within    Range
@@ -54,8 +54,8 @@ type Ports struct {
 	left      int
 }
 
-// NewPorts begins with what follows from a NAT's newest port, when step is not 0, and goes on with the ports of a
-// range.
+// NewPorts yields the ports predicted from a NAT's newest port base, if base is not 0, and then those of a range in
+// random order.
 func NewPorts(rnd *rand.Rand, within Range, base uint16, step, ahead int) *Ports {
 	p := &Ports{rnd: rnd, within: within, left: within.Count}
 	if base != 0 {
@@ -64,7 +64,7 @@ func NewPorts(rnd *rand.Rand, within Range, base uint16, step, ahead int) *Ports
 	return p
 }
 
-// Next is the next port; false when all were given.
+// Next returns the next port; false when none is left.
 func (p *Ports) Next() (uint16, bool) {
 	for len(p.predicted) > 0 {
 		port := p.predicted[0]

@@ -52,7 +52,7 @@ func probesUntilHit(rnd *rand.Rand, sockets, probes int) int {
 	return 0
 }
 
-// At the pace of an attempt nearly all hits come in time.
+// At the pace of an attempt nearly all hits are in time.
 func TestMedianAndTailOfProbes(t *testing.T) {
 	const runs = 2000
 	rnd := rand.New(rand.NewPCG(7, 7))

@@ -17,11 +17,11 @@ import (
 
 const (
 	proxyPacket = 64 << 10
-	proxyWait   = 2 * time.Second // for the port that the attempt is about to close
+	proxyWait   = 2 * time.Second // until the attempt has closed the port
 )
 
 // Proxy carries one peer's packets between WireGuard and the port that was hit, on hosts whose kernel cannot rewrite
-// ports. Each packet passes through this process. It is safe for concurrent use.
+// ports. Every packet passes through this process. It is safe for concurrent use.
 type Proxy struct {
 	remote, wireGuard netip.AddrPort
 	handle            func(from netip.AddrPort, b []byte, at time.Time)
@@ -29,8 +29,8 @@ type Proxy struct {
 	running           sync.WaitGroup
 }
 
-// OpenProxy takes over a local port. WireGuard is where it listens on this host; handle gets the peer's pings and
-// pongs, which answer and are answered by SendFrom.
+// OpenProxy binds the local port of the hit. Argument wireGuard is WireGuard's address on this host. Argument handle
+// receives the peer's pings and pongs; this host's own are sent by SendFrom.
 func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPort, mark uint32,
 	handle func(from netip.AddrPort, b []byte, at time.Time)) (*Proxy, error) {
 	p := &Proxy{remote: remote, wireGuard: wireGuard, handle: handle}
@@ -72,7 +72,7 @@ func OpenProxy(ctx context.Context, local uint16, remote, wireGuard netip.AddrPo
 	return p, nil
 }
 
-// Endpoint is the peer's address for WireGuard.
+// Endpoint is the address at which WireGuard reaches the peer.
 func (p *Proxy) Endpoint() netip.AddrPort { return p.inside.LocalAddr().(*net.UDPAddr).AddrPort() }
 
 // SendFrom sends a ping or pong to the peer.
@@ -88,12 +88,12 @@ func (p *Proxy) Close() {
 	p.running.Wait()
 }
 
-// out carries what WireGuard sends. What is lost here, is lost as on any way.
+// out forwards WireGuard's packets. Failed sends count as loss.
 func (p *Proxy) out() {
 	p.each(p.inside, p.wireGuard, func(b []byte) { _, _ = p.outside.WriteToUDPAddrPort(b, p.remote) })
 }
 
-// in carries what the peer sends.
+// in forwards the peer's packets, and passes pings and pongs to handle.
 func (p *Proxy) in() {
 	p.each(p.outside, p.remote, func(b []byte) {
 		if _, err := probe.Parse(b); err == nil {
@@ -104,7 +104,7 @@ func (p *Proxy) in() {
 	})
 }
 
-// each reads a socket until it is closed, and passes over what others send to it.
+// each reads a socket until it is closed, and ignores packets from other sources.
 func (p *Proxy) each(c *net.UDPConn, from netip.AddrPort, do func([]byte)) {
 	b := make([]byte, proxyPacket)
 	for {

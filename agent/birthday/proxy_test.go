@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// Where the kernel cannot rewrite ports, pings and WireGuard's packets go through the proxy and take the mapping that
+// If the kernel cannot rewrite ports, pings and WireGuard's packets pass through the proxy and use the mapping that
 // was hit.
 func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
@@ -66,8 +66,8 @@ func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
-// exchange sends from one socket to an address, which another socket must read, and back; nothing of a stranger may
-// come.
+// exchange sends from one socket to an address, where another socket must receive it, and back; a stranger's packets
+// must not arrive.
 func exchange(t *testing.T, a *net.UDPConn, to netip.AddrPort, b *net.UDPConn, back netip.AddrPort) {
 	t.Helper()
 	for _, p := range []struct {

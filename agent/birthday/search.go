@@ -9,15 +9,15 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// Limits of one session's small change.
+// Limits of one session.
 const (
-	answersMax  = 256 // pings of the peer that a twin which does not decide sends back
+	answersMax  = 256 // pings of the peer that a twin which does not decide answers with a ping
 	heardMax    = 1024
 	failingMax  = 64 // sends in a row that may fail
 	afterHitFor = 3 * time.Second
 )
 
-// search tries ports until one is hit or all were tried.
+// search tries ports until one is hit, all were tried, or time is up.
 func (s *session) search() Event {
 	s.heard = map[probe.TxID]found{}
 	s.ports = s.order()
@@ -72,7 +72,7 @@ func (s *session) take(in event) (Event, bool) {
 	switch {
 	case in.signal != nil:
 		return s.takeSignal(in.signal)
-	case in.ping && in.from.Addr() == s.sit.Theirs.Addr(): // from elsewhere pings come over other ways, such as a relay
+	case in.ping && in.from.Addr() == s.sit.Theirs.Addr(): // pings from elsewhere take other paths, such as a relay
 		return Event{Phase: Hit, Remote: in.from}, true
 	case in.packet && (s.sit.Role == Many || s.sit.Role == Twin && s.sit.Decides):
 		return s.hit(found{in.socket, in.from}), true
@@ -83,7 +83,7 @@ func (s *session) take(in event) (Event, bool) {
 		if in.message.Tx == s.chosen {
 			return s.hit(found{in.socket, in.from}), true
 		}
-		if s.answers < answersMax { // the peer decides, so it must hear that this socket works
+		if s.answers < answersMax { // the peer decides, so it must learn that this socket works
 			s.answers++
 			s.from(in.socket, in.from)
 		}
@@ -91,7 +91,7 @@ func (s *session) take(in event) (Event, bool) {
 	return Event{}, false
 }
 
-// hit keeps the one socket. Nothing that arrives at it is answered before WireGuard's packets are led through it.
+// hit closes all sockets but one. Nothing that arrives there is answered before WireGuard's packets leave through it.
 func (s *session) hit(f found) Event {
 	s.fan.keep(f.socket)
 	ev := Event{Phase: Hit, Local: s.fan.port(f.socket), Remote: f.from}
@@ -102,7 +102,7 @@ func (s *session) hit(f found) Event {
 func (s *session) takeSignal(b *skeinv1.Signal_Birthday) (Event, bool) {
 	switch b.GetPhase() {
 	case skeinv1.Signal_Birthday_START:
-		if b.GetSession() == s.id || s.sit.fits(b) { // our word was lost, or crossed the peer's
+		if b.GetSession() == s.id || s.sit.fits(b) { // this end's signal was lost, or crossed the peer's
 			s.say(s.word(skeinv1.Signal_Birthday_ACCEPT))
 		}
 	case skeinv1.Signal_Birthday_END, skeinv1.Signal_Birthday_REFUSE:
@@ -118,12 +118,12 @@ func (s *session) takeSignal(b *skeinv1.Signal_Birthday) (Event, bool) {
 				return s.hit(f), true
 			}
 		}
-		s.ended, s.quiet = true, true // its ping is on the way
+		s.ended, s.quiet = true, true // the peer's ping is on the way
 	}
 	return Event{}, false
 }
 
-// pace sends what is due.
+// pace sends the packets that are due.
 func (s *session) pace(now time.Time) {
 	switch {
 	case s.sit.Role == One:
@@ -153,19 +153,19 @@ func (s *session) pace(now time.Time) {
 	}
 }
 
-// next is the next port to try, if there is one within the limit and the peer has not been reached.
+// next is the next port to try; false at the limit, without budget, or once the peer has been reached.
 func (s *session) next(limit int) (uint16, bool) {
 	if s.probes >= limit || s.quiet {
 		return 0, false
 	}
 	if s.probes >= s.allowed {
 		if !s.e.more(s) {
-			return 0, false // others need it now; there may be room in a moment
+			return 0, false // other attempts use the budget now; there may be room in a moment
 		}
 		s.allowed += probesReserved
 	}
 	port, ok := s.ports.Next()
-	if !ok { // all of a narrow range were tried; other sockets try them again
+	if !ok { // a narrow range is exhausted; repeat it with other sockets
 		s.ports = s.order()
 		port, ok = s.ports.Next()
 	}
@@ -175,8 +175,8 @@ func (s *session) next(limit int) (uint16, bool) {
 	return port, ok
 }
 
-// widen opens up to n more sockets, at most want in all, and sends from each of them; when all are there it repeats
-// that.
+// widen opens up to n more sockets, at most want in total, and sends from each. When all are open it repeats the
+// round every socketsAgain.
 func (s *session) widen(want, n int) {
 	if s.quiet {
 		return
@@ -194,8 +194,8 @@ func (s *session) widen(want, n int) {
 	}
 }
 
-// paceWaves has each socket try the port that its counterpart should get. Both ends number their sockets alike. Others'
-// mappings in between shift the ports; the end that decides allows for one more with each wave.
+// paceWaves has each socket try the port that its counterpart should get; both ends number their sockets alike.
+// Mappings of other hosts in between shift the ports, so the end that decides adds one to the shift in each wave.
 func (s *session) paceWaves(now time.Time) {
 	wave := min(int(now.Sub(s.began)/waveEvery), waves-1)
 	first := s.fan.size() < (wave+1)*waveSize

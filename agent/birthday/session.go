@@ -25,7 +25,7 @@ type session struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 
-	direct atomic.Bool // why ctx has ended
+	direct atomic.Bool // why ctx ended: the path has become direct
 
 	advice  Advice
 	base    uint16 // newest port of this end's NAT; 0: not predicted
@@ -36,33 +36,33 @@ type session struct {
 	allowed int // probes that the budget has granted
 	sent    int // sockets from which something was sent
 	again   time.Time
-	quiet   bool // the peer was reached: send no more
+	quiet   bool // the peer reports a hit: send no more
 	heard   map[probe.TxID]found
-	ended   bool       // the peer has just said that it was reached
-	chosen  probe.TxID // of a twin that does not decide: the ping to look for
+	ended   bool       // the peer has just reported a hit
+	chosen  probe.TxID // of a twin that does not decide: the ping that names the pair
 	answers int
 	failing int // sends in a row that failed
 	sendErr error
 }
 
-// event is something that happened to a session: one of its fields.
+// event is one input of a session; exactly one kind of its fields is set.
 type event struct {
 	signal  *skeinv1.Signal_Birthday
 	settled bool
-	ping    bool // of the peer to WireGuard's port
+	ping    bool // the peer's ping arrived at WireGuard's port
 	from    netip.AddrPort
-	packet  bool // authentic, at a socket
+	packet  bool // an authentic packet arrived at a socket
 	socket  int
 	message probe.Message
 }
 
-// found is where a ping of the peer met one of our sockets.
+// found is a socket that a packet of the peer reached, and that packet's source.
 type found struct {
 	socket int
 	from   netip.AddrPort
 }
 
-// tell never waits: a session that is that far behind misses a packet.
+// tell never blocks: a session whose queue is full misses the event.
 func (s *session) tell(ev event) {
 	select {
 	case s.in <- ev:
@@ -82,7 +82,7 @@ func (s *session) run(unfit error) {
 		st.refused.Add(1)
 		if s.theirs != nil {
 			s.say(&skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_REFUSE, Reason: r.Text, RetryNanos: int64(r.Retry)})
-			return // the peer asked, and is told
+			return // the peer asked, and has its answer
 		}
 		s.report(Event{Phase: Refused, Text: "This end does not begin: " + r.Text + ".", Retry: r.Retry})
 		return
@@ -111,7 +111,7 @@ func (s *session) run(unfit error) {
 		ev.Text = fmt.Sprintf("A port was found in %s: %s.", ev.Took.Round(10*time.Millisecond), s.effort())
 	case Failed:
 		if s.ctx.Err() != nil {
-			return // nobody wants to know any more
+			return // the attempt was cancelled: no report is wanted
 		}
 		st.failed.Add(1)
 	case Refused:
@@ -131,7 +131,7 @@ func (s *session) report(ev Event) {
 	}
 }
 
-// effort is what the attempt took, in words.
+// effort describes the cost of the attempt in words.
 func (s *session) effort() string {
 	if s.sit.Role == One {
 		return fmt.Sprintf("%d probes from WireGuard's port", s.probes)
@@ -146,7 +146,7 @@ func (s *session) sockets() int {
 	return s.fan.size()
 }
 
-// spent is how many mappings the attempt has opened here.
+// spent is how many mappings the attempt has opened in this end's NAT.
 func (s *session) spent() int {
 	if s.sit.Role == Many {
 		return s.sockets()
@@ -154,7 +154,7 @@ func (s *session) spent() int {
 	return max(s.probes, s.sockets())
 }
 
-// begin asks for leave, opens what a prediction needs, and agrees with the peer.
+// begin checks the peer's address and the budget, opens what a prediction needs, and agrees with the peer.
 func (s *session) begin(unfit error) (Event, error) {
 	if unfit != nil {
 		return Event{}, unfit
@@ -185,8 +185,7 @@ func (s *session) predicts() bool {
 	return s.sit.Rule == skeinv1.PairOutcome_PREDICTION && (s.sit.Role == Twin || !s.advice.SkipPrediction)
 }
 
-// prepare opens the sockets' reader, and where ports are predicted the first mappings, right behind the one that was
-// measured.
+// prepare opens the fan, and for a prediction the first mappings immediately after the one that was measured.
 func (s *session) prepare() error {
 	if !s.sit.many() {
 		return nil
@@ -204,7 +203,7 @@ func (s *session) prepare() error {
 			s.fan.close()
 			return err
 		}
-		return nil // random ports do without
+		return nil // random ports need no prediction
 	}
 	s.base = newest.Port()
 	if s.sit.Role == Many {
@@ -213,7 +212,7 @@ func (s *session) prepare() error {
 	return nil
 }
 
-// word is a signal with what the peer needs to know.
+// word is a signal of a phase, with this end's role and prediction.
 func (s *session) word(p skeinv1.Signal_Birthday_Phase) *skeinv1.Signal_Birthday {
 	b := &skeinv1.Signal_Birthday{Phase: p, Role: s.sit.Role}
 	if s.base != 0 {
@@ -229,7 +228,7 @@ func (s *session) say(b *skeinv1.Signal_Birthday) {
 	}
 }
 
-// agree asks the peer and waits for its answer. When both ask at once, each takes the other's request for it.
+// agree asks the peer and waits for its answer. When both ask at once, each takes the other's request as the answer.
 func (s *session) agree() Event {
 	s.say(s.word(skeinv1.Signal_Birthday_START))
 	again := time.NewTicker(requestAgain)
@@ -264,7 +263,7 @@ func (s *session) agree() Event {
 	}
 }
 
-// brief bounds what a peer says of its reasons.
+// brief limits the length of the peer's reason.
 func brief(s string) string {
 	if s == "" {
 		return "it gives no reason"
@@ -272,14 +271,14 @@ func brief(s string) string {
 	return fmt.Sprintf("%.120s", s)
 }
 
-// arrived runs on the fan's goroutine.
+// arrived handles a packet at a socket, on the fan's goroutine.
 func (s *session) arrived(i int, from netip.AddrPort, b []byte, at time.Time) {
 	if m, ok := s.e.c.Prober.Authenticate(b, at); ok && m.Sender == s.peer {
 		s.tell(event{packet: true, socket: i, from: from, message: m})
 	}
 }
 
-// holdOpen keeps the socket that was hit until WireGuard's packets are led through its port.
+// holdOpen keeps the socket that was hit open until WireGuard's packets leave through its port.
 func (s *session) holdOpen(ev Event) {
 	limit := time.NewTimer(hitFor)
 	defer limit.Stop()
@@ -300,15 +299,15 @@ func (s *session) holdOpen(ev Event) {
 				return
 			case in.ping && in.from == ev.Remote && time.Since(lastPing) > hitAgain:
 				lastPing = time.Now()
-				s.report(ev) // the peer is ready only now, perhaps
+				s.report(ev) // repeated, since the peer may have become ready only now
 			case in.signal.GetPhase() == skeinv1.Signal_Birthday_START && in.signal.GetSession() != s.id:
-				return // it has lost what we think it has
+				return // the peer begins another attempt, so it has lost this hit
 			}
 		}
 	}
 }
 
-// tellHit lets the peer know that it was reached; of two ends with many sockets the one that decides points out which.
+// tellHit informs the peer that it was reached. Of two ends with many sockets, the one that decides names the pair.
 func (s *session) tellHit(ev Event) {
 	b := &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_END, Hit: true}
 	switch {

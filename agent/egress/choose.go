@@ -15,16 +15,16 @@ import (
 
 // Bounds of Choose.
 const (
-	AliveFor    = 700 * time.Millisecond // a gateway that was not heard for so long is not chosen; three renewals and some
-	Settle      = 700 * time.Millisecond // after a term began: until then gateways that live may not have spoken yet
-	HoldDown    = 10 * time.Second       // a slot that came to its owner rests so long before it moves because of health
-	Rebalance   = 30 * time.Second       // every slot of an egress rests so long before one moves to spread them
-	PlannedMost = 8                      // slots that are being handed over at a time
+	AliveFor    = 700 * time.Millisecond // a gateway silent for longer is not chosen; more than three renewals
+	Settle      = 700 * time.Millisecond // since the term began: by then every live gateway has reported
+	HoldDown    = 10 * time.Second       // rest of a slot at its owner before it moves because of health
+	Rebalance   = 30 * time.Second       // rest of all slots of an egress before one moves for balance
+	PlannedMost = 8                      // planned moves under way at a time
 	HandingOver = 3 * time.Second        // how long a planned move counts as under way
-	GetReady    = 3 * time.Second        // how long an owner whose labels fit no more waits for another to be ready
+	GetReady    = 3 * time.Second        // how long an owner whose labels no longer fit waits for another
 )
 
-// Placement is everything that slots are placed by.
+// Placement is all input for placing slots.
 type Placement struct {
 	Now      time.Time // monotonic
 	Since    time.Time // when the term began
@@ -35,18 +35,18 @@ type Placement struct {
 // PlaceEgress is an egress with its slots, by number.
 type PlaceEgress struct {
 	Ref
-	Gateways map[string]string // labels that a gateway has to have
+	Gateways map[string]string // labels required of a gateway
 	Slots    []PlaceSlot
 }
 
-// PlaceSlot is a slot and what the leader knows of it.
+// PlaceSlot is a slot with the leader's knowledge of it.
 type PlaceSlot struct {
 	SlotState
 	Seen    time.Time // when the slot controller first saw this epoch; not before the term began
-	Unfit   time.Time // when it first saw that the owner's labels fit no more; zero: they fit
-	Granted time.Time // the last time in this epoch; zero: never in this term
+	Unfit   time.Time // when it first saw that the owner's labels no longer fit; zero: they fit
+	Granted time.Time // last grant in this epoch; zero: none in this term
 	FreeAt  time.Time // see Leases.FreeAt
-	Busy    bool      // a proposal for it is under way
+	Busy    bool      // a proposal for it is pending
 }
 
 // PlaceNode is a member.
@@ -56,32 +56,32 @@ type PlaceNode struct {
 	Labels   map[string]string
 	Draining bool
 	Site     string
-	Heard    time.Time // its last word in this term; zero: none
+	Heard    time.Time // its last request in this term; zero: none
 	States   map[Ref]GatewayState
 }
 
-// GatewayState is how a node fares that may be a gateway of one egress.
+// GatewayState is a node's state as a possible gateway of one egress.
 type GatewayState struct {
 	Ready  bool
 	Health skeinv1.GatewayState_Health
 	Reason string
-	Idle   []uint32 // slots that drain, and by which it knows of no flow
+	Idle   []uint32 // draining slots without flows there
 }
 
 func (g GatewayState) bad() bool { return g.Health == skeinv1.GatewayState_HEALTH_BAD }
 
-// Move gives a slot to another node, or to nobody.
+// Move assigns a slot to another node, or to none.
 type Move struct {
 	Slot
-	Epoch   uint64      // the slot's present one
-	From    identity.ID // zero: nobody had it
+	Epoch   uint64      // the slot's present epoch
+	From    identity.ID // zero: no owner
 	To      identity.ID // zero: it is released
 	Planned bool        // From hands it over
 	Reason  string
 }
 
-// Eligible reports whether a node with these labels may be a gateway of an egress that asks for those. An egress that
-// asks for none has no gateways: an empty condition is met by nobody, not by everybody.
+// Eligible reports whether a node with these labels may be a gateway of an egress that requires the given ones. An
+// egress that requires none has no gateways, so that an incomplete definition does not select every node.
 func Eligible(labels, gateways map[string]string) bool {
 	if len(gateways) == 0 {
 		return false
@@ -217,8 +217,8 @@ func (c *chooser) slot(e PlaceEgress, s PlaceSlot, at spread) (Move, bool) {
 	return m, !m.To.IsZero() && c.planned(&m, owner, s)
 }
 
-// lapsed reports whether the owner, whose lease is over, is given up: at once when it is not heard, else a lease after
-// it could have had the slot, since it may be about to.
+// lapsed reports whether an owner whose lease has ended loses the slot: at once when it is silent; otherwise one
+// lease after it could have renewed, since it may be about to.
 func (c *chooser) lapsed(owner *PlaceNode, s PlaceSlot) bool {
 	if !c.alive(owner) {
 		return c.in.Now.Sub(s.Seen) >= s.counted()
@@ -230,28 +230,28 @@ func (c *chooser) lapsed(owner *PlaceNode, s PlaceSlot) bool {
 	return c.in.Now.Sub(from) >= s.counted()
 }
 
-// serving reports whether the owner lives and may forward.
+// serving reports whether the owner is alive and may forward.
 func (c *chooser) serving(owner *PlaceNode, s PlaceSlot) bool {
 	return c.alive(owner) && !s.Granted.IsZero() && s.FreeAt.After(c.in.Now)
 }
 
-// coming reports whether another node's labels fit, so that it may be ready soon: it may have got them just now.
+// coming reports whether another node's labels fit. It may have got them just now, and be ready soon.
 func (c *chooser) coming(e PlaceEgress, s PlaceSlot) bool {
 	return slices.ContainsFunc(c.in.Nodes, func(n PlaceNode) bool {
 		return n.ID != s.Node && !n.Draining && Eligible(n.Labels, e.Gateways)
 	})
 }
 
-// planned makes a move one that the owner hands over, if it can, and reports whether it may be made now.
+// planned makes the move a planned one if the owner can hand over, and reports whether the move may be made now.
 func (c *chooser) planned(m *Move, owner *PlaceNode, s PlaceSlot) bool {
 	if !c.serving(owner, s) {
-		return true // it has nothing to hand over; who gets it waits for the lease
+		return true // the owner has nothing to hand over; the new owner waits for the lease's end
 	}
 	m.Planned = !m.To.IsZero()
 	return !m.Planned || c.handing < PlannedMost
 }
 
-// best is the node to have a slot; zero: none. Those that are unhealthy count as last resort only.
+// best is the best new owner for a slot; zero: none. Unhealthy nodes are considered only as a last resort.
 func (c *chooser) best(e PlaceEgress, s PlaceSlot, at spread, resort bool) (id identity.ID) {
 	var nodes []*PlaceNode
 	for i := range c.in.Nodes {
@@ -297,7 +297,7 @@ func weight(s Slot, id identity.ID) uint64 {
 	return binary.BigEndian.Uint64(h.Sum(nil))
 }
 
-// rebalance moves one slot from a node that has several to one that has none, when all has been quiet for a while.
+// rebalance moves one slot from a node with several to a node with none, after all slots have rested.
 func (c *chooser) rebalance(e PlaceEgress, at spread) {
 	most := 0
 	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), identity.ID.Compare) {
@@ -340,7 +340,7 @@ func (c *chooser) emptiest(e PlaceEgress, s PlaceSlot, at spread) identity.ID {
 	return free.best(e, s, at, false)
 }
 
-// Wake is when Choose may answer otherwise though nothing else changes; the zero time: never.
+// Wake is when Choose may decide differently without other changes; the zero time: never.
 func Wake(in Placement) (at time.Time) {
 	next := func(t time.Time) {
 		if t.After(in.Now) && (at.IsZero() || t.Before(at)) {

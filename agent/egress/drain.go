@@ -11,19 +11,20 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// DrainLeast is how long a slot drains at least: until then clients may not have heard of it and begin flows there.
+// DrainLeast is the shortest drain of a slot: before that, clients may not have learned of it and may still begin
+// flows.
 const DrainLeast = 3 * time.Second
 
-// Drained are slots of an egress that drain and are to end.
+// Drained names draining slots of an egress that should end.
 type Drained struct {
 	Ref
-	Changed uint64 // the index of the egress that this was decided on
-	End     uint32 // how many, the highest first
+	Changed uint64 // index of the egress when this was decided
+	End     uint32 // number of slots to end, the highest first
 }
 
-// ChooseDrained says how many of an egress's slots that drain end now, by the clock of the log: all when their time is
-// over, else the highest ones by which their owners know of no flow, and those without an owner. Slots have numbers
-// without a gap, so one with flows keeps those below it.
+// ChooseDrained returns how many of an egress's draining slots end now, by the log's clock: all when the drain's time
+// is over; otherwise the highest ones that have no owner or whose owners report no flow. Slot numbers have no gaps,
+// so a slot with flows keeps those below it.
 func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []PlaceNode) (d Drained, ok bool) {
 	ref := RefOf(e)
 	d = Drained{Ref: ref, Changed: e.GetChangedIndex()}
@@ -48,13 +49,13 @@ func ChooseDrained(now time.Time, e *skeinv1.Egress, slots []PlaceSlot, nodes []
 	return d, d.End > 0
 }
 
-// drained are the slots to end, each proposed once at a time. Called with mu held.
+// drained lists the slots to end, with at most one proposal per egress. The caller holds mu.
 func (k *SlotController) drained(p Placement) (out []Drained) {
 	now := k.cfg.Wall()
 	for _, e := range k.agreed().view.Egresses {
 		i := slices.IndexFunc(p.Egresses, func(one PlaceEgress) bool { return one.Ref == RefOf(e) })
 		if e.GetDraining() == 0 || i < 0 || len(p.Egresses[i].Slots) != int(e.GetReplicas()) {
-			continue // nothing to do, or the state is newer than p: the next look has it
+			continue // nothing drains, or the state is newer than p: the next round handles it
 		}
 		d, ok := ChooseDrained(now, e, p.Egresses[i].Slots, p.Nodes)
 		if ok && !k.ending[d.Ref] {
@@ -65,7 +66,7 @@ func (k *SlotController) drained(p Placement) (out []Drained) {
 	return out
 }
 
-// untilDrained is when slots may next end though nobody says anything. Called with mu held.
+// untilDrained is the time until slots may end without further reports. The caller holds mu.
 func (k *SlotController) untilDrained() (left time.Duration, any bool) {
 	now := k.cfg.Wall()
 	for _, e := range k.agreed().view.Egresses {
@@ -82,7 +83,7 @@ func (k *SlotController) untilDrained() (left time.Duration, any bool) {
 	return left, any
 }
 
-// end proposes until it is known what came of it.
+// end repeats the proposal until its outcome is known.
 func (k *SlotController) end(ctx context.Context, d Drained) {
 	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String(),
 		Body: &skeinv1.Command_ChangeEgress{

@@ -11,22 +11,22 @@ import (
 	"github.com/skeinmesh/skein/dataplane/egressns"
 )
 
-const hashDigits = 32 // of an egress's name in that of a file
+const hashDigits = 32 // of the hash of an egress's name in a file name
 
-// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So
-// no name leads out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is
-// whose.
+// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of the egress's
+// name. So no egress's name can lead out of the directory or be too long. `skein egress show` shows each egress's
+// file.
 func fileName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "-" + hashOf(ref)
 }
 
 func hashOf(ref Ref) string {
-	// The length separates the two: no two names have the same text.
+	// The length separates the two parts, so that no two egresses hash the same text.
 	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name))
 	return hex.EncodeToString(sum[:])[:hashDigits]
 }
 
-// formerName is what an agent before this one called the same file; empty where it could not have had it.
+// formerName is the file's name in earlier versions; empty where those could not have made it.
 func formerName(number int, ref Ref) string {
 	if !ref.Valid() {
 		return ""
@@ -34,8 +34,8 @@ func formerName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
 }
 
-// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former
-// name.
+// parseFile parses the number in a file's name, and reports whether the file is the egress's, by its present or
+// former name.
 func parseFile(name string, of Ref) (number int, its bool) {
 	text, hash, present := strings.Cut(name, "-")
 	if !present || len(hash) != hashDigits || !number10(text) {
@@ -53,8 +53,8 @@ func parseFile(name string, of Ref) (number int, its bool) {
 
 func number10(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller
-// has mu.
+// number is the number of a namespace's local addresses: from the name of its file, else the lowest free one; 0:
+// none. The caller holds mu.
 func (g *Gateways) number(ref Ref) int {
 	taken := map[int]bool{}
 	for _, r := range g.served {
@@ -76,8 +76,8 @@ func (g *Gateways) number(ref Ref) int {
 	return 0
 }
 
-// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name
-// gets the present name: what it forwards goes on.
+// namespaceFile is where an egress's namespace is mounted. A namespace with a former name is renamed and continues to
+// forward.
 func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	file := filepath.Join(g.cfg.Dir, fileName(number, ref))
 	name := formerName(number, ref)
@@ -93,8 +93,7 @@ func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	return file
 }
 
-// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be
-// empty.
+// clientsFiles returns the file with an egress's clients and its former name, which may be empty.
 func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 	if name := formerName(number, ref); name != "" {
 		former = filepath.Join(g.cfg.Known, name)
@@ -102,11 +101,11 @@ func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 	return filepath.Join(g.cfg.Known, fileName(number, ref)), former
 }
 
-// removeClients forgets an egress's clients on disk.
+// removeClients removes the files with an egress's clients.
 func (gw *gateway) removeClients() {
 	for _, f := range []string{gw.known, gw.formerKnown} {
 		if f != "" {
-			_ = os.Remove(f) // of an egress that is gone: the next of that name reads what its clients' nodes say
+			_ = os.Remove(f) // an egress defined later by that name learns its clients from their hosts
 		}
 	}
 }

@@ -26,49 +26,49 @@ import (
 )
 
 const (
-	drainEvery  = 2 * time.Second        // how often flows are counted while a slot drains; less than DrainLeast
-	askPatience = 250 * time.Millisecond // for the answer to a probe
-	newSuffix   = ".new"                 // of a file that is being written
+	drainEvery  = 2 * time.Second        // interval of counting flows while a slot drains; less than DrainLeast
+	askPatience = 250 * time.Millisecond // limit for the answer to a probe
+	newSuffix   = ".new"                 // suffix of a file that is being written
 )
 
-// errNotReady is for leases of a namespace that is still being made, or changed.
+// errNotReady is the error for leases in a namespace that is still being made or changed.
 var errNotReady = errors.New("the egress's network namespace is not set up yet")
 
-// gateway is the network namespace of one egress that this node is a gateway of, and what looks after it.
+// gateway manages the network namespace of one egress that this node is a gateway of.
 type gateway struct {
 	g      *Gateways
 	ref    Ref
 	number int
 	file   string
-	known  string // the file with its clients
-	// formerKnown is the same of an earlier version; empty: there was none
+	known  string // file with its clients
+	// formerKnown is the same file under its name in an earlier version; empty: none
 	formerKnown string
 	runner      *reconcile.Runner
 	target      *reconcile.Target
 	stop        context.CancelFunc
 	ended       chan struct{}
-	gone        bool // it is to be removed at the end; set before stop
-	probing     bool // for the runner's goroutine
+	gone        bool // the namespace must be removed at the end; set before stop
+	probing     bool // only for the runner's goroutine
 
 	mu       sync.Mutex
 	egress   *skeinv1.Egress
 	ns       *egressns.NS    // nil: not made yet
-	queue    *hold.Queue     // nil: not made yet, or this kernel has none
-	asked    uint64          // version that is wanted
+	queue    *hold.Queue     // nil: not made yet, or not supported by this kernel
+	asked    uint64          // version requested
 	done     uint64          // version that the kernel has
-	epochs   []uint64        // of its slots, as of egress
-	has      *skeinv1.Egress // as the kernel has it; nil: not known yet
-	unsure   map[int]bool    // slots whose source address in the kernel may be another than in has
-	err      error           // of the last try
+	epochs   []uint64        // of its slots, matching egress
+	has      *skeinv1.Egress // the egress that the kernel has; nil: not known yet
+	unsure   map[int]bool    // slots whose source address in the kernel may differ from has
+	err      error           // of the last attempt
 	notes    []string
-	changed  chan struct{} // closed at the next end of a try
+	changed  chan struct{} // closed at the end of the next attempt
 	born     time.Time
 	registry *Registry
-	saved    []byte         // of it, in its file
-	clients  map[int]uint32 // by slot
+	saved    []byte         // content of the clients' file
+	clients  map[int]uint32 // number of clients by slot
 	health   Health
 	probes   []*skeinv1.EgressProbe
-	idle     []uint32 // slots that drain, and by which there is no flow here
+	idle     []uint32 // draining slots without flows here
 }
 
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
@@ -88,7 +88,7 @@ func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	return gw
 }
 
-// load reads which clients a former run of the agent knew. Without the file they are told again within seconds.
+// load reads the clients that an earlier run knew. Without the file, their hosts send them again within seconds.
 func (gw *gateway) load() *Registry {
 	b, err := os.ReadFile(gw.known)
 	if errors.Is(err, os.ErrNotExist) && gw.formerKnown != "" {
@@ -109,7 +109,7 @@ func (gw *gateway) load() *Registry {
 	return known
 }
 
-// save writes the clients that are known. The caller has mu.
+// save writes the known clients to their file. The caller holds mu.
 func (gw *gateway) save() {
 	b, err := gw.registry.Encode()
 	if err == nil && bytes.Equal(b, gw.saved) {
@@ -130,11 +130,11 @@ func (gw *gateway) save() {
 		return
 	}
 	if gw.saved = b; gw.formerKnown != "" {
-		_ = os.Remove(gw.formerKnown) // the present one is read first
+		_ = os.Remove(gw.formerKnown) // load prefers the present file
 	}
 }
 
-// sync takes a node's clients, and returns the version that has them, and who was refused.
+// sync handles a node's clients, and returns the version that includes them and the refused ones.
 func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
 	st *events.State) (uint64, []*skeinv1.SyncEgressClientsResponse_RefusedClient, error) {
 	gw.mu.Lock()
@@ -150,7 +150,7 @@ func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
 	return version, refused, err
 }
 
-// set takes the egress and its slots as they are agreed now.
+// set sets the egress and its slots as agreed now.
 func (gw *gateway) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
 	gw.mu.Lock()
 	gw.egress, gw.epochs = e, gw.epochs[:0]
@@ -161,7 +161,7 @@ func (gw *gateway) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
 	gw.requestUpdate()
 }
 
-// requestUpdate asks for another look, and returns its version.
+// requestUpdate requests a reconciliation, and returns its version.
 func (gw *gateway) requestUpdate() uint64 {
 	gw.mu.Lock()
 	gw.asked++
@@ -171,7 +171,7 @@ func (gw *gateway) requestUpdate() uint64 {
 	return v
 }
 
-// wait returns when the kernel has a version, or with the reason why not.
+// wait returns when the kernel has a version, or with the reason why it does not.
 func (gw *gateway) wait(ctx context.Context, version uint64) error {
 	for {
 		gw.mu.Lock()
@@ -190,7 +190,7 @@ func (gw *gateway) wait(ctx context.Context, version uint64) error {
 	}
 }
 
-// reconcile makes the namespace what is wanted now.
+// reconcile brings the namespace to the wanted state.
 func (gw *gateway) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.Result) {
 	gw.mu.Lock()
 	version, e, ns := gw.asked, gw.egress, gw.ns
@@ -224,7 +224,7 @@ func (gw *gateway) reconcile(ctx context.Context, c reconcile.Cause) (r reconcil
 	return r
 }
 
-// apply writes an egress into its namespace, which it makes if there is none yet.
+// apply writes an egress into its namespace, and makes the namespace first if there is none.
 func (gw *gateway) apply(e *skeinv1.Egress, ns *egressns.NS, c reconcile.Cause) (writes int, err error) {
 	if ns == nil {
 		if ns, err = gw.open(); err != nil {
@@ -243,7 +243,7 @@ func (gw *gateway) apply(e *skeinv1.Egress, ns *egressns.NS, c reconcile.Cause) 
 	return writes, err
 }
 
-// finish is the gateway's end.
+// finish ends the gateway, after its runner.
 func (gw *gateway) finish() {
 	gw.mu.Lock()
 	ns, queue := gw.ns, gw.queue
@@ -264,11 +264,11 @@ func (gw *gateway) finish() {
 	}
 }
 
-// complete is when all nodes have told of their clients: what is not among these then has to go.
+// complete is when all nodes have sent their clients; clients that are still missing then are removed.
 func (gw *gateway) complete() time.Time { return gw.born.Add(2 * SyncEvery) }
 
-// countFlows finds out by which of the slots that drain there is no flow, and reports whether any drains. The kernel
-// tells the end of a connection only if somebody listened when it began, so it has to be asked.
+// countFlows finds the draining slots without flows, and reports whether any slot drains. It asks the kernel, which
+// reports the end of a connection only to listeners that were there at its beginning.
 func (gw *gateway) countFlows() (draining bool) {
 	gw.mu.Lock()
 	e, ns := gw.egress, gw.ns
@@ -291,8 +291,8 @@ func (gw *gateway) countFlows() (draining bool) {
 	return e.GetDraining() > 0
 }
 
-// changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others
-// than it has, it may have either until that has succeeded: a change that fails may have been made in part.
+// changing records that an egress's source addresses are about to be written. Until that has succeeded, a slot whose
+// addresses change may have either, since a failed change may have been made in part.
 func (gw *gateway) changing(e *skeinv1.Egress) {
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
@@ -326,7 +326,7 @@ func (gw *gateway) open() (*egressns.NS, error) {
 	return ns, nil
 }
 
-// spec is the namespace's as it is wanted now.
+// spec is the wanted state of the namespace.
 func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	gw.g.mu.Lock()
 	defer gw.g.mu.Unlock()
@@ -346,7 +346,7 @@ func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	return PlanGateway(in)
 }
 
-// link is the host's end of the link to the namespace; empty: it is not made yet.
+// link is the host's end of the link to the namespace; empty: not made yet.
 func (gw *gateway) link() string {
 	if ns := gw.space(); ns != nil {
 		return ns.HostLink()
@@ -360,13 +360,13 @@ func (gw *gateway) space() *egressns.NS {
 	return gw.ns
 }
 
-// close ends what this process does. The namespace stays.
+// close ends the gateway in this process. The namespace stays.
 func (gw *gateway) close() {
 	gw.stop()
 	<-gw.ended
 }
 
-// remove takes the namespace away.
+// remove ends the gateway and removes the namespace.
 func (gw *gateway) remove() {
 	gw.mu.Lock()
 	gw.gone = true
@@ -379,14 +379,13 @@ func (gw *gateway) remove() {
 	gw.g.hostWanted()
 }
 
-// current says that the kernel has the slot's source address as it is agreed for the epoch. The caller has mu.
+// current reports whether the kernel has the slot's source address as agreed for the epoch. The caller holds mu.
 func (gw *gateway) current(slot int, epoch uint64) bool {
 	return slot < len(gw.epochs) && gw.epochs[slot] == epoch && gw.has != nil && !gw.unsure[slot] &&
 		slices.Equal(sources(gw.has, slot), sources(gw.egress, slot))
 }
 
-// begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to
-// have it.
+// begin starts a ticket for the epoch. The kernel must already use the source address agreed for it.
 func (gw *gateway) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error) {
 	gw.mu.Lock()
 	ns, ready := gw.ns, gw.current(slot, epoch)
@@ -406,7 +405,7 @@ func (gw *gateway) grant(slot int, t Ticket) error {
 	return ns.Grant(slot, egressns.Ticket(t))
 }
 
-// drop fails until the namespace is open: a former run's ticket may run in it.
+// drop fails until the namespace is open, since a ticket of an earlier run may run in it.
 func (gw *gateway) drop(slot int) error {
 	ns := gw.space()
 	if ns == nil {
@@ -415,8 +414,8 @@ func (gw *gateway) drop(slot int) error {
 	return ns.Drop(slot)
 }
 
-// hold lets packets of a slot wait, or lets those that wait go on in order. The rule that brings packets to the queue
-// ends first, so that none comes after the last that waited.
+// hold queues packets of a slot, or releases them in order. The rule that sends packets to the queue is removed
+// before the last queued packet leaves, so that none arrives after it.
 func (gw *gateway) hold(slot int, on bool) error {
 	gw.mu.Lock()
 	ns, queue := gw.ns, gw.queue
@@ -433,7 +432,7 @@ func (gw *gateway) hold(slot int, on bool) error {
 	return errors.Join(ns.Hold(slot, false), err)
 }
 
-// probe asks the egress's targets through the namespace, for as long as there are any.
+// probe probes the egress's targets through the namespace until ctx ends.
 func (gw *gateway) probe(ctx context.Context) {
 	tick := time.NewTicker(ProbeEvery)
 	defer tick.Stop()
@@ -443,7 +442,7 @@ func (gw *gateway) probe(ctx context.Context) {
 			prober.Close()
 		}
 	}()
-	var made int // of so many slots
+	var made int // number of slots it was made for
 	for {
 		select {
 		case <-ctx.Done():
@@ -488,7 +487,7 @@ func (gw *gateway) proberOptions(slots int) tunprobe.Options {
 	return o
 }
 
-// ask probes all targets at once: on the way of a slot that forwards here, else on the gateway's own.
+// ask probes all targets at once: with the source of a slot that forwards here, otherwise with the gateway's own.
 func (gw *gateway) ask(ctx context.Context, p *tunprobe.Prober, targets []string) []*skeinv1.EgressProbe {
 	slot := tunprobe.NoSlot
 	for _, h := range gw.g.leaseClient.Report() {
@@ -514,7 +513,7 @@ func (gw *gateway) ask(ctx context.Context, p *tunprobe.Prober, targets []string
 	return out
 }
 
-// judge takes a round of probes.
+// judge records a round of probes.
 func (gw *gateway) judge(round []*skeinv1.EgressProbe) {
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
@@ -530,7 +529,7 @@ func (gw *gateway) judge(round []*skeinv1.EgressProbe) {
 	gw.health.Observe(time.Now(), results)
 }
 
-// stateNow is how this node fares as the egress's gateway.
+// stateNow is this node's state as a gateway of the egress.
 func (gw *gateway) stateNow() *skeinv1.GatewayState {
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
@@ -559,7 +558,7 @@ func (gw *gateway) stateNow() *skeinv1.GatewayState {
 	return s
 }
 
-// report is what this node does for the egress.
+// report is this node's work for the egress, for status.
 func (gw *gateway) report() *skeinv1.EgressGateway {
 	out := &skeinv1.EgressGateway{Namespace: gw.ref.Namespace, Name: gw.ref.Name, NodeId: gw.g.cfg.Self.String(),
 		State: gw.stateNow(), Netns: gw.file}
@@ -605,7 +604,7 @@ func (gw *gateway) report() *skeinv1.EgressGateway {
 	return out
 }
 
-// about tells how many connections came with a slot, and on which links its addresses are announced.
+// about returns how many connections arrived with a slot, and on which links its addresses are announced.
 func (g *Gateways) about(slot Slot, epoch uint64) (takenOver uint32, links string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,14 +12,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
-// host is the host's side of gateways, outside their network namespaces.
+// host is the host's side of the gateways, outside their network namespaces.
 type host struct {
 	runner *reconcile.Runner
 	target *reconcile.Target
 
-	// Of the runner's goroutine.
+	// For the runner's goroutine only.
 	rec *egresshost.Reconciler // nil: not needed yet
-	was bool                   // the kernel may have something of ours
+	was bool                   // the kernel may contain something from this reconciler
 }
 
 func (g *Gateways) newHost() {
@@ -27,22 +27,22 @@ func (g *Gateways) newHost() {
 	g.host.runner = reconcile.New(reconcile.Options{Log: g.cfg.Log}, g.host.target)
 }
 
-// hostWanted has the host's side looked at. It never waits.
+// hostWanted requests a reconciliation of the host's side. It never blocks.
 func (g *Gateways) hostWanted() { g.host.runner.Mark(reconcile.Wanted, g.host.target) }
 
-// hostNow makes the host's side what is wanted, and returns when it is.
+// hostNow reconciles the host's side before it returns.
 func (g *Gateways) hostNow(ctx context.Context) {
 	_ = g.host.runner.Do(ctx, func() { g.host.runner.Now(g.host.target, reconcile.Wanted) })
 }
 
 func (g *Gateways) runHost(ctx context.Context) {
 	g.host.runner.Run(ctx)
-	if g.host.rec != nil { // what it made stays
+	if g.host.rec != nil { // what it made in the kernel stays
 		g.host.rec.Close()
 	}
 }
 
-// reconcileHost makes the host's side what is wanted now.
+// reconcileHost brings the host's side to the wanted state.
 func (g *Gateways) reconcileHost(context.Context, reconcile.Cause) (r reconcile.Result) {
 	spec := g.hostSpec()
 	is := len(spec.Routes) > 0
@@ -78,7 +78,7 @@ func (g *Gateways) openHost() (*egresshost.Reconciler, error) {
 	return rec, nil
 }
 
-// hostSpec is the host's side as it is wanted now.
+// hostSpec is the wanted state of the host's side.
 func (g *Gateways) hostSpec() egresshost.Spec {
 	served := g.serves()
 	g.mu.Lock()
@@ -116,7 +116,7 @@ func (g *Gateways) hostSpec() egresshost.Spec {
 	return s
 }
 
-// uplinks are the names of this host's own links.
+// uplinks are the names of the host's links, except skein's.
 func (g *Gateways) uplinks() (names []string) {
 	for _, l := range g.cfg.Links() {
 		names = append(names, l.Name)
@@ -124,9 +124,9 @@ func (g *Gateways) uplinks() (names []string) {
 	return names
 }
 
-// announce follows a slot that comes and goes. It is the LeaseClient's.
+// announce begins or ends announcing a slot's addresses, for the LeaseClient.
 func (g *Gateways) announce(slot Slot, on bool) {
-	if on { // whoever hears of the address sends at once: the way to the namespace is there before
+	if on { // others send as soon as they learn the address, so the route must exist before
 		g.hostNow(context.Background())
 	}
 	defer g.hostWanted()
@@ -156,8 +156,8 @@ func (g *Gateways) announce(slot Slot, on bool) {
 	g.cfg.Changed()
 }
 
-// answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by
-// plan and waits for that.
+// answers reports whether this host may answer for an address: its slot's lease runs, or the slot has just moved here
+// by plan and waits for its lease.
 func (g *Gateways) answers(addr netip.Addr) bool {
 	g.mu.Lock()
 	var slot Slot

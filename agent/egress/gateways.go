@@ -25,65 +25,65 @@ import (
 )
 
 const (
-	// partConnections is how many connections one part of a TakeOver has at most.
+	// partConnections limits the connections in one part of a TakeOver.
 	partConnections = 2000
 	maxParts        = 1024
 )
 
-// GatewaysConfig says what a node's gateways work with.
+// GatewaysConfig is what a node's gateways need.
 type GatewaysConfig struct {
 	Self   identity.ID
 	Dir    string // of the network namespaces' files
-	Known  string // directory of the files with the clients that gateways know, from one start of the agent to the next
+	Known  string // directory of the files that preserve the gateways' clients across restarts
 	Driver string // of FoU: auto, kernel or userspace
 	Tunnel string // the mesh's link
-	// Numbers are what the agent holds on the host; the zero value: the default ones.
+	// Numbers are the agent's numbers on this host; the zero value: the defaults.
 	Numbers dataplane.Numbers
 	Leader  Leader
 	Clocks  Clocks // of other machines; nil: none
-	// TakeOver brings a part of a slot's connections to another node.
+	// TakeOver sends a part of a slot's connections to another node.
 	TakeOver func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error)
-	// Links are this host's own, with their networks, without skein's.
+	// Links are the host's links with their networks, except skein's.
 	Links func() []announce.Link
-	// Journal keeps what became of slots.
+	// Journal records events of slots.
 	Journal func(*skeinv1.SlotHeld)
-	// Changed is called when the Exported addresses or what Serves says have changed.
+	// Changed is called when Exported or Serving may return something else.
 	Changed func()
 	Log     *slog.Logger
 }
 
-// Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the
-// agreed state. The methods may be called at any time by anybody.
+// Gateways are a node's gateways of egresses. NewGateways makes them, Run works, and Follow passes the agreed state
+// on. All methods are safe for concurrent use.
 type Gateways struct {
 	cfg         GatewaysConfig
 	leaseClient *LeaseClient
 	host        host
 
 	mu        sync.Mutex
-	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
+	announcer *announce.Announcer // nil: no gateway here, or it could not be opened
 	state     *events.State
 	mtu       int
 	ports     dataplane.FoUPorts
-	links     []string // of this host's own, as of the last Follow
+	links     []string // names of the host's links at the last Follow
 	served    map[Ref]*gateway
 	announced map[Slot]announcement
-	taken     map[Slot]taken // connections that came with a slot
+	taken     map[Slot]taken // connections received with a slot
 	problems  map[string]string
 }
 
-// announcement is a slot whose address this host answers for.
+// announcement is a slot whose addresses this host answers for.
 type announcement struct {
-	addrs map[netip.Addr]string // link; empty: the address is of none, and a routing daemon announces it
+	addrs map[netip.Addr]string // link; empty: the address is on no link, so a routing daemon announces it
 	since time.Time
 }
 
-// taken is what came with a slot in an epoch.
+// taken counts the connections received with a slot in an epoch.
 type taken struct {
 	epoch uint64
 	count uint32
 }
 
-// NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
+// NewGateways makes a node's gateways. It changes nothing in the kernel before the first Follow.
 func NewGateways(cfg GatewaysConfig) *Gateways {
 	cfg.Numbers = cfg.Numbers.Filled()
 	g := &Gateways{cfg: cfg, served: map[Ref]*gateway{}, announced: map[Slot]announcement{}, taken: map[Slot]taken{},
@@ -96,7 +96,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 	return g
 }
 
-// Run works until the context ends. What forwards goes on as long as its leases.
+// Run works until the context ends. Slots continue to forward until their tickets end.
 func (g *Gateways) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { g.leaseClient.Run(ctx) })
@@ -116,8 +116,8 @@ func (g *Gateways) Run(ctx context.Context) {
 	}
 }
 
-// Follow takes the agreed state, the MTU of the mesh's link, and the ports of tunnels. It is called when this host's
-// own links have changed, too.
+// Follow passes on the agreed state, the MTU of the mesh's link, and the tunnels' ports. It must also be called when
+// the host's links have changed.
 func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -164,14 +164,14 @@ func (g *Gateways) Follow(s *events.State, mtu int, ports dataplane.FoUPorts) {
 	g.hostWanted()
 }
 
-// busy says that a slot of the egress is still being left. The caller has mu.
+// busy reports whether a slot of the egress is still in use here. The caller holds mu.
 func (g *Gateways) busy(ref Ref) bool {
 	return slices.ContainsFunc(g.leaseClient.Report(), func(h LeaseReport) bool {
 		return h.Slot.Ref == ref && h.State != Idle
 	})
 }
 
-// open makes the gateway of an egress, or nil with a note. The caller has mu.
+// open makes the gateway of an egress; nil: it recorded a problem. The caller holds mu.
 func (g *Gateways) open(ref Ref) *gateway {
 	number := g.number(ref)
 	if number == 0 {
@@ -179,7 +179,7 @@ func (g *Gateways) open(ref Ref) *gateway {
 			maxEgresses))
 		return nil
 	}
-	if g.announcer == nil { // a node that is no gateway has perhaps no right to enter network namespaces
+	if g.announcer == nil { // not earlier: a node without gateways may lack the right to enter network namespaces
 		var err error
 		if g.announcer, err = announce.New(announce.Options{Log: g.cfg.Log, Valid: g.answers}); err != nil {
 			g.problem("announcing", err.Error())
@@ -192,8 +192,8 @@ func (g *Gateways) open(ref Ref) *gateway {
 	return r
 }
 
-// Strays are the files of namespaces whose egress is not this node's to serve: from before it was removed while the
-// agent was away.
+// Strays are namespace files whose egress this node does not serve, such as those of an egress that was removed while
+// the agent was away.
 func (g *Gateways) Strays() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,9 +211,9 @@ func (g *Gateways) Strays() []string {
 	})
 }
 
-// ForgetStrays removes the files with clients of egresses that are not this node's to serve, which a former run left.
+// ForgetStrays removes files with clients of egresses that this node does not serve, left by an earlier run.
 func (g *Gateways) ForgetStrays() error {
-	g.mu.Lock() // no gateway is made meanwhile
+	g.mu.Lock() // so that no gateway is made meanwhile
 	defer g.mu.Unlock()
 	if g.state == nil {
 		return nil
@@ -238,7 +238,7 @@ func (g *Gateways) ForgetStrays() error {
 	return errors.Join(errs...)
 }
 
-// problem notes what is wrong under a subject; an empty text takes it back. The caller has mu.
+// problem records a problem under a subject; an empty text clears it. The caller holds mu.
 func (g *Gateways) problem(subject, text string) {
 	if text == "" {
 		delete(g.problems, subject)
@@ -247,14 +247,14 @@ func (g *Gateways) problem(subject, text string) {
 	}
 }
 
-// Problems are what is wrong, by subject.
+// Problems are the present problems, by subject.
 func (g *Gateways) Problems() map[string]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return maps.Clone(g.problems)
 }
 
-// states is how this node fares, for the leader.
+// states are this node's gateway states, for the leader.
 func (g *Gateways) states() []*skeinv1.GatewayState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -268,7 +268,7 @@ func (g *Gateways) states() []*skeinv1.GatewayState {
 	return out
 }
 
-// serves are the slots whose packets this host takes: it owns them, or has just done so.
+// serves lists the slots whose packets this host accepts: it owns them, or is still leaving them.
 func (g *Gateways) serves() []Slot {
 	var out []Slot
 	for _, h := range g.leaseClient.Report() {
@@ -279,14 +279,14 @@ func (g *Gateways) serves() []Slot {
 	return out
 }
 
-// Serving reports whether this node is a gateway of anything.
+// Serving reports whether this node is a gateway of any egress.
 func (g *Gateways) Serving() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.served) > 0
 }
 
-// Exported are the addresses of slots here that are of no link of this host: a routing daemon announces them.
+// Exported are the slots' addresses that lie on no link of this host, so a routing daemon announces them.
 func (g *Gateways) Exported() []netip.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -302,7 +302,7 @@ func (g *Gateways) Exported() []netip.Addr {
 	return out
 }
 
-// tell puts a text about a slot into the journal.
+// tell writes an event of a slot to the journal.
 func (g *Gateways) tell(slot Slot, text string) {
 	g.cfg.Log.Info("egress slot", "slot", slot.String(), "what", text)
 	var h LeaseReport
@@ -319,7 +319,7 @@ func (g *Gateways) tell(slot Slot, text string) {
 		Epoch: h.Epoch, Reason: text, TookNanos: int64(h.Failover)})
 }
 
-// SyncClients takes a node's clients of one egress, and answers when the kernel knows them.
+// SyncClients handles a node's list of clients of one egress, and answers when the kernel has them.
 func (g *Gateways) SyncClients(ctx context.Context, from identity.ID,
 	r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
 	ref := RefOf(r)
@@ -342,12 +342,12 @@ func (g *Gateways) SyncClients(ctx context.Context, from identity.ID,
 	return out
 }
 
-// holder is holds for a state.
+// holder is holds with a fixed state.
 func holder(st *events.State) func(identity.ID, netip.Addr) error {
 	return func(node identity.ID, addr netip.Addr) error { return holds(st, node, addr) }
 }
 
-// holds refuses an address that is not a node's: its own in the overlay, or one of its blocks and reserved addresses.
+// holds returns an error unless the address is the node's: its overlay address, or in its blocks or static addresses.
 func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 	n := st.Node(node)
 	if n == nil {
@@ -373,7 +373,7 @@ func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 	return fmt.Errorf("address %s is not of node %s as of index %d", addr, n.GetName(), st.Index())
 }
 
-// kernel is what the LeaseClient works with.
+// kernel implements Kernel and Peers for the LeaseClient.
 type kernel struct{ g *Gateways }
 
 func (k kernel) gateway(slot Slot) (*gateway, error) {
@@ -401,8 +401,8 @@ func (k kernel) Grant(slot Slot, t Ticket) error {
 	return r.grant(slot.Number, t)
 }
 
-// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more
-// is there until it is removed, and may forward until then.
+// Drop succeeds if the egress has no namespace, since nothing is forwarded then. A namespace without a gateway may
+// still forward until it is removed: then Drop fails.
 func (k kernel) Drop(slot Slot) error {
 	defer k.g.hostWanted()
 	if r, err := k.gateway(slot); err == nil {
@@ -426,7 +426,7 @@ func (k kernel) Hold(slot Slot, on bool) error {
 	return r.hold(slot.Number, on)
 }
 
-// Report is what this node does, for whoever asks.
+// Report is this node's work as a gateway, for status.
 func (g *Gateways) Report(want func(Ref) bool) []*skeinv1.EgressGateway {
 	g.mu.Lock()
 	all := slices.Collect(maps.Values(g.served))
@@ -441,7 +441,7 @@ func (g *Gateways) Report(want func(Ref) bool) []*skeinv1.EgressGateway {
 	return out
 }
 
-// Purge takes away everything of gateways on this host.
+// Purge removes everything of gateways from this host.
 func Purge(dir string, n dataplane.Numbers) error {
 	files, err := egressns.Files(dir)
 	errs := []error{err}

@@ -10,16 +10,15 @@ import (
 // Timing of probes through a gateway.
 const (
 	ProbeEvery = 300 * time.Millisecond
-	// BadAfter is how many rounds in a row all targets fail in before a gateway is bad.
+	// BadAfter is how many consecutive rounds without any answer make a gateway bad.
 	BadAfter = 3
-	// GoodAfter is how many times in a row one target answers before a gateway is good, where it was not bad a short time
-	// ago.
+	// GoodAfter is how many consecutive answers of one target make a gateway good, unless it was bad recently.
 	GoodAfter = 2
-	// FlapWindow is how long a bad time counts: each one in it doubles how many answers in a row it takes to be good
-	// again, to at most GoodMost.
+	// FlapWindow is how long a bad period counts: each one in the window doubles the answers needed to be good again,
+	// up to GoodMost.
 	FlapWindow = 60 * time.Second
 	GoodMost   = 32
-	// StaleAfter is how long a judgement lasts without new results.
+	// StaleAfter is how long a condition lasts without new results.
 	StaleAfter = 5 * ProbeEvery
 )
 
@@ -36,29 +35,30 @@ const (
 // String is unknown, good or bad.
 func (c Condition) String() string { return [...]string{"unknown", "good", "bad"}[c] }
 
-// ProbeResult is what became of one probe.
+// ProbeResult is the result of one probe.
 type ProbeResult struct {
 	Target string
 	Err    error // nil: it answered
 }
 
-// Health judges a gateway, or one slot on it, by its probes. The zero Health is unknown. It is for one goroutine.
+// Health derives the condition of a gateway, or of one slot there, from its probes. The zero Health is Unknown. It is
+// not safe for concurrent use.
 type Health struct {
 	condition Condition
-	last      time.Time      // of a round with results
-	failed    int            // rounds in a row in which nothing answered
-	answered  map[string]int // times in a row, by target
+	last      time.Time      // last round with results
+	failed    int            // consecutive rounds without any answer
+	answered  map[string]int // consecutive answers, by target
 	bad       []time.Time    // when it became bad, in FlapWindow
-	why       string         // of the failures, or which target answers
+	why       string         // the failures, or the target that answers
 }
 
-// Observe takes a round: one result for each target. A round without results changes nothing. Rounds are given in the
-// order of their times.
+// Observe adds a round: one result per target. A round without results changes nothing. Rounds must be in order of
+// time.
 func (h *Health) Observe(now time.Time, round []ProbeResult) {
 	if len(round) == 0 {
 		return
 	}
-	// what was before tells nothing of now; how often it was bad does
+	// after a gap, earlier results say nothing about now, but the number of bad periods still counts
 	if !h.last.IsZero() && now.Sub(h.last) > StaleAfter {
 		*h = Health{bad: h.bad}
 	}
@@ -95,7 +95,7 @@ func (h *Health) Observe(now time.Time, round []ProbeResult) {
 	}
 }
 
-// needed is how many answers in a row make it good.
+// needed is how many consecutive answers make it good.
 func (h *Health) needed() int {
 	n := GoodAfter
 	for range len(h.bad) - 1 {
@@ -104,7 +104,7 @@ func (h *Health) needed() int {
 	return n
 }
 
-// Judge is the condition now, with a reason to read.
+// Judge returns the present condition and a reason for users.
 func (h *Health) Judge(now time.Time) (Condition, string) {
 	switch {
 	case h.last.IsZero():

@@ -15,84 +15,84 @@ import (
 
 const (
 	urgentEvery = 20 * time.Millisecond // between two requests while a slot waits to be granted
-	requestFor  = time.Second           // a request without an answer by then brings nothing any more
-	maxRequests = 64                    // under way at a time
-	// under way at a time, of those that follow each other as urgentEvery says: a slow leader is not asked more often
+	requestFor  = time.Second           // after that an answer is of no use
+	maxRequests = 64                    // running at a time
+	// running at a time while they are sent every urgentEvery: a slow leader is not asked more often
 	maxUrgent   = 4
-	dropAgain   = 50 * time.Millisecond   // after a drop that failed
-	adoptAgain  = time.Second             // after one that came too early; Retry says when it need not wait for that
-	handOverFor = 1500 * time.Millisecond // for all connections of a slot to get to its new owner; less than HoldMost
+	dropAgain   = 50 * time.Millisecond   // after a failed drop
+	adoptAgain  = time.Second             // after a drop before the namespace was open; Retry shortens the wait
+	handOverFor = 1500 * time.Millisecond // limit for moving a slot's connections to its new owner; less than HoldMost
 )
 
-// Kernel is what leases need of the gateways' network namespaces; dataplane/egressns does it for each egress.
+// Kernel is the leases' interface to the gateways' network namespaces; dataplane/egressns implements it per egress.
 type Kernel interface {
-	// Begin starts a ticket for an epoch: the kernel's countdown of lease runs when it returns, but packets pass only
-	// by a granted ticket. It fails until the kernel has the slot as it is agreed in that epoch.
+	// Begin starts a ticket for an epoch: when it returns, the kernel's countdown of lease runs, but packets pass only
+	// once the ticket is granted. It fails until the kernel has the slot as agreed for that epoch.
 	Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, error)
 	Grant(slot Slot, t Ticket) error
-	// Drop ends all tickets, those of a former run too: when it returns without an error, no more packet passes until
-	// the next Grant. The error is errNotReady while it is not known what a former run left.
+	// Drop ends all tickets, also those of an earlier run. After success no packet passes until the next Grant. The
+	// error is errNotReady while it is unknown what an earlier run left.
 	Drop(slot Slot) error
-	// Hold lets packets of the slot wait; off lets them go on in order.
+	// Hold queues packets of the slot; off releases them in order.
 	Hold(slot Slot, on bool) error
 }
 
-// Leader answers requests for leases. Whoever implements it had better ask all servers at once and take the first
-// answer that is no error: only a leader answers, and a change of leaders then costs no search.
+// Leader answers requests for leases. An implementation should ask all servers at once and use the first answer that
+// is not an error: only a leader answers, so a change of leader then costs no search.
 type Leader interface {
 	RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error)
 }
 
-// Peers brings the connections of a slot that has just been dropped here to its new owner: dump them, and TakeOver by
-// RPC.
+// Peers moves the connections of a slot that was just dropped here to its new owner: it dumps them and calls TakeOver
+// by RPC.
 type Peers interface {
 	HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error
 }
 
-// Clocks reads those of other machines, and of this one: whatever answers soon.
+// Clocks reads the clocks of other machines and of this one, as far as they answer soon.
 type Clocks interface {
 	Read(ctx context.Context) Readings
 }
 
-// LeaseClientConfig says what a LeaseClient works with.
+// LeaseClientConfig is what a LeaseClient needs. Defaults are in brackets.
 type LeaseClientConfig struct {
 	Self   identity.ID
 	Kernel Kernel
 	Leader Leader
 	Peers  Peers
 	Clocks Clocks // for leases longer than MaxTicket when no leader answers [none: those end with their tickets then]
-	// Gateways is how this node fares as gateway of each egress that it could serve. While it is empty and no slot is this
-	// node's, the leader is told nothing. It may be called at any time and must not block.
+	// Gateways is this node's state as a gateway of each egress that it could serve. While it is empty and no slot is
+	// this node's, nothing is sent to the leader. It must be safe for concurrent use and must not block.
 	Gateways func() []*skeinv1.GatewayState
-	Announce func(slot Slot, on bool)     // the slot's address is here, or no more [nothing]
-	Tell     func(slot Slot, text string) // the journal [nothing]
+	Announce func(slot Slot, on bool)     // the slot's address is here, or no longer [nothing]
+	Tell     func(slot Slot, text string) // writes to the journal [nothing]
 	Now      func() time.Time             // monotonic [time.Now]
 	Log      *slog.Logger
 }
 
-// LeaseClient runs the lease holders of one node: it renews leases with the leader, and carries their orders out, one
+// LeaseClient runs the lease holders of one node: it renews leases with the leader, and executes their orders, one
 // after the other.
 //
-// How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver
-// from the handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run
-// ends nothing is dropped: the tickets run out by themselves, and an agent that is back before goes on.
+// Usage: call Run in a goroutine while the node is up; Agree whenever the agreed slots change; TakeOver from the
+// RPC's handler, after the connections of that part were loaded; Live and Report from anywhere. When Run ends,
+// nothing is dropped: tickets end by themselves, and an agent that restarts before then continues.
 type LeaseClient struct {
 	cfg LeaseClientConfig
 
-	mu    sync.Mutex // of what comes from outside
+	mu    sync.Mutex // guards the fields shared with callers
 	queue []func()
 	news  chan struct{}
 	shown map[Slot]LeaseReport
 
-	// Run's own:
+	// For Run's goroutine only:
 	holders  map[Slot]*LeaseHolder
 	round    uint64
 	lastSent time.Time
 	lastRead time.Time
-	reading  int // rounds of readings under way
+	reading  int // rounds of readings that are running
 	flying   []flight
-	releases map[slotEpoch]time.Time // to be said until they are answered, and since when
-	undone   map[Slot]*undone        // drops that failed
+	releases map[slotEpoch]time.Time // releases to repeat until they are answered, and since when
+	undone   map[Slot]*undone        // failed drops
 }
 
 // slotEpoch is a slot in one epoch.
@@ -106,13 +106,13 @@ type flight struct {
 	cancel context.CancelFunc
 }
 
-// undone is a drop that failed, and what may be said only after it.
+// undone is a failed drop, and the orders that must wait for it.
 type undone struct {
 	again time.Time
 	then  []Order
 }
 
-// NewLeaseClient makes one that has no slots.
+// NewLeaseClient makes a lease client without slots.
 func NewLeaseClient(cfg LeaseClientConfig) *LeaseClient {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -138,7 +138,7 @@ func (r *LeaseClient) post(f func()) {
 	}
 }
 
-// Agree takes all slots of the egresses that this node is prepared for. One that is missing is dropped.
+// Agree passes on all slots of the egresses that this node may serve. A slot that is missing is dropped.
 func (r *LeaseClient) Agree(slots []SlotState) {
 	slots = slices.Clone(slots)
 	r.post(func() {
@@ -161,8 +161,7 @@ func (r *LeaseClient) Agree(slots []SlotState) {
 	})
 }
 
-// Retry tells that the kernel's part of an egress was made, taken over from a former run, or removed: drops that waited
-// for it are done now.
+// Retry reports that the namespace of an egress was made, adopted or removed: drops that waited for it run now.
 func (r *LeaseClient) Retry(ref Ref) {
 	r.post(func() {
 		for s, u := range r.undone {
@@ -173,7 +172,7 @@ func (r *LeaseClient) Retry(ref Ref) {
 	})
 }
 
-// TakeOver tells that connections of a slot came from its former owner and were loaded; last: all of them.
+// TakeOver reports that connections of a slot arrived from its former owner and were loaded; last: all of them.
 func (r *LeaseClient) TakeOver(slot Slot, epoch uint64, last bool) {
 	r.post(func() {
 		if h := r.holders[slot]; h != nil {
@@ -182,7 +181,7 @@ func (r *LeaseClient) TakeOver(slot Slot, epoch uint64, last bool) {
 	})
 }
 
-// Live reports whether a granted ticket of the slot runs: only then this node may answer for the slot's address.
+// Live reports whether a granted ticket of the slot runs. Only then may this node answer for the slot's address.
 func (r *LeaseClient) Live(slot Slot) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,7 +189,7 @@ func (r *LeaseClient) Live(slot Slot) bool {
 	return ok && h.Until.After(r.cfg.Now())
 }
 
-// Report is every slot's state, by slot.
+// Report returns the state of every slot, by slot.
 func (r *LeaseClient) Report() []LeaseReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -247,10 +246,10 @@ func (r *LeaseClient) Run(ctx context.Context) {
 	}
 }
 
-// due is when the next request is to be sent, or something else is to be done before.
+// due is when the next request must be sent, or another task is due before.
 func (r *LeaseClient) due(now time.Time) time.Time {
 	if len(r.holders)+len(r.releases)+len(r.undone)+len(r.cfg.Gateways()) == 0 {
-		return now.Add(time.Hour) // Agree wakes it
+		return now.Add(time.Hour) // Agree wakes Run
 	}
 	every := RenewEvery
 	for _, h := range r.holders {
@@ -259,7 +258,7 @@ func (r *LeaseClient) due(now time.Time) time.Time {
 		}
 	}
 	for _, since := range r.releases {
-		if now.Sub(since) < HoldMost { // the new owner holds packets
+		if now.Sub(since) < HoldMost { // the new owner is holding packets
 			every = urgentEvery
 		}
 	}
@@ -321,7 +320,7 @@ func (r *LeaseClient) send(ctx context.Context) {
 	if len(q.Wishes)+len(q.Released)+len(q.Gateways) == 0 {
 		return
 	}
-	if len(r.flying) >= maxRequests { // the oldest is the least worth waiting for
+	if len(r.flying) >= maxRequests { // the oldest is the least useful
 		r.flying[0].cancel()
 		r.flying = r.flying[1:]
 	}
@@ -334,7 +333,7 @@ func (r *LeaseClient) send(ctx context.Context) {
 	}()
 }
 
-// answered takes the answer to a round.
+// answered handles the answer to a round.
 func (r *LeaseClient) answered(round uint64, a *skeinv1.RenewLeasesResponse, err error) {
 	r.flying = slices.DeleteFunc(r.flying, func(f flight) bool { return f.round == round })
 	if err != nil {
@@ -356,13 +355,13 @@ func (r *LeaseClient) answered(round uint64, a *skeinv1.RenewLeasesResponse, err
 	}
 }
 
-// do carries orders out.
+// do executes orders.
 func (r *LeaseClient) do(orders []Order) {
 	for i, o := range orders {
 		var err error
 		switch o.Kind {
 		case DoGrant:
-			delete(r.undone, o.Slot) // what was to be dropped is this node's again
+			delete(r.undone, o.Slot) // the slot is this node's again, so nothing remains to be dropped
 			err = r.cfg.Kernel.Grant(o.Slot, o.Ticket)
 		case DoDrop:
 			if err = r.cfg.Kernel.Drop(o.Slot); err != nil {
@@ -380,7 +379,7 @@ func (r *LeaseClient) do(orders []Order) {
 		case DoOpen:
 			err = r.cfg.Kernel.Hold(o.Slot, false)
 		case DoAnnounce, DoSilence:
-			r.show() // who is asked whether the lease runs shall know
+			r.show() // so that Live is current during the call
 			r.cfg.Announce(o.Slot, o.Kind == DoAnnounce)
 		case DoHandOver:
 			r.handOver(o)
@@ -395,7 +394,8 @@ func (r *LeaseClient) do(orders []Order) {
 	}
 }
 
-// release is said to the leader until it is answered, unless a drop that failed stands before it.
+// release repeats a release to the leader until it is answered, but not before a failed drop of the slot has
+// succeeded.
 func (r *LeaseClient) release(o Order) {
 	if u := r.undone[o.Slot]; u != nil {
 		u.then = append(slices.Clone(u.then), o)
@@ -405,7 +405,7 @@ func (r *LeaseClient) release(o Order) {
 	r.lastSent = time.Time{} // at once
 }
 
-// handOver runs beside the rest. It is called from Run's goroutine only.
+// handOver moves the connections in a goroutine of its own. Only Run's goroutine may call it.
 func (r *LeaseClient) handOver(o Order) {
 	h := r.holders[o.Slot]
 	if h == nil || o.To.IsZero() {

@@ -7,32 +7,31 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// HoldMost is how long the new owner of a slot that moves by plan holds its packets when the former one never hands
-// over.
+// HoldMost is how long the new owner of a slot in a planned move holds packets if the former owner never hands over.
 const HoldMost = 2 * time.Second
 
-// Ticket is a lease's number in the kernel. What it allows ends when its time-out is over, whoever is still running by
-// then.
+// Ticket is the kernel's number of a permission to forward. It ends with its time-out in the kernel, whatever happens
+// to this process.
 type Ticket uint32
 
-// OrderKind says what an Order wants done.
+// OrderKind is the kind of an Order.
 type OrderKind string
 
 // The orders of a LeaseHolder.
 const (
 	DoGrant    OrderKind = "grant"    // packets pass for as long as Ticket runs
-	DoDrop     OrderKind = "drop"     // nothing passes from now on, whatever ticket runs
-	DoHold     OrderKind = "hold"     // packets wait
-	DoOpen     OrderKind = "open"     // those that waited go on in order, and new ones do not wait
+	DoDrop     OrderKind = "drop"     // nothing passes from now on, whatever tickets run
+	DoHold     OrderKind = "hold"     // packets are queued
+	DoOpen     OrderKind = "open"     // queued packets leave in order, and new ones are not queued
 	DoAnnounce OrderKind = "announce" // the slot's address is here
-	DoSilence  OrderKind = "silence"  // it is not
-	DoHandOver OrderKind = "handover" // the slot's connections go to node To, for Epoch
-	DoRelease  OrderKind = "release"  // the leader is told that this node forwards no more in Epoch
+	DoSilence  OrderKind = "silence"  // the slot's address is no longer here
+	DoHandOver OrderKind = "handover" // send the slot's connections to node To, for Epoch
+	DoRelease  OrderKind = "release"  // inform the leader that this node no longer forwards in Epoch
 	DoTell     OrderKind = "tell"     // Text goes into the journal
 )
 
-// Order is one thing to do. Orders are carried out one after the other; when a drop fails, the release that may follow
-// later is not said until one has succeeded.
+// Order is one thing to do. Orders are executed one after the other. After a failed drop, later releases are withheld
+// until a drop has succeeded.
 type Order struct {
 	Kind   OrderKind
 	Slot   Slot
@@ -42,73 +41,73 @@ type Order struct {
 	Text   string
 }
 
-// LeaseHolderState is where a slot stands at a gateway.
+// LeaseHolderState is the state of a slot at a gateway.
 type LeaseHolderState string
 
 // The states of a LeaseHolder.
 const (
-	Idle    LeaseHolderState = "idle"    // another's, or nobody's
-	Waiting LeaseHolderState = "waiting" // this node's, not granted yet
+	Idle    LeaseHolderState = "idle"    // another node's, or without owner
+	Waiting LeaseHolderState = "waiting" // this node's, not yet granted
 	Holding LeaseHolderState = "holding" // granted, and the ticket runs
-	Leaving LeaseHolderState = "leaving" // another's by plan; goes on for packets under way
-	Handing LeaseHolderState = "handing" // stopped; its connections are on their way to the new owner
-	Lost    LeaseHolderState = "lost"    // this node's, but the ticket ran out
+	Leaving LeaseHolderState = "leaving" // another node's after a planned move; continues for packets under way
+	Handing LeaseHolderState = "handing" // stopped; its connections are being sent to the new owner
+	Lost    LeaseHolderState = "lost"    // this node's, but the ticket has ended
 )
 
-// LeaseHolder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what
-// is to be done comes out as orders. It is not safe for concurrent use.
+// LeaseHolder is a gateway's side of one slot. It is pure: it receives times of this host's monotonic clock as
+// values, and returns orders. It is not safe for concurrent use.
 //
-// A ticket begins before its request is sent, and an answer grants the ticket of its own round only: so a lease ends at
-// the gateway before the leader takes it for ended, however late an answer comes or is carried out.
+// A ticket begins before its request is sent, and an answer grants only the ticket of its own round. So a lease ends
+// at the gateway before it ends at the leader, however late an answer arrives or is executed.
 type LeaseHolder struct {
 	self  identity.ID
 	slot  Slot
 	state LeaseHolderState
-	now   SlotState // as this node sees it
+	now   SlotState // agreed state as this node knows it
 
-	rounds map[uint64]ticket // that may still be answered
-	last   uint64            // newest round that granted
-	until  time.Time         // the granted ticket's end, by this host's clock; the kernel's is not before
-	end    time.Time         // the granted lease's, which is later where that is longer than MaxTicket
-	latest Readings          // that are known
-	before Readings          // that were known when the granted lease began
-	mine   uint64            // epoch that the granted ticket belongs to
+	rounds map[uint64]ticket // rounds that may still be answered
+	last   uint64            // newest round that was granted
+	until  time.Time         // end of the granted ticket by this host's clock; the kernel's is not earlier
+	end    time.Time         // end of the granted lease; later than until if the lease is longer than MaxTicket
+	latest Readings          // newest readings
+	before Readings          // readings known when the granted lease began
+	mine   uint64            // epoch of the granted ticket
 
-	fresh    bool // nothing agreed was seen yet
+	fresh    bool // no agreed state was seen yet
 	leaveAt  time.Time
-	left     uint64 // epoch that ends
+	left     uint64 // epoch that this node leaves
 	to       identity.ID
 	toEpoch  uint64
 	held     bool // packets wait
 	heldAt   time.Time
-	taking   bool // connections are coming in
+	taking   bool // connections are arriving
 	seen     time.Time
 	failover time.Duration
-	reason   string // why the last wish was refused
+	reason   string // why the leader denied the last request
 }
 
-// ticket is one that was begun for a round.
+// ticket is a ticket that was begun for a round.
 type ticket struct {
 	number Ticket
 	epoch  uint64
 	began  time.Time
-	lease  time.Duration // the ticket's own; of a longer lease it is a part
+	lease  time.Duration // duration of the ticket, which may be a part of its lease
 	before Readings
-	more   bool // it prolongs what was granted, and asks no leader
+	more   bool // it prolongs a granted lease and needs no leader's answer
 }
 
-// prolongAfter is how long no leader has granted a lease when others are asked whether it still runs.
+// prolongAfter is the silence of the leaders after which other machines' clocks are asked.
 const prolongAfter = time.Second
 
-const maxRounds = 256 // of one slot, that wait for an answer
+const maxRounds = 256 // unanswered rounds of one slot
 
-// NewLeaseHolder is the lease holder of a slot at node self.
+// NewLeaseHolder makes the lease holder of a slot at node self.
 func NewLeaseHolder(self identity.ID, slot Slot) *LeaseHolder {
 	return &LeaseHolder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
-// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of
-// that epoch runs.
+// Wish returns whether the next request asks for the slot, in which epoch, the duration of its ticket, and whether a
+// granted ticket of that epoch runs.
 func (h *LeaseHolder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
@@ -120,7 +119,7 @@ func (h *LeaseHolder) Wish(now time.Time) (epoch uint64, ticket time.Duration, h
 // Urgent reports whether the slot waits to be granted.
 func (h *LeaseHolder) Urgent() bool { return h.state == Waiting || h.state == Lost }
 
-// Begun notes the ticket that was begun for a round. began is from before the kernel was told.
+// Begun records the ticket begun for a round. Time began must be from before the kernel's Begin.
 func (h *LeaseHolder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
 	h.begun(round, ticket{t, epoch, began, lease, h.latest, false})
 }
@@ -136,16 +135,16 @@ func (h *LeaseHolder) begun(round uint64, of ticket) {
 	}
 }
 
-// Granted is the leader's yes in the answer to a round.
+// Granted handles a grant in the leader's answer to a round.
 func (h *LeaseHolder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
 	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self ||
 		!h.Urgent() && h.state != Holding:
-		return nil // of another time
+		return nil // from another time
 	case round < h.last || !k.began.Add(k.lease).After(now):
-		return nil // a newer one counts, or it has run out on its way
+		return nil // a newer grant counts, or the ticket ended meanwhile
 	}
 	h.last, h.until, h.mine, h.reason = round, k.began.Add(k.lease), epoch, ""
 	h.end, h.before = k.began.Add(TicketFor(h.now.Lease)), k.before
@@ -162,14 +161,14 @@ func (h *LeaseHolder) Granted(round, epoch uint64, now time.Time) (out []Order) 
 	return append(out, h.opened(now)...)
 }
 
-// Long reports whether the slot's lease is longer than a ticket, so that readings are of use.
+// Long reports whether the slot's lease is longer than a ticket, so that readings are useful.
 func (h *LeaseHolder) Long() bool {
 	_, _, _, ok := h.Wish(time.Time{})
 	return ok && long(h.now.Lease)
 }
 
-// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long
-// that is.
+// Prolong reports whether the granted lease needs another ticket, because no leader has answered for a while, and
+// that ticket's duration.
 func (h *LeaseHolder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter ||
 		!h.until.After(now) || !h.end.After(h.until) {
@@ -178,12 +177,12 @@ func (h *LeaseHolder) Prolong(now time.Time) (epoch uint64, ticket time.Duration
 	return h.mine, min(MaxTicket, h.end.Sub(now)), true
 }
 
-// Prolonging notes the ticket that was begun for a round of readings, before they were asked for.
+// Prolonging records a ticket begun for a round of readings, before other machines are asked.
 func (h *LeaseHolder) Prolonging(round, epoch uint64, t Ticket, began time.Time, life time.Duration) {
 	h.begun(round, ticket{t, epoch, began, life, nil, true})
 }
 
-// Read takes the readings of a round. They prolong the lease if they prove that it has not run out elsewhere.
+// Read handles the readings of a round. They prolong the lease if they prove that it has not ended elsewhere.
 func (h *LeaseHolder) Read(round uint64, readings Readings, now time.Time) []Order {
 	h.latest = h.latest.with(readings)
 	k, ok := h.rounds[round]
@@ -200,13 +199,12 @@ func (h *LeaseHolder) Read(round uint64, readings Readings, now time.Time) []Ord
 	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
 }
 
-// restMargin is what the ticket for the rest of a lease is shorter than what is left: the second readings come after
-// the first.
+// restMargin is subtracted from the ticket for the rest of a lease, since the second readings come after the first.
 const restMargin = time.Second
 
-// Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that
-// ends: nobody prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was
-// begun (Prolonging, Read).
+// Rest returns the duration of a ticket for the rest of the granted lease, as far as readings prove it. An agent that
+// ends uses it, since nothing prolongs the lease until the next agent runs. Like any further ticket it must be
+// granted by readings taken after it began (Prolonging, Read).
 func (h *LeaseHolder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
@@ -215,7 +213,7 @@ func (h *LeaseHolder) Rest(readings Readings, now time.Time) (epoch uint64, tick
 	return h.mine, left, left > h.until.Sub(now)
 }
 
-// opened lets the packets that wait go on, when nothing has to come before.
+// opened releases the queued packets unless connections must arrive first.
 func (h *LeaseHolder) opened(now time.Time) []Order {
 	if !h.held || h.taking && now.Sub(h.heldAt) < HoldMost {
 		return nil
@@ -224,7 +222,7 @@ func (h *LeaseHolder) opened(now time.Time) []Order {
 	return []Order{h.order(DoOpen)}
 }
 
-// Denied is the leader's no in the answer to a round.
+// Denied handles a refusal in the leader's answer to a round.
 func (h *LeaseHolder) Denied(round uint64, reason string) {
 	if k, ok := h.rounds[round]; ok && k.epoch == h.now.Epoch {
 		h.reason = reason
@@ -232,7 +230,7 @@ func (h *LeaseHolder) Denied(round uint64, reason string) {
 	delete(h.rounds, round)
 }
 
-// Agree takes the slot as this node now sees it agreed.
+// Agree handles the slot's present agreed state.
 func (h *LeaseHolder) Agree(s SlotState, now time.Time) (out []Order) {
 	fresh := h.fresh
 	h.fresh = false
@@ -244,7 +242,7 @@ func (h *LeaseHolder) Agree(s SlotState, now time.Time) (out []Order) {
 	switch {
 	case s.Node == h.self && was.Node == h.self:
 		out = h.anew(was.Epoch, now)
-	case s.Node == h.self && h.state == Leaving: // it came back before it was gone
+	case s.Node == h.self && h.state == Leaving: // the slot returned before it was handed over
 		out = h.anew(h.left, now)
 	case s.Node == h.self:
 		h.state, h.seen, h.failover = Waiting, now, 0
@@ -254,14 +252,14 @@ func (h *LeaseHolder) Agree(s SlotState, now time.Time) (out []Order) {
 		}
 	case was.Node == h.self:
 		out = h.leave(was, s, now)
-	case h.state == Leaving || h.state == Handing: // to somebody else now
+	case h.state == Leaving || h.state == Handing: // now on its way to another node
 		h.to, h.toEpoch = s.Node, s.Epoch
 	}
 	return out
 }
 
-// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave
-// with another source address from now on, which the leader has not granted yet. What comes meanwhile waits.
+// anew begins an epoch that follows another epoch of this node. No ticket outlives its epoch: the slot may now use
+// another source address, which the leader has not yet granted. Packets are queued meanwhile.
 func (h *LeaseHolder) anew(left uint64, now time.Time) (out []Order) {
 	if h.until.After(now) && !h.held {
 		h.held, h.heldAt, h.taking = true, now, false
@@ -274,7 +272,7 @@ func (h *LeaseHolder) anew(left uint64, now time.Time) (out []Order) {
 		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
-// leave ends an epoch of this node's.
+// leave ends an epoch of this node.
 func (h *LeaseHolder) leave(was, s SlotState, now time.Time) []Order {
 	h.left, h.to, h.toEpoch = was.Epoch, s.Node, s.Epoch
 	if h.state == Holding && h.until.After(now) && s.Planned && !s.Node.IsZero() && s.From == h.self {
@@ -289,20 +287,20 @@ func (h *LeaseHolder) leave(was, s SlotState, now time.Time) []Order {
 func (h *LeaseHolder) stop() []Order {
 	out := []Order{h.order(DoDrop), h.order(DoSilence)}
 	if h.held {
-		out = append(out, h.order(DoOpen)) // they find no lease
+		out = append(out, h.order(DoOpen)) // queued packets are dropped, since there is no lease
 	}
 	h.state, h.until, h.held, h.taking = Idle, time.Time{}, false, false
 	clear(h.rounds)
 	return out
 }
 
-// Gone ends the slot: it exists no more, or this node serves it no more.
+// Gone ends the slot: it no longer exists, or this node no longer serves it.
 func (h *LeaseHolder) Gone() []Order {
 	h.now = SlotState{Slot: h.slot}
 	return h.stop()
 }
 
-// HandedOver tells that the connections are with the new owner, or will not get there.
+// HandedOver reports that the connections have reached the new owner, or never will.
 func (h *LeaseHolder) HandedOver() []Order {
 	if h.state != Handing {
 		return nil
@@ -311,7 +309,7 @@ func (h *LeaseHolder) HandedOver() []Order {
 	return []Order{{Kind: DoRelease, Slot: h.slot, Epoch: h.left}}
 }
 
-// TakeOver tells that connections come from the former owner, for an epoch. last: all have been loaded.
+// TakeOver reports that connections have arrived from the former owner for an epoch; last: all are loaded.
 func (h *LeaseHolder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
 	if epoch != h.now.Epoch || h.now.Node != h.self || !h.held {
 		return nil
@@ -323,7 +321,7 @@ func (h *LeaseHolder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
 	return nil
 }
 
-// Tick does what is due.
+// Tick executes what is due.
 func (h *LeaseHolder) Tick(now time.Time) (out []Order) {
 	switch {
 	case h.state == Leaving && (!h.leaveAt.After(now) || !h.until.After(now)):
@@ -345,7 +343,7 @@ func (h *LeaseHolder) Tick(now time.Time) (out []Order) {
 	return out
 }
 
-// Due is when Tick has something to do; the zero time: never.
+// Due is when Tick must run next; the zero time: never.
 func (h *LeaseHolder) Due() (at time.Time) {
 	next := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {
@@ -373,18 +371,18 @@ func (h *LeaseHolder) tell(format string, a ...any) Order {
 	return Order{Kind: DoTell, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
 }
 
-// LeaseReport is what a lease holder knows, for status.
+// LeaseReport is a lease holder's state, for status.
 type LeaseReport struct {
 	Slot     Slot
 	Epoch    uint64
 	State    LeaseHolderState
-	Until    time.Time     // of the ticket; zero: none was granted
-	End      time.Time     // of the lease; the ticket's where it is as short as that
-	Failover time.Duration // from the event to the first grant; 0: not yet
-	Reason   string        // why the leader refused last; empty: it did not
+	Until    time.Time     // end of the granted ticket; zero: none
+	End      time.Time     // end of the lease; equals Until for a lease no longer than a ticket
+	Failover time.Duration // from the event to the first grant; 0: not granted yet
+	Reason   string        // the leader's last refusal; empty: none
 }
 
-// Report reads the lease holder.
+// Report returns the lease holder's state.
 func (h *LeaseHolder) Report() LeaseReport {
 	end := h.until
 	if h.state == Holding && h.end.After(end) {

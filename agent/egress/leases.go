@@ -9,52 +9,52 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never
-// earlier than when the request came that is decided. It is not safe for concurrent use.
+// Leases is the table of leases that the leader granted in one term. It has no clock: now is the leader's monotonic
+// time, and not earlier than the arrival of the request being decided. It is not safe for concurrent use.
 //
-// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other
-// gets it. Nor does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change
-// has another epoch.
+// Invariant: while a slot is granted to one node, and for as long as that node's kernel may forward, no other node
+// gets the slot, and no other slot gets its source addresses, whatever is agreed meanwhile. A slot whose addresses
+// change gets another epoch.
 type Leases struct {
-	since   time.Time                               // the term began before
+	since   time.Time                               // a time after the term began
 	guard   func(lease time.Duration) time.Duration // GuardFor
 	slots   map[Slot]*lease
 	sources map[netip.Addr]use
 }
 
-// use is the slot that was granted a source address last, and when certainly nobody uses it for that slot any more.
+// use is the slot that was last granted a source address, and when that use has certainly ended.
 type use struct {
 	slot  Slot
 	epoch uint64
 	until time.Time
 }
 
-// lease is who was granted a slot last.
+// lease is the last grant of a slot.
 type lease struct {
 	node  identity.ID
 	epoch uint64
 	at    time.Time     // of the last grant
-	term  time.Duration // how long it runs from there at most, as far as was known then
-	over  bool          // it was let go
+	term  time.Duration // longest time that it runs from at, as far as known then
+	over  bool          // the node has released it
 }
 
-// NewLeases is the table of a term that began before since.
+// NewLeases returns the table of a term that began before since.
 func NewLeases(since time.Time) *Leases {
 	return &Leases{since: since, guard: GuardFor, slots: make(map[Slot]*lease), sources: make(map[netip.Addr]use)}
 }
 
-// counted is how long the leader takes a lease to run.
+// counted is how long the leader assumes that a lease runs.
 func (l *Leases) counted(lease time.Duration) time.Duration { return lease + l.guard(lease) }
 
-// Verdict is the answer to one wish.
+// Verdict is the answer to one request for a slot.
 type Verdict struct {
 	Granted bool
 	Reason  string        // why not
 	Retry   time.Duration // when it may be granted; 0: not known
 }
 
-// Renew decides a node's wish for a slot. held says that a ticket of this epoch runs at the node. The slot is given as
-// it was agreed after the leader was verified.
+// Renew decides a node's request for a slot. Argument held: a granted ticket of this epoch runs at the node. The slot
+// must be read from the agreed state after the leader was verified.
 func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot SlotState) Verdict {
 	switch {
 	case slot.Node != from:
@@ -67,7 +67,7 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 		return Verdict{Reason: fmt.Sprintf("a later epoch, %d, has been granted already", have.epoch)}
 	}
 	if have == nil || have.node != from {
-		// Whoever says that it holds the present epoch was granted it, and so everybody else's lease was over then.
+		// A node that holds the present epoch was granted it, so all other leases had ended by then.
 		if free := l.freeFor(slot); free.After(now) && (have != nil || !held) {
 			return Verdict{Reason: "the former owner's lease may still run", Retry: free.Sub(now)}
 		}
@@ -85,9 +85,9 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 	return Verdict{Granted: true}
 }
 
-// Released notes that a node forwards no more in an epoch, and reports whether the node need not say so again. It
-// counts only when a later epoch is agreed: of the present one a node may have asked for a lease again since, and
-// messages overtake each other.
+// Released records that a node no longer forwards in an epoch, and reports whether the node may stop repeating this.
+// It counts only when a later epoch is agreed: in the present epoch the node may have requested a lease again since,
+// and messages overtake each other.
 func (l *Leases) Released(from identity.ID, epoch uint64, slot SlotState) bool {
 	if slot.Epoch <= epoch {
 		return false
@@ -99,8 +99,7 @@ func (l *Leases) Released(from identity.ID, epoch uint64, slot SlotState) bool {
 	return true
 }
 
-// FreeAt is when certainly nobody forwards for the slot any more unless somebody is granted it. The zero time: long
-// ago.
+// FreeAt is when certainly no node forwards for the slot unless it is granted again. The zero time: long ago.
 func (l *Leases) FreeAt(slot SlotState) time.Time {
 	have := l.slots[slot.Slot]
 	switch {
@@ -112,10 +111,10 @@ func (l *Leases) FreeAt(slot SlotState) time.Time {
 	return have.at.Add(l.counted(max(have.term, slot.longest())))
 }
 
-// freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is
-// that owner's own; what an earlier leader may have granted to others are leases of earlier epochs, and where there
-// were none it is free at once, unless it has source addresses: those may have been another slot's, which is taken to
-// have had no longer lease.
+// freeFor is when certainly no node but the slot's present owner forwards for it. A lease of the present epoch is
+// that owner's own; earlier leaders granted other nodes leases of earlier epochs only. Without an earlier epoch the
+// slot is free at once, unless it has source addresses: another slot may have had those, with a lease assumed to be
+// no longer.
 func (l *Leases) freeFor(slot SlotState) time.Time {
 	if l.slots[slot.Slot] != nil {
 		return l.FreeAt(slot)
@@ -129,7 +128,7 @@ func (l *Leases) freeFor(slot SlotState) time.Time {
 	return time.Time{}
 }
 
-// Granted is when the slot was last granted in this epoch; the zero time: not in this term.
+// Granted is the slot's last grant in this epoch; the zero time: none in this term.
 func (l *Leases) Granted(slot SlotState) time.Time {
 	if have := l.slots[slot.Slot]; have != nil && have.node == slot.Node && have.epoch == slot.Epoch && !have.over {
 		return have.at
@@ -137,7 +136,7 @@ func (l *Leases) Granted(slot SlotState) time.Time {
 	return time.Time{}
 }
 
-// Prune forgets slots that exist no more, as soon as nobody can forward for them.
+// Prune forgets slots that no longer exist, once no node can forward for them.
 func (l *Leases) Prune(now time.Time, exists func(Slot) bool) {
 	for s, have := range l.slots {
 		if !exists(s) && (have.over || now.After(have.at.Add(l.counted(have.term)))) {
@@ -147,7 +146,7 @@ func (l *Leases) Prune(now time.Time, exists func(Slot) bool) {
 	maps.DeleteFunc(l.sources, func(_ netip.Addr, u use) bool { return now.After(u.until) })
 }
 
-// Len is how many slots it remembers.
+// Len is the number of remembered slots.
 func (l *Leases) Len() int { return len(l.slots) }
 
 func nodeOrNobody(id identity.ID) string {

@@ -8,11 +8,11 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// maxEgresses is how many egresses one node can be a gateway of: each has an address of
-// dataplane.Numbers.EgressLocal4 and EgressLocal6.
+// maxEgresses is how many egresses one node can be a gateway of: each uses one address of
+// dataplane.Numbers.EgressLocal4 and one of EgressLocal6.
 const maxEgresses = 250
 
-// Locals are the addresses that only the host knows of the namespace with this number, from 1.
+// Locals are the host-internal addresses of the namespace with this number, from 1.
 func Locals(n dataplane.Numbers, number int) (four, six netip.Addr) {
 	n = n.Filled()
 	b4, b6 := n.EgressLocal4.Addr().As4(), n.EgressLocal6.Addr().As16()
@@ -20,7 +20,7 @@ func Locals(n dataplane.Numbers, number int) (four, six netip.Addr) {
 	return netip.AddrFrom4(b4), netip.AddrFrom16(b6)
 }
 
-// never are destinations that no egress leads to, whatever it says.
+// never are destinations that no egress may have.
 var never = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/3"),
@@ -28,21 +28,20 @@ var never = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-// GatewayInput is what a gateway's namespace follows from.
+// GatewayInput is all input for a gateway's namespace.
 type GatewayInput struct {
-	Numbers dataplane.Numbers // the host's; the zero value: the default ones
+	Numbers dataplane.Numbers // the host's; the zero value: the defaults
 	Egress  *skeinv1.Egress
 	Number  int // of the namespace on this host, from 1
 	MTU     int // of the mesh's link, in bytes
 	Ports   dataplane.FoUPorts
 	Clients []Client
-	// Mesh are the overlay and all pools: no egress leads there.
+	// Mesh are the overlay and all pools, which no egress leads to.
 	Mesh     []netip.Prefix
 	Complete bool
 }
 
-// PlanGateway is the Spec of a gateway's namespace. It is the same on every node that may be a gateway, but for the
-// local addresses.
+// PlanGateway derives the Spec of a gateway's namespace. All nodes derive the same, except for the local addresses.
 func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	e := in.Egress
 	s := dataplane.GatewaySpec{
@@ -59,7 +58,7 @@ func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	}
 	for _, c := range in.Clients {
 		if c.Slot >= len(s.Slots) {
-			continue // the client's host has not heard yet that there are fewer slots
+			continue // the client's host has not yet learned that there are fewer slots
 		}
 		slot := s.Slots[c.Slot]
 		client := dataplane.GatewayClient{IPv4: c.IPv4, IPv6: c.IPv6, Slot: c.Slot}
@@ -89,7 +88,7 @@ func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 	return s
 }
 
-// address is the zero Addr for a text that is none.
+// address parses an address; invalid text gives the zero Addr.
 func address(text string) netip.Addr {
 	a, _ := netip.ParseAddr(text)
 	return a
@@ -104,7 +103,7 @@ func prefixes(texts []string) (out []netip.Prefix) {
 	return out
 }
 
-// merged sorts prefixes and drops those that another covers.
+// merged sorts prefixes and drops those covered by another.
 func merged(all []netip.Prefix) []netip.Prefix {
 	all = slices.Clone(all)
 	slices.SortFunc(all, netip.Prefix.Compare)

@@ -7,12 +7,12 @@ import (
 )
 
 const (
-	readEvery = time.Second            // readings of other clocks, while a leader answers
-	readFor   = 400 * time.Millisecond // for all answers of a round
-	maxReads  = 4                      // rounds under way at a time
+	readEvery = time.Second            // interval of reading other clocks while a leader answers
+	readFor   = 400 * time.Millisecond // limit for all answers of a round
+	maxReads  = 4                      // rounds running at a time
 )
 
-// readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a
+// readAt is when other machines' clocks must be read; the zero time: never, since no lease here is longer than a
 // ticket.
 func (r *LeaseClient) readAt(now time.Time) time.Time {
 	if r.cfg.Clocks == nil || r.reading >= maxReads {
@@ -35,7 +35,7 @@ func (r *LeaseClient) readAt(now time.Time) time.Time {
 	return r.lastRead.Add(every)
 }
 
-// read begins a round of readings: tickets first, where a lease needs another one, then the questions.
+// read runs a round of readings. It first begins a further ticket for each lease that needs one.
 func (r *LeaseClient) read(ctx context.Context) {
 	r.lastRead = r.cfg.Now()
 	r.round++
@@ -69,9 +69,9 @@ func (r *LeaseClient) read(ctx context.Context) {
 	}()
 }
 
-// leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to
-// begin than a ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just
-// have been continued.
+// leave grants tickets for the rest of long leases, so that they survive until the next agent runs, which may take
+// longer than a normal ticket. Other machines' clocks must first prove the rest, since this machine may just have
+// been resumed from a freeze.
 func (r *LeaseClient) leave() {
 	long := func(s Slot) bool { return r.holders[s].Long() }
 	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), long) {

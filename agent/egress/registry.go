@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	maxClients      = 16384    // of one node, for one egress; one counts once for each slot that it uses
+	maxClients      = 16384    // of one node, for one egress; a client counts once per slot that it uses
 	maxRegistryFile = 64 << 20 // bytes
 	registryMagic   = "skein egress clients 1\n"
 )
 
-// Client is one client of an egress as its gateways know it.
+// Client is one client of an egress in a gateway's knowledge.
 type Client struct {
-	Node       identity.ID // that it is on
-	Key        string      // what its slot follows from
+	Node       identity.ID // the client's host
+	Key        string      // determines its slot
 	IPv4, IPv6 netip.Addr  // one of the two may be invalid
-	Slot       int         // that its new flows take
-	Also       []int       // other slots that it has flows by, in order
+	Slot       int         // slot of its new flows
+	Also       []int       // other slots with flows of the client, in order
 }
 
 func (c Client) equal(o Client) bool {
@@ -38,29 +38,29 @@ func (c Client) equal(o Client) bool {
 		slices.Equal(c.Also, o.Also)
 }
 
-// Registry is what one gateway knows of the clients of one egress: of each node the newest whole list that it sent. It
-// is pure, and not safe for concurrent use.
+// Registry is one gateway's knowledge of the clients of one egress: the newest complete list of each node. It is
+// pure, and not safe for concurrent use.
 //
-// What it installs follows from all lists and the agreed state together, never from a difference between two lists. So
-// a list without an address takes nothing from a client on another node that has the address by now.
+// What it installs follows from all lists and the agreed state together, never from a difference between two lists.
+// So a list that no longer has an address takes nothing from a client on another node that now has it.
 type Registry struct {
 	nodes map[identity.ID]*clientList
 	turn  uint64
 }
 
-// clientList is what a node said last.
+// clientList is the newest list of a node.
 type clientList struct {
 	epoch, generation uint64
 	clients           []Client
-	turn              uint64 // of two that may both have an address, the later list has it
+	turn              uint64 // if two lists may both have an address, the later one gets it
 }
 
-// NewRegistry is empty.
+// NewRegistry returns an empty registry.
 func NewRegistry() *Registry { return &Registry{nodes: make(map[identity.ID]*clientList)} }
 
-// Sync takes a node's whole list. allowed says why an address cannot be that node's, by the agreed state. changed: what
-// is to be installed may differ. A list older than the newest is ignored. The refused stay in the list: they count as
-// soon as they are allowed.
+// Sync handles a node's complete list. Argument allowed gives the reason why an address cannot be that node's by the
+// agreed state. Result changed: what must be installed may differ. A list older than the newest is ignored. Refused
+// clients stay in the list and count as soon as they are allowed.
 func (r *Registry) Sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest,
 	allowed func(identity.ID, netip.Addr) error) (changed bool,
 	refused []*skeinv1.SyncEgressClientsResponse_RefusedClient, err error) {
@@ -153,7 +153,7 @@ func parseClient(node identity.ID, c *skeinv1.EgressClient) (Client, error) {
 	return out, nil
 }
 
-// rising reports whether numbers are in order, each once.
+// rising reports whether numbers are strictly increasing.
 func rising(all []uint32) bool {
 	for i := 1; i < len(all); i++ {
 		if all[i] <= all[i-1] {
@@ -191,8 +191,8 @@ func compareClients(a, b Client) int {
 	return a.IPv6.Compare(b.IPv6)
 }
 
-// Clients is what is to be installed, by address: of all lists, what the agreed state allows. An address is one
-// client's; where two nodes may have it, it is the one's whose list is newer.
+// Clients are the clients to install, by address: those of all lists that the agreed state allows. Each address has
+// one client; if two nodes may have it, the newer list counts.
 func (r *Registry) Clients(allowed func(identity.ID, netip.Addr) error) (out []Client) {
 	lists := slices.Collect(maps.Values(r.nodes))
 	slices.SortFunc(lists, func(a, b *clientList) int { return int(b.turn) - int(a.turn) })
@@ -217,7 +217,7 @@ func (r *Registry) Clients(allowed func(identity.ID, netip.Addr) error) (out []C
 	return out
 }
 
-// Members forgets the lists of nodes that are members no more, and reports whether there were any.
+// Members removes the lists of nodes that are no longer members, and reports whether there were any.
 func (r *Registry) Members(member func(identity.ID) bool) (changed bool) {
 	for id := range r.nodes {
 		if !member(id) {
@@ -231,7 +231,7 @@ func (r *Registry) Members(member func(identity.ID) bool) (changed bool) {
 // Heard reports whether a node has sent a list.
 func (r *Registry) Heard(id identity.ID) bool { return r.nodes[id] != nil }
 
-// Encode is the registry for a file, so that an agent that starts anew knows the clients at once.
+// Encode encodes the registry for a file, so that a restarted agent knows the clients at once.
 func (r *Registry) Encode() ([]byte, error) {
 	out := []byte(registryMagic)
 	ids := slices.SortedFunc(maps.Keys(r.nodes), func(a, b identity.ID) int {
@@ -263,7 +263,8 @@ func (r *Registry) Encode() ([]byte, error) {
 	return binary.BigEndian.AppendUint32(out, crc32.ChecksumIEEE(out)), nil
 }
 
-// DecodeRegistry reads what Encode wrote. A damaged file is an error; the lists come again within SyncEvery.
+// DecodeRegistry decodes the result of Encode. A damaged file is an error; nodes send their lists again within
+// SyncEvery.
 func DecodeRegistry(data []byte) (*Registry, error) {
 	damaged := errors.New("the file with egress clients is damaged: it is left out, and the clients' nodes send their " +
 		"lists again")

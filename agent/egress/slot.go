@@ -23,7 +23,7 @@ func (s Slot) String() string { return fmt.Sprintf("%s#%d", s.Ref, s.Number) }
 // Compare orders slots by egress, then by number.
 func (s Slot) Compare(o Slot) int { return cmp.Or(s.Ref.Compare(o.Ref), s.Number-o.Number) }
 
-// slotOf reads which slot a message is about.
+// slotOf is the slot that a message names.
 func slotOf(m interface {
 	GetNamespace() string
 	GetName() string
@@ -36,23 +36,23 @@ func slotRef(s Slot, epoch uint64) *skeinv1.SlotRef {
 	return &skeinv1.SlotRef{Namespace: s.Namespace, Name: s.Name, Number: uint32(s.Number), Epoch: epoch}
 }
 
-// SlotState is one slot as the agreed state has it.
+// SlotState is one slot in the agreed state.
 type SlotState struct {
 	Slot
-	Node    identity.ID   // zero: nobody owns it
+	Node    identity.ID   // zero: no owner
 	Epoch   uint64        // of its owner and source addresses; 0: it never had an owner
-	From    identity.ID   // who had it before; zero: nobody
-	Planned bool          // moved while From could hand it over
+	From    identity.ID   // previous owner; zero: none
+	Planned bool          // From was able to hand the slot over when it moved
 	Lease   time.Duration // the longest in this epoch
-	Former  time.Duration // the longest that may run from an earlier epoch
+	Former  time.Duration // longest lease that may run from an earlier epoch
 	Reason  string
-	// IPv4 and IPv6 are its endpoint, where its tunnels lead; one of the two may be invalid.
+	// IPv4 and IPv6 are the endpoint of the slot's tunnels; one of the two may be invalid.
 	IPv4, IPv6 netip.Addr
-	Sources    []netip.Addr // its packets leave with; none: the gateway's own
+	Sources    []netip.Addr // source addresses of its packets; none: the gateway's own
 }
 
-// StateOf reads a slot of the agreed state, and what its egress says of it; nil: there is no such egress. An owner that
-// is no node ID is nobody.
+// StateOf combines a slot of the agreed state with its egress, which may be nil. An owner that is not a valid node ID
+// counts as none.
 func StateOf(e *skeinv1.Egress, s *skeinv1.EgressSlot) SlotState {
 	node, _ := identity.ParseID(s.GetNodeId())
 	from, _ := identity.ParseID(s.GetFromNodeId())
@@ -70,13 +70,13 @@ func StateOf(e *skeinv1.Egress, s *skeinv1.EgressSlot) SlotState {
 	return out
 }
 
-// longest is the longest lease of the slot that anybody may have.
+// longest is the longest lease of the slot that any node may have.
 func (s SlotState) longest() time.Duration { return max(s.Lease, s.Former) }
 
-// counted is how long a leader takes that to run.
+// counted is how long a leader assumes that such a lease runs.
 func (s SlotState) counted() time.Duration { return s.longest() + GuardFor(s.longest()) }
 
-// sources are the addresses that a slot's packets leave with; none: the gateway's own.
+// sources are the source addresses of a slot's packets; none: the gateway's own.
 func sources(e *skeinv1.Egress, number int) (out []netip.Addr) {
 	if number >= len(e.GetAddresses()) {
 		return nil

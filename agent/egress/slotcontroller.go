@@ -20,14 +20,14 @@ import (
 
 const (
 	maxWishes    = 4096                   // in one request
-	maxProposals = 64                     // under way at a time
-	proposeFor   = 2 * time.Second        // one try of a proposal
-	refusedFor   = time.Second            // a refused proposal is not made again before
-	lookEvery    = 10 * time.Second       // the longest between two looks when nothing happens
-	uncertainFor = 100 * time.Millisecond // between two tries to learn what became of a proposal
+	maxProposals = 64                     // pending at a time
+	proposeFor   = 2 * time.Second        // one attempt at a proposal
+	refusedFor   = time.Second            // pause after a refused proposal
+	lookEvery    = 10 * time.Second       // longest pause between two rounds
+	uncertainFor = 100 * time.Millisecond // between attempts to learn a proposal's outcome
 )
 
-// View is the part of the agreed state that a SlotController works on. What it points to is never changed.
+// View is the part of the agreed state that a SlotController uses. Its messages must never be modified.
 type View struct {
 	Index    uint64
 	Egresses []*skeinv1.Egress
@@ -44,24 +44,24 @@ type SlotControllerLead interface {
 
 var _ SlotControllerLead = consensus.Lead{}
 
-// SlotControllerConfig says what a SlotController works with.
+// SlotControllerConfig is what a SlotController needs. Defaults are in brackets.
 type SlotControllerConfig struct {
 	Self  identity.ID
 	Lead  SlotControllerLead
-	Since time.Time // consensus.Lead.Since: the term began before
-	// View is the newest agreed state. It has everything that earlier terms agreed on.
+	Since time.Time // consensus.Lead.Since: the term began before it
+	// View returns the newest agreed state, which includes everything that earlier terms agreed on.
 	View func() View
 	// Wait returns when there is a newer state than index, or with the context's error.
 	Wait func(ctx context.Context, index uint64) error
-	Site func(*skeinv1.Node) string // where a node stands; slots are spread over sites [all in one]
+	Site func(*skeinv1.Node) string // a node's site; slots are spread over sites [one site for all]
 	Now  func() time.Time           // monotonic [time.Now]
-	Wall func() time.Time           // the clock that the log's times are from [time.Now]
+	Wall func() time.Time           // the clock of the log's times [time.Now]
 	Log  *slog.Logger
 }
 
-// SlotController keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives
-// slots whose owner is gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that
-// context, and answer RenewLeases by it meanwhile; NotLeading is the answer at other times. Its methods are safe for
+// SlotController manages the slots of all egresses during one term of this server's leadership: it grants leases, and
+// moves slots whose owner is gone or unfit. Make one in consensus.ServerConfig.OnLead, call Run with that context,
+// and let it answer RenewLeases meanwhile; NotLeading is the answer at other times. Its methods are safe for
 // concurrent use.
 type SlotController struct {
 	cfg    SlotControllerConfig
@@ -75,7 +75,7 @@ type SlotController struct {
 	seen    map[Slot]seen
 	busy    map[Slot]bool
 	refused map[Slot]time.Time
-	ending  map[Ref]bool // proposals to end slots that drain
+	ending  map[Ref]bool // pending proposals to end draining slots
 	cache   *agreed
 }
 
@@ -90,7 +90,7 @@ type seen struct {
 	unfit time.Time // see PlaceSlot.Unfit
 }
 
-// agreed is a View as it is looked things up in.
+// agreed is a View with indexes.
 type agreed struct {
 	view  View
 	slots map[Slot]SlotState
@@ -115,8 +115,7 @@ func NewSlotController(cfg SlotControllerConfig) *SlotController {
 	return k
 }
 
-// NotLeading is the error of a server that cannot answer for leases: unavailable, with the leader's name where it is
-// known.
+// NotLeading is the answer of a server that does not lead: unavailable, with the leader's name if known.
 func NotLeading(leader string) error {
 	if leader == "" {
 		return connect.NewError(connect.CodeUnavailable, errors.New("this server does not lead and knows no leader: ask "+
@@ -125,8 +124,8 @@ func NotLeading(leader string) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this server does not lead: ask %s", leader))
 }
 
-// RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission
-// denied when the caller is no member, invalid argument when it asks for too much.
+// RenewLeases answers a gateway. Errors are connect's: unavailable if this server may no longer lead, permission
+// denied if the caller is no member, invalid argument if it asks for too much.
 func (k *SlotController) RenewLeases(ctx context.Context, from identity.ID,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {
@@ -143,7 +142,7 @@ func (k *SlotController) RenewLeases(ctx context.Context, from identity.ID,
 		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is not a member", from))
 	}
 	a := &skeinv1.RenewLeasesResponse{Index: state.view.Index}
-	for _, s := range r.GetReleased() { // before the wishes, so that a slot that comes back is granted at once
+	for _, s := range r.GetReleased() { // before the wishes, so that a slot that returns is granted at once
 		if slot, ok := state.slots[slotOf(s)]; !ok || k.leases.Released(from, s.GetEpoch(), slot) {
 			a.Released = append(a.Released, s)
 		}
@@ -183,7 +182,7 @@ func (k *SlotController) wish(now time.Time, from identity.ID, w *skeinv1.RenewL
 	return k.decide(now, from, w.GetSlot().GetEpoch(), w.GetHeld(), slot)
 }
 
-// hear remembers how a gateway fares. What is no egress is not remembered.
+// hear records a gateway's states, except those of unknown egresses.
 func (k *SlotController) hear(now time.Time, from identity.ID, gateways []*skeinv1.GatewayState, state *agreed) {
 	was, h := k.heard[from], heard{at: now, states: make(map[Ref]GatewayState, len(gateways))}
 	changed := was.at.IsZero() || now.Sub(was.at) > AliveFor
@@ -204,7 +203,7 @@ func (k *SlotController) hear(now time.Time, from identity.ID, gateways []*skein
 	}
 }
 
-// clip bounds a text that another node wrote.
+// clip limits the length of another node's text.
 func clip(s string) string {
 	if len(s) > 200 {
 		return strings.ToValidUTF8(s[:200], "")
@@ -212,7 +211,7 @@ func clip(s string) string {
 	return s
 }
 
-// States is how gateways fare as far as this term has heard, and when they were heard last.
+// States are the nodes' states as gateways reported in this term, and when each node reported last.
 func (k *SlotController) States() []PlaceNode {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -226,7 +225,7 @@ func (k *SlotController) wake() {
 	}
 }
 
-// agreed is the newest state. Called with mu held.
+// agreed is the newest state with its indexes. The caller holds mu.
 func (k *SlotController) agreed() *agreed {
 	view := k.cfg.View()
 	if k.cache != nil && k.cache.view.Index >= view.Index {
@@ -275,7 +274,7 @@ func (k *SlotController) agreed() *agreed {
 	return a
 }
 
-// placement is what Choose gets. Called with mu held.
+// placement is the input for Choose. The caller holds mu.
 func (k *SlotController) placement(now time.Time) Placement {
 	state := k.agreed()
 	k.leases.Prune(now, func(s Slot) bool { _, ok := state.slots[s]; return ok })
@@ -359,7 +358,7 @@ func (k *SlotController) watch(ctx context.Context) {
 	}
 }
 
-// move proposes until it is known what came of it. Until then nobody is granted the slot.
+// move repeats the proposal until its outcome is known. Until then the slot is granted to no node.
 func (k *SlotController) move(ctx context.Context, m Move) {
 	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String()}
 	if m.To.IsZero() {
@@ -387,7 +386,7 @@ func (k *SlotController) move(ctx context.Context, m Move) {
 			k.wake()
 			return
 		case errors.Is(err, consensus.ErrNotLeader):
-			return // the term is over, and this slot controller grants nothing more
+			return // the term is over, so this slot controller grants nothing more
 		}
 		select {
 		case <-ctx.Done():
@@ -396,7 +395,7 @@ func (k *SlotController) move(ctx context.Context, m Move) {
 	}
 }
 
-// settled waits until the move is in the state.
+// settled waits until the state includes the move.
 func (k *SlotController) settled(ctx context.Context, m Move, index uint64) {
 	for {
 		k.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// match are the connections of a slot. The caller has mu.
+// match selects the connections of a slot. The caller holds mu.
 func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
 	r := g.served[slot.Ref]
 	if r == nil || g.state == nil {
@@ -29,7 +29,7 @@ func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
 	return r.file, m, nil
 }
 
-// TakeOver loads connections of a slot that comes here from its former owner.
+// TakeOver loads connections of a slot that its former owner hands over to this node.
 func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skeinv1.TakeOverResponse {
 	slot, epoch := slotOf(r.GetSlot()), r.GetSlot().GetEpoch()
 	fail := func(format string, a ...any) *skeinv1.TakeOverResponse {
@@ -72,7 +72,7 @@ func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skein
 	return out
 }
 
-// HandOver brings a slot's connections to its new owner.
+// HandOver sends a slot's connections to its new owner.
 func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error {
 	k.g.hostWanted()
 	k.g.mu.Lock()
@@ -82,7 +82,7 @@ func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identi
 	if err == nil {
 		all, err = flows.Dump(path, m)
 	}
-	// The new owner hears of the end in any case: it need not wait any longer.
+	// Even after an error the new owner is sent the last part, so that it stops waiting.
 	ref := slotRef(slot, epoch)
 	for part := uint32(0); ; part++ {
 		n := min(len(all), partConnections)

@@ -10,37 +10,37 @@ import (
 	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
-// Timing of leases. What must hold: a ticket of TicketFor(lease) begins before its request is sent, and the leader
-// counts the lease and GuardFor(lease) from a later moment, so a slot is given on only when the former owner's kernel
-// has stopped.
+// Timing of leases. Invariant: a ticket of TicketFor(lease) begins before its request is sent, and the leader counts
+// the lease plus GuardFor(lease) from a later moment. So the leader reassigns a slot only after the former owner's
+// kernel has stopped forwarding.
 const (
 	RenewEvery = 200 * time.Millisecond
 	// Guard is the shortest time between the end of a ticket and that of its lease at the leader.
 	Guard = 100 * time.Millisecond
-	// guardShare of a lease is the guard of a long one: 1000 ppm. NTP turns a clock by up to 500 ppm, and crystals
+	// guardShare makes the guard of a long lease 1000 ppm of it. NTP slews a clock by up to 500 ppm, and crystals
 	// differ by up to 200.
 	guardShare = 1000
-	// MaxTicket is how long a kernel forwards at most without a proof from outside that time has not passed it by: a
-	// machine that is stopped and continued as a whole goes on for no longer than that, by its own clock, however long
-	// its lease is.
+	// MaxTicket is how long a kernel forwards at most without proof from other machines that no more time has passed
+	// there. A machine that is frozen and resumed forwards no longer than that by its own clock, however long its lease
+	// is.
 	MaxTicket = 3 * time.Second
-	// Handover is how long the former owner of a slot that moves by plan goes on for packets under way.
+	// Handover is how long the former owner of a slot in a planned move continues, for packets under way.
 	Handover = 180 * time.Millisecond
-	// SyncEvery is how often clients are told again to gateways that may have forgotten them.
+	// SyncEvery is how often the clients' hosts repeat their lists to gateways, which may have forgotten them.
 	SyncEvery = 10 * time.Second
 )
 
-// GuardFor is how much longer than a lease the leader counts: clocks that differ by 1000 ppm agree on who is first.
+// GuardFor is what the leader adds to a lease, so that clocks may differ by 1000 ppm.
 func GuardFor(lease time.Duration) time.Duration { return max(Guard, lease/guardShare) }
 
-// TicketFor is how long a gateway's kernel counts for a lease. It leaves out what a leader before GuardFor, who counts
-// the lease and Guard, does not wait: so it suffices that one of the two knows GuardFor.
+// TicketFor is how long a gateway's kernel forwards for a lease. It subtracts what a leader of a version before
+// GuardFor, which adds only Guard, does not wait. So one new side, leader or gateway, suffices.
 func TicketFor(lease time.Duration) time.Duration { return lease - (GuardFor(lease) - Guard) }
 
-// firstTicket is how long the ticket of a request to the leader is.
+// firstTicket is the duration of the ticket that belongs to a request to the leader.
 func firstTicket(lease time.Duration) time.Duration { return min(TicketFor(lease), MaxTicket) }
 
-// long reports whether a lease lives longer than a ticket.
+// long reports whether a lease lasts longer than a ticket may.
 func long(lease time.Duration) bool { return TicketFor(lease) > MaxTicket }
 
 // Ref names an egress.
@@ -49,7 +49,7 @@ type Ref struct{ Namespace, Name string }
 // String is namespace/name, as users write it.
 func (r Ref) String() string { return r.Namespace + "/" + r.Name }
 
-// RefOf reads which egress a message is about.
+// RefOf is the egress that a message names.
 func RefOf(m interface {
 	GetNamespace() string
 	GetName() string
@@ -57,7 +57,7 @@ func RefOf(m interface {
 	return Ref{m.GetNamespace(), m.GetName()}
 }
 
-// ParseRef reads namespace/name.
+// ParseRef parses namespace/name.
 func ParseRef(s string) (Ref, error) {
 	namespace, name, ok := strings.Cut(s, "/")
 	r := Ref{namespace, name}
@@ -67,7 +67,7 @@ func ParseRef(s string) (Ref, error) {
 	return r, nil
 }
 
-// Valid says that both parts may be names.
+// Valid reports whether both parts are valid names.
 func (r Ref) Valid() bool {
 	return len(r.Namespace) <= dnsname.MostLabel && dnsname.IsName(r.Namespace) && dnsname.IsName(r.Name)
 }
@@ -77,5 +77,5 @@ func (r Ref) Compare(o Ref) int {
 	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
 
-// ErrNone is for those who ask a node that runs none.
+// ErrNone is the answer of a node that runs no egresses.
 var ErrNone = errors.New("this node runs no egresses: it only relays; ask another")

@@ -7,18 +7,18 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Reading is what the clock of another machine showed when it answered.
+// Reading is what another machine's clock showed when it answered.
 type Reading struct {
-	Boot string        // readings of different boots do not compare
+	Boot string        // readings of different boots are not comparable
 	At   time.Duration // since that boot
 }
 
-// Readings are those of several machines, this one among them. They are not changed once somebody has them.
+// Readings are those of several machines, including this one. They must not be changed once shared.
 type Readings map[identity.ID]Reading
 
-const maxReadings = 64 // of machines that are remembered
+const maxReadings = 64 // of remembered machines
 
-// with are the newest readings of each machine: one that has not answered last is still known by its earlier one.
+// with returns the newest reading of each machine, also of machines that have not answered this time.
 func (r Readings) with(newer Readings) Readings {
 	out := maps.Clone(newer)
 	for id, reading := range r {
@@ -29,13 +29,13 @@ func (r Readings) with(newer Readings) Readings {
 	return out
 }
 
-// since is the time between readings of before and one of after by the same clock; not ok: they do not compare.
+// since is the time that one clock shows between its reading in r and a later one; false: they are not comparable.
 func (r Readings) since(id identity.ID, after Reading) (time.Duration, bool) {
 	before, known := r[id]
 	return after.At - before.At, known && before.Boot == after.Boot && after.At >= before.At
 }
 
-// longestSince is the longest time that any clock shows between readings of before and after.
+// longestSince is the longest time that any clock shows between two sets of readings.
 func longestSince(before, after Readings) (longest time.Duration) {
 	for id, r := range after {
 		if passed, ok := before.since(id, r); ok {
@@ -45,10 +45,10 @@ func longestSince(before, after Readings) (longest time.Duration) {
 	return longest
 }
 
-// proves reports whether readings of after a ticket began show that it ends before the lease does, which began after
-// the readings of before: the clock of some other machine says so, and none says the contrary. This machine's own clock
-// can only contradict: it goes on through a suspend, but not while a virtual machine is stopped. A machine that stood
-// still with this one cannot outvote one that did not.
+// proves reports whether readings taken after a ticket began show that it ends before the lease. The lease began
+// after the readings of before. At least one other machine's clock must show it, and no clock may contradict. This
+// machine's own clock can only contradict: it continues during suspend, but not while a virtual machine is frozen. A
+// machine that was frozen together with this one cannot outvote one that was not.
 func proves(self identity.ID, before, after Readings, ticket, lease time.Duration) bool {
 	some := false
 	for id, r := range after {

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// sources are the entities of the agreed state that matter to this node. They are replaced and never changed, so
-// pointers tell whether anything is new.
+// sources are the entities of the agreed state that matter to this node. Entities are replaced and never modified, so
+// comparing pointers shows changes.
 type sources struct {
 	pools   []*skeinv1.Pool
 	blocks  []*skeinv1.Block
@@ -53,7 +53,7 @@ func (s sources) view(index uint64) view {
 	return v
 }
 
-// prefix reads what Fold has checked; empty is invalid.
+// prefix parses a prefix that Fold has checked; an empty string gives an invalid one.
 func prefix(s string) netip.Prefix {
 	p, _ := netip.ParsePrefix(s)
 	return p
@@ -66,7 +66,7 @@ func static(a *skeinv1.StaticAddress) staticView {
 		Holder: a.GetNodeId(), Index: a.GetIndex()}
 }
 
-// ask finds the pool, or the static address, that a request gets its address from.
+// ask finds the pool or the static address that serves a request.
 func (m *Manager) ask(r Request) (ask, error) {
 	q := ask{Request: r}
 	if r.Pod != "" {
@@ -102,8 +102,8 @@ func (m *Manager) ask(r Request) (ask, error) {
 	return q, nil
 }
 
-// pickStatic is the static address that a pod gets: the one that it asks for, else one of the pool that it asks for,
-// else its first.
+// pickStatic is the static address that a pod gets: the requested one, else one of the requested pool, else the pod's
+// first.
 func pickStatic(all []*skeinv1.StaticAddress, r Request) *staticView {
 	var pick *staticView
 	for _, a := range all {
@@ -121,7 +121,7 @@ func pickStatic(all []*skeinv1.StaticAddress, r Request) *staticView {
 	return pick
 }
 
-// explain says who has an address that was asked for and is in no block of this node.
+// explain says who owns a requested address that is in no block of this node.
 func (m *Manager) explain(q ask, err *Error) error {
 	if len(q.Addresses) == 0 || q.static != nil || err.Advice != "" {
 		return err
@@ -151,7 +151,7 @@ func (m *Manager) explain(q ask, err *Error) error {
 	return &Error{Denied, fmt.Sprintf("%s lies in a block of node %s", a, m.nodeName(b.GetNodeId())), advice}
 }
 
-// nodeName is what users call a node.
+// nodeName is the node's name for users.
 func (m *Manager) nodeName(id string) string {
 	for _, n := range m.state.Nodes() {
 		if n.GetId() == id {

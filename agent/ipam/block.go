@@ -8,20 +8,20 @@ import (
 )
 
 const (
-	// softRest is how long an address that was given back waits, where no cooldown makes it, while another is free.
+	// softRest is how long a released address is avoided while another is free, even without a cooldown.
 	softRest = 30 * time.Second
-	// maxBlockSize bounds the memory of a block; what a larger one has beyond is not used.
+	// maxBlockSize limits the memory of a block; addresses beyond it are not used.
 	maxBlockSize = 1 << 20
 )
 
-// past is an address that was given back.
+// past is a released address.
 type past struct {
 	lease Lease
 	freed time.Time // by this run's clock
-	fast  bool      // no pod ever had it: it need not rest
+	fast  bool      // no pod ever had it, so it need not rest
 }
 
-// hard is how long nobody else gets the address.
+// hard is how long no other pod may get the address.
 func (p *past) hard(s poolView) time.Duration {
 	switch {
 	case p.fast:
@@ -34,18 +34,18 @@ func (p *past) hard(s poolView) time.Duration {
 
 func (p *past) soft(s poolView) time.Duration { return max(p.hard(s), softRest) }
 
-// block is one of this node's. An offset names the address of that number in both families.
+// block is one of this node's blocks. An offset means the address of that number in each family.
 type block struct {
 	view    blockView
 	size    uint32
 	busy    []uint64 // a bit per offset: held or resting
 	nbusy   uint32
-	held    map[uint32]int // offset → how many leases and addresses seen in the kernel
+	held    map[uint32]int // offset → number of leases and kernel entries that occupy it
 	rests   map[uint32]*past
-	sweepAt time.Time // the first rest ends then
+	sweepAt time.Time // when the next rest may end
 	freed   time.Time // when an address was last given back; zero: never
 	idle    time.Time // since when nothing is held
-	leaving string    // why nothing is given from it: the request ID of its release
+	leaving string    // request ID of the pending release, while no address may be assigned; empty: none
 }
 
 func newBlock(v blockView, now time.Time) *block {
@@ -65,7 +65,7 @@ func (b *block) set(off uint32) {
 	}
 }
 
-// settle clears the bit of an offset that nothing occupies.
+// settle clears the bit of an offset that is neither held nor resting.
 func (b *block) settle(off uint32) {
 	if b.held[off] > 0 || b.rests[off] != nil {
 		return
@@ -108,7 +108,7 @@ func (b *block) sweep(now time.Time, s poolView) {
 	}
 }
 
-// next is the first free offset after the one used last.
+// next is the first free offset after the last one used.
 func (b *block) next(cursor uint32, used bool) (uint32, bool) {
 	if b.nbusy >= b.size {
 		return 0, false
@@ -139,7 +139,7 @@ func (b *block) zero(from, to uint32) (uint32, bool) {
 	return 0, false
 }
 
-// available is how many addresses could be given now, the ones that should better rest among them.
+// available is how many addresses could be assigned now, including those that should rest (soft) if possible.
 func (b *block) available(now time.Time, s poolView) int {
 	n := int(b.size) - len(b.held)
 	for off, p := range b.rests {
@@ -150,7 +150,7 @@ func (b *block) available(now time.Time, s poolView) int {
 	return n
 }
 
-// addrs are the addresses at an offset.
+// addrs are the addresses at an offset, one per family.
 func (b *block) addrs(off uint32) (v4, v6 netip.Addr) {
 	if b.view.IPv4.IsValid() {
 		v4 = plus(b.view.IPv4.Addr(), off)
@@ -161,7 +161,7 @@ func (b *block) addrs(off uint32) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// plus adds to the low 32 bits of an address, which a block never overflows.
+// plus adds n to the low 32 bits of an address; within a block they never overflow.
 func plus(a netip.Addr, n uint32) netip.Addr {
 	if a.Is4() {
 		b := a.As4()
@@ -173,7 +173,7 @@ func plus(a netip.Addr, n uint32) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// minus is how far an address is behind another of its family, by the low 32 bits.
+// minus is the distance from b to a, which have the same family, in the low 32 bits.
 func minus(a, b netip.Addr) uint32 {
 	x, y := a.As16(), b.As16()
 	return binary.BigEndian.Uint32(x[12:]) - binary.BigEndian.Uint32(y[12:])

@@ -8,9 +8,9 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A command that gives something back may reach the log late, when an earlier try was thought lost. So its request ID
-// says what exactly it gives back, by the index of the event that gave it: the log answers a late copy as it answered
-// the first, and never takes back what the node got again in between.
+// A command that returns something may reach the log late, after its proposal timed out. So its request ID contains
+// the index of the event that allocated what it returns: the log answers a late copy like the first, and never takes
+// what the node was allocated again in between.
 
 func releaseID(self string, blocks []blockView) string {
 	h := sha256.New()
@@ -26,7 +26,7 @@ func giveUpID(self string, s staticView) string {
 	return hex.EncodeToString(h[:16])
 }
 
-// command is what the task proposes.
+// command is the command that the task proposes.
 func (t task) command(self string) *skeinv1.Command {
 	c := &skeinv1.Command{RequestId: t.id}
 	switch t.kind {
@@ -36,7 +36,7 @@ func (t task) command(self string) *skeinv1.Command {
 	case taskRelease:
 		r := &skeinv1.ReleaseBlocks{Pool: t.pool, NodeId: self, Reason: t.reason}
 		for _, b := range t.blocks {
-			// a late copy takes nothing that was given anew
+			// the index protects a block that was allocated again from a late copy
 			r.Numbers, r.Indexes = append(r.Numbers, b.Key.Number), append(r.Indexes, b.Index)
 		}
 		c.Body = &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: r}

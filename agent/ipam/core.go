@@ -9,10 +9,10 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// maxPast bounds what is remembered of addresses that were given back and have rested.
+// maxPast limits the number of remembered past leases that have rested.
 const maxPast = 2048
 
-// held is a lease with its place.
+// held is a lease with its place in a block.
 type held struct {
 	Lease
 	block   blockKey
@@ -21,14 +21,14 @@ type held struct {
 	born    time.Time
 }
 
-// seen is an address that the kernel has and no lease of ours explains.
+// seen is a foreign address: the kernel has it, and no lease explains it.
 type seen struct {
 	addr    netip.Addr
 	link    string
-	key     podnet.Key // from the link's alias; zero: somebody else's link
+	key     podnet.Key // from the link's alias; zero: not a link of this agent
 	ofCoil  bool       // the alias is Coil's
 	since   time.Time
-	missing time.Time // since when it is not found any more
+	missing time.Time // since when scans no longer find it
 }
 
 type podKey struct{ Pool, Namespace, Pod string }
@@ -38,8 +38,8 @@ type span struct {
 	block *block
 }
 
-// core is what a node knows of its addresses. Its methods decide. What must outlive a restart is changed by apply
-// alone; the rest is what the log (follow) and the kernel (adopt) say. No clock, no file, no lock.
+// core is a node's knowledge of its addresses, and its methods decide. Only apply changes what must outlive a
+// restart; the rest comes from the log (follow) and the kernel (adopt). No clock, no file, no lock.
 type core struct {
 	self    string
 	view    view
@@ -50,20 +50,20 @@ type core struct {
 	byAddr  map[netip.Addr]*held
 	seen    map[netip.Addr]*seen
 	past    []*past
-	last    map[podKey]*past // what each pod had last
+	last    map[podKey]*past // each pod's last lease
 	cursors map[blockKey]uint32
-	uses    map[string]time.Time     // pool → when a lease was last there
-	quota   map[quotaKey]uint32      // leases out of blocks
+	uses    map[string]time.Time     // pool → when it last had a lease
+	quota   map[quotaKey]uint32      // leases that count against quotas
 	missing map[podnet.Key]time.Time // leases that an audit did not find in the kernel
 
 	forgetAt int // length of past at which it is shortened
 
 	grants  map[quotaKey]*grantUse
 	caps    map[quotaKey]uint32      // grants that are being lowered
-	statics map[netip.Addr]time.Time // held ones without a lease, since when
-	leaving map[netip.Addr]string    // static addresses that are being given up, and with which request ID
+	statics map[netip.Addr]time.Time // static addresses held without a lease, since when
+	leaving map[netip.Addr]string    // static addresses being given up, with the request ID
 
-	idleFor time.Duration // an empty block beyond the spare is kept so long
+	idleFor time.Duration // how long an empty block beyond the spare is kept
 }
 
 func newCore(self string) *core {
@@ -87,7 +87,7 @@ func newCore(self string) *core {
 	}
 }
 
-// apply makes a record so; at is when it was made, by the clock of this run.
+// apply executes a record; at is when it was made, by this run's clock.
 func (c *core) apply(r record, at time.Time) {
 	switch r.Op {
 	case opGive:
@@ -132,7 +132,7 @@ func (c *core) give(r record, at time.Time) {
 	c.resettle(h.IPv4, h.IPv6)
 }
 
-// resettle counts anew who holds the offsets of some addresses.
+// resettle recounts the holders of the offsets of some addresses.
 func (c *core) resettle(addrs ...netip.Addr) {
 	for _, a := range addrs {
 		b, off := c.find(a)
@@ -184,7 +184,7 @@ func (c *core) free(r record, at time.Time) {
 	c.quiet(at, h.IPv4, h.IPv6)
 }
 
-// quiet resettles addresses and notes when their blocks became empty.
+// quiet resettles addresses and notes which of their blocks have become empty.
 func (c *core) quiet(at time.Time, addrs ...netip.Addr) {
 	c.resettle(addrs...)
 	for _, a := range addrs {
@@ -194,7 +194,7 @@ func (c *core) quiet(at time.Time, addrs ...netip.Addr) {
 	}
 }
 
-// remember keeps what was given back, and makes its address rest.
+// remember keeps a past lease, and makes its address rest.
 func (c *core) remember(p *past) {
 	c.past = append(c.past, p)
 	if p.lease.Pod != "" && !p.fast {
@@ -203,7 +203,7 @@ func (c *core) remember(p *past) {
 	c.rest(p)
 	if len(c.past) > max(c.forgetAt, maxPast+maxPast/4) {
 		c.forget(p.freed)
-		c.forgetAt = len(c.past) + maxPast/4 // not at each one
+		c.forgetAt = len(c.past) + maxPast/4 // not after every record
 	}
 }
 
@@ -223,7 +223,8 @@ func (c *core) rest(p *past) {
 	}
 }
 
-// stricter is the last use of an address by a pod, which still counts after one by none; else that.
+// stricter is the last lease of the address by a pod, which determines the rest even if a failed ADD came later; else
+// p.
 func (c *core) stricter(p *past) *past {
 	for _, o := range slices.Backward(c.past) {
 		if !o.fast && o.lease.any() == p.lease.any() && !o.freed.After(p.freed) {
@@ -233,7 +234,7 @@ func (c *core) stricter(p *past) *past {
 	return p
 }
 
-// forget drops the oldest of what has rested, and of what was given to somebody else since.
+// forget drops the oldest past leases that have rested or whose address was assigned again.
 func (c *core) forget(now time.Time) {
 	drop := len(c.past) - maxPast
 	c.past = slices.DeleteFunc(c.past, func(p *past) bool {
@@ -248,7 +249,7 @@ func (c *core) forget(now time.Time) {
 	})
 }
 
-// matters reports whether an address rests because of this one.
+// matters reports whether an address rests because of p.
 func (c *core) matters(p *past, now time.Time) bool {
 	if p.lease.Static || !now.Before(p.freed.Add(p.soft(c.view.Pools[p.lease.Pool]))) {
 		return false
@@ -257,7 +258,7 @@ func (c *core) matters(p *past, now time.Time) bool {
 	return b == nil || b.rests[off] == p
 }
 
-// find is the block of this node in which an address lies.
+// find is this node's block that contains an address, and the offset.
 func (c *core) find(a netip.Addr) (*block, uint32) {
 	if !a.IsValid() {
 		return nil, 0
@@ -285,7 +286,7 @@ func (c *core) find(a netip.Addr) (*block, uint32) {
 	return s.block, off
 }
 
-// follow takes in what the log says now.
+// follow applies a new view of the log.
 func (c *core) follow(v view, now time.Time) {
 	old := c.blocks
 	c.view = v
@@ -298,7 +299,7 @@ func (c *core) follow(v view, now time.Time) {
 			b = newBlock(bv, now)
 			fresh[b] = true
 		}
-		b.sweepAt = now // settings of the pool may be others
+		b.sweepAt = now // the pool's settings may have changed
 		c.blocks[bv.Key] = b
 		c.byPool[bv.Key.Pool] = append(c.byPool[bv.Key.Pool], b)
 		if bv.IPv4.IsValid() {
@@ -320,7 +321,7 @@ func (c *core) follow(v view, now time.Time) {
 	}
 }
 
-// tidyLeaving forgets what the log no longer says.
+// tidyLeaving forgets static addresses that the log no longer assigns to this node.
 func (c *core) tidyLeaving(v view) {
 	holds := map[netip.Addr]bool{}
 	for _, s := range v.Held {
@@ -338,7 +339,7 @@ func (c *core) tidyLeaving(v view) {
 	}
 }
 
-// occupy marks what leases, the kernel and rests have of new blocks.
+// occupy marks the offsets of new blocks that leases, the kernel or rests occupy.
 func (c *core) occupy(fresh map[*block]bool) {
 	mark := func(a netip.Addr) bool {
 		b, _ := c.find(a)
@@ -369,7 +370,7 @@ func (c *core) occupy(fresh map[*block]bool) {
 	}
 }
 
-// moveTo counts a lease for the pool whose block turned out to be around it.
+// moveTo moves a lease to the pool whose block turned out to contain it.
 func (c *core) moveTo(h *held, pool string) {
 	if h.Pool == pool || h.Static {
 		return

@@ -10,17 +10,17 @@ import (
 )
 
 const (
-	youngFor   = time.Minute      // so long a lease is not leaked: its ADD may be under way
-	auditSpace = 30 * time.Second // between the two audits that find a leak
-	auditEvery = 45 * time.Second // while nothing is missing: what ends is let go of within auditEvery + auditSpace
-	auditSoon  = time.Second      // the next audit is not sooner, whatever is missing
+	youngFor   = time.Minute      // age below which a lease is not leaked: its ADD may be running
+	auditSpace = 30 * time.Second // least time between the two audits that find a leak
+	auditEvery = 45 * time.Second // while nothing is missing; a pod that ends is noticed within auditEvery + auditSpace
+	auditSoon  = time.Second      // least time until the next audit
 )
 
-// ask is a request with what the log says about it.
+// ask is a request with the matching pool or static address from the log.
 type ask struct {
 	Request
-	pool   string      // that the pod gets its address from
-	static *staticView // reserved for this pod, and to be given
+	pool   string      // pool that the address comes from
+	static *staticView // reserved for this pod, and to be assigned
 }
 
 type needKind uint8
@@ -31,7 +31,7 @@ const (
 	needClaim
 )
 
-// need is what the log must give before an address can be given.
+// need is what the log must grant before an address can be assigned.
 type need struct {
 	kind      needKind
 	pool      string
@@ -39,7 +39,7 @@ type need struct {
 	static    staticView // to be claimed
 }
 
-// assign decides about a request: a record to apply, or what to ask the log for, or a refusal.
+// assign decides on a request: a record to apply, a need, or a refusal.
 func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	if h := c.leases[q.Key]; h != nil {
 		return record{}, nil, &Error{Exists, fmt.Sprintf("interface %s of container %.12s has %s already", q.Key.Interface,
@@ -92,7 +92,7 @@ func (c *core) giveAt(q ask, b *block, off uint32) record {
 	return r
 }
 
-// waiting is the address that a pod of that name gave back a moment ago, and that waits for it.
+// waiting is the address that this pod released recently and that still waits for it (sticky).
 func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) {
 	p := c.last[podKey{q.pool, q.Namespace, q.Pod}]
 	if p == nil || !p.waitsFor(q.Request, s, now) {
@@ -105,14 +105,14 @@ func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) 
 	return b, off, true
 }
 
-// waitsFor reports whether what was given back waits for the pod of a request.
+// waitsFor reports whether a released address waits for the pod of a request.
 func (p *past) waitsFor(r Request, s poolView, now time.Time) bool {
 	return r.Pod != "" && p.lease.Pod == r.Pod && p.lease.Namespace == r.Namespace && !p.fast &&
 		now.Before(p.freed.Add(s.Sticky))
 }
 
-// choose finds an address: of the used block with the fewest free ones, else of the empty block that was left longest
-// ago, else the one that has waited longest though it should better rest.
+// choose finds an address: in the used block with the fewest free ones; else in the empty block left longest ago;
+// else the one released longest ago of those that should still rest.
 func (c *core) choose(q ask, s poolView, now time.Time) (*block, uint32, bool) {
 	var best *block
 	for _, b := range c.byPool[q.pool] {
@@ -141,7 +141,7 @@ func (c *core) choose(q ask, s poolView, now time.Time) (*block, uint32, bool) {
 	return best, off, best != nil
 }
 
-// before reports whether a block is to be used rather than another.
+// before reports whether b should be used before o.
 func (b *block) before(o *block) bool {
 	used, other := len(b.held), len(o.held)
 	if (used > 0) != (other > 0) {
@@ -153,7 +153,7 @@ func (b *block) before(o *block) bool {
 	return b.freed.Before(o.freed)
 }
 
-// assignWanted gives the very addresses that were asked for.
+// assignWanted assigns the requested addresses.
 func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *Error) {
 	b, off := c.find(q.Addresses[0])
 	for _, a := range q.Addresses[1:] {
@@ -198,7 +198,7 @@ func (c *core) whoHas(b *block, off uint32) string {
 	return fmt.Sprintf("%s is in use", pair(v4, v6))
 }
 
-// assignStatic gives a pod the address that is reserved for it, once this node holds it.
+// assignStatic assigns a pod's static address, once this node holds it.
 func (c *core) assignStatic(q ask) (record, *need, *Error) {
 	s := *q.static
 	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
@@ -231,12 +231,12 @@ func (c *core) release(h *held, reason string) record {
 		Fast: reason == AddFailed}
 }
 
-// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends
-// of what strangers had; the addresses those of strangers of which something changed. A link of ours that was read
-// before it had its alias looks like a stranger's, until its lease is all that the kernel has for the address.
+// adopt compares the kernel's addresses with the leases. It returns records of leases that only the kernel knew and
+// of foreign addresses that have ended, and the foreign addresses that changed. A link of this agent that was read
+// before it had its alias looks foreign, until the kernel has the address only on its lease's link.
 func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
 	here := make(map[netip.Addr]bool, len(found))
-	leased, others := map[netip.Addr]bool{}, map[netip.Addr]bool{} // found with the link of its lease, and with any other
+	leased, others := map[netip.Addr]bool{}, map[netip.Addr]bool{} // found on its lease's link, and on any other
 	var made []podnet.Key
 	fresh := map[podnet.Key]*Lease{}
 	for _, f := range found {
@@ -250,7 +250,7 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 		own := k.ContainerID != "" && k.Interface != "" && !f.OfCoil
 		ended := own && c.justFreed(k, f.Addr, now)
 		if ended && c.byAddr[f.Addr] != nil {
-			continue // the kernel was read before it ended, and another has the address since
+			continue // the scan is older than the release, and another attachment has the address now
 		}
 		if own && !ended && c.byAddr[f.Addr] == nil && c.leases[k] == nil {
 			if l := fresh[k]; l == nil {
@@ -305,7 +305,7 @@ func (c *core) rebuilt(l Lease) record {
 	return r
 }
 
-// justFreed reports whether a lease ended so lately that the kernel may have been read before.
+// justFreed reports whether a lease ended so recently that the scan may be older.
 func (c *core) justFreed(k podnet.Key, a netip.Addr, now time.Time) bool {
 	for _, p := range slices.Backward(c.past) {
 		if now.Sub(p.freed) > youngFor {
@@ -318,8 +318,8 @@ func (c *core) justFreed(k podnet.Key, a netip.Addr, now time.Time) bool {
 	return false
 }
 
-// vanished frees what the kernel had and has no more: not found twice, so that a route that somebody replaces is not
-// taken for gone.
+// vanished frees foreign addresses that the kernel no longer has. An address must be missing in two scans, so that
+// the replacement of a route does not count as its end.
 func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (records []record, changed []netip.Addr) {
 	for a, s := range c.seen {
 		switch {
@@ -338,7 +338,7 @@ func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (records []reco
 	return records, changed
 }
 
-// seenLease shows what the kernel has as a lease; its interface is the link's name on the host.
+// seenLease presents a foreign address as a lease; its interface is the link's name on the host.
 func (c *core) seenLease(s *seen) Lease {
 	l := Lease{Adopted: true, Since: s.since}
 	l.Key.Interface = s.link
@@ -359,7 +359,7 @@ func (c *core) seenLease(s *seen) Lease {
 	return l
 }
 
-// unfound names the leases of which the kernel has neither link nor address, and that are old enough to be leaked.
+// unfound lists leases without link and address in the kernel that are old enough to be leaked.
 func (c *core) unfound(found []podnet.Found, now time.Time) (out []Lease) {
 	links := map[podnet.Key]bool{}
 	addrs := map[netip.Addr]bool{}
@@ -379,7 +379,7 @@ func (c *core) unfound(found []podnet.Found, now time.Time) (out []Lease) {
 	return out
 }
 
-// leaked names those of the unfound leases whose pods are gone, and were so at an audit before.
+// leaked lists the unfound leases whose pods are gone, now and at an earlier audit.
 func (c *core) leaked(unfound []Lease, gone map[podnet.Key]bool, now time.Time) (out []*held) {
 	for _, l := range unfound {
 		h := c.leases[l.Key]
@@ -400,7 +400,7 @@ func (c *core) leaked(unfound []Lease, gone map[podnet.Key]bool, now time.Time) 
 	return out
 }
 
-// nextAudit is when the kernel is to be read again: as soon as what it had no more may be let go of.
+// nextAudit is the time until the next audit: sooner when something missing could then be freed.
 func (c *core) nextAudit(now time.Time) time.Duration {
 	wait := auditEvery
 	missing := func(since time.Time) {
@@ -419,7 +419,7 @@ func (c *core) nextAudit(now time.Time) time.Duration {
 
 func compareLeases(a, b Lease) int { return a.any().Compare(b.any()) }
 
-// any is one address of a lease: the IPv4 one, if it has any.
+// any is one address of a lease: the IPv4 address, if there is one.
 func (l Lease) any() netip.Addr {
 	if l.IPv4.IsValid() {
 		return l.IPv4
@@ -427,7 +427,7 @@ func (l Lease) any() netip.Addr {
 	return l.IPv6
 }
 
-// called names the holder of a lease to a user.
+// called names the holder of a lease for users.
 func called(l Lease) string {
 	switch {
 	case l.Pod != "":
@@ -438,7 +438,7 @@ func called(l Lease) string {
 	return "somebody else's link " + l.Key.Interface
 }
 
-// pair writes one address or two.
+// pair formats one or two addresses.
 func pair(a, b netip.Addr) string {
 	switch {
 	case !a.IsValid():

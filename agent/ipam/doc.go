@@ -1,8 +1,8 @@
-// Package ipam gives this host's pods their addresses, out of the blocks that the log has given to this host.
+// Package ipam assigns addresses to this host's pods, from the blocks that the log has allocated to this host.
 //
-// Invariants: no address is given to two attachments, whatever file and kernel say; what the kernel has a route for is
-// never given; a request is answered from held blocks without asking anybody, and none waits for another's; an
-// address that was given back rests. All methods may be called concurrently.
+// Invariants: no address is assigned to two attachments, even if file and kernel disagree; an address with a route in
+// the kernel is never assigned; held blocks serve a request without any other node, and no request waits for another;
+// a released address rests. All methods may be called concurrently.
 //
-// Source: DESIGN.md section 10; this package's own DESIGN.md says why it is built so.
+// Source: DESIGN.md section 10; this package's own DESIGN.md gives the reasons.
 package ipam

@@ -12,7 +12,7 @@ import (
 	"strconv"
 )
 
-// compactAfter is how many records the file may have beyond twice those that are needed.
+// compactAfter is how many records the file may have beyond twice the number needed.
 const compactAfter = 4096
 
 var (
@@ -20,12 +20,13 @@ var (
 	errDamaged = errors.New("damaged")
 )
 
-// file is the append-only list of records: a line each, its CRC-32C in hex before it. A record is written by one write
-// that never waits for the disk: the kernel keeps it when the agent is killed, and after a power cut there are no pods.
+// file is an append-only list of records: one per line, preceded by its CRC-32C in hex. One write appends a record
+// and does not wait for the disk: the kernel keeps the data when the agent is killed, and after a power cut there are
+// no pods.
 type file struct {
 	path    string
 	f       *os.File
-	size    int64 // of what is whole
+	size    int64 // of the complete lines
 	records int
 	buf     bytes.Buffer
 	enc     *json.Encoder
@@ -38,8 +39,8 @@ func newFile(path string) *file {
 	return f
 }
 
-// readRecords reads a file; it wraps errDamaged when a line in it is not what was written. A last line without its end
-// is one that was never acknowledged.
+// readRecords reads a file; its error wraps errDamaged when a line is damaged. An incomplete last line was never
+// acknowledged and is ignored.
 func readRecords(path string) ([]record, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +98,7 @@ func (f *file) encode(r record) error {
 	return nil
 }
 
-// append writes records by one write. When that fails nothing of them is in the file.
+// append writes records in one write. If that fails, the file contains none of them.
 func (f *file) append(records ...record) error {
 	if f.f == nil {
 		return fmt.Errorf("%s: %w", f.path, fs.ErrClosed)
@@ -117,7 +118,7 @@ func (f *file) append(records ...record) error {
 	return nil
 }
 
-// rewrite replaces the file by these records.
+// rewrite replaces the file's content with these records.
 func (f *file) rewrite(records []record) error {
 	f.buf.Reset()
 	for _, r := range records {
@@ -147,7 +148,7 @@ func (f *file) rewrite(records []record) error {
 	return err
 }
 
-// putAside keeps a damaged file for whoever wants to look at it.
+// putAside renames a damaged file, so that it can be examined.
 func putAside(path string) (string, error) {
 	aside := path + ".damaged"
 	if err := os.Rename(path, aside); err != nil {
@@ -165,7 +166,7 @@ func (f *file) close() error {
 	return err
 }
 
-// snapshot is the shortest list of records that gives the same core.
+// snapshot is the shortest list of records that produces the same core.
 func (c *core) snapshot(bootID string, now moment) []record {
 	out := []record{now.stamp(record{Op: opBoot, Text: bootID})}
 	for pool, at := range c.uses {
@@ -187,7 +188,7 @@ func (c *core) snapshot(bootID string, now moment) []record {
 	return out
 }
 
-// restore reads the file into the core, and begins it anew. The notes are for the user.
+// restore reads the file into the core, and rewrites the file. The notes are for the user.
 func restore(c *core, f *file, bootID string, now moment) (notes []string, err error) {
 	records, err := readRecords(f.path)
 	switch {

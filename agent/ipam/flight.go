@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	decideWithin  = 3 * time.Second        // a proposal
-	followWithin  = 3 * time.Second        // what was decided must be in the state then
-	failFast      = 3 * time.Second        // nobody waits so long after a proposal that was not decided
-	leaderlessFor = 2 * time.Second        // more than two elections: nobody waits then
-	probeWithin   = 500 * time.Millisecond // a request waits so long when the last proposal was not decided
-	refusedFor    = time.Second            // a refusal counts for those that come later
-	maxRounds     = 32                     // of one request
+	decideWithin  = 3 * time.Second        // limit of a proposal
+	followWithin  = 3 * time.Second        // limit until a decision is in this node's state
+	failFast      = 3 * time.Second        // after an undecided proposal, requests fail at once for this long
+	leaderlessFor = 2 * time.Second        // more than two elections: requests then fail at once
+	probeWithin   = 500 * time.Millisecond // how long a request waits when the last proposal was undecided
+	refusedFor    = time.Second            // how long a refusal applies to later requests
+	maxRounds     = 32                     // of waiting, per request
 
 	backoffMin = time.Second
 	backoffMax = 30 * time.Second
-	refusedMin = 30 * time.Second // a background task that was refused
+	refusedMin = 30 * time.Second // for a background task that was refused
 	refusedMax = 5 * time.Minute
 	planEvery  = 5 * time.Second
 )
 
 var errBehind = errors.New("it is decided, but this node does not see it yet")
 
-// flight is a proposal under way, with everybody who waits for it.
+// flight is a running proposal that requests wait for.
 type flight struct {
 	done chan struct{}
 	err  error // after done
@@ -47,7 +47,7 @@ type refusal struct {
 	at  time.Time
 }
 
-// waiter is one request that waits for the log, perhaps several times.
+// waiter is a request that waits for the log, perhaps several times.
 type waiter struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -74,7 +74,7 @@ func (n need) key() taskKey {
 func (m *Manager) await(w *waiter, n need) error {
 	k, what := n.key(), func() task { return m.needed(n) }
 	if n.kind == needClaim && m.core.leaving[n.static.addr()] != "" {
-		// Whether it was given up must be known first.
+		// The pending give-up must be decided first.
 		t := m.core.givingUp(n.static)
 		k, what = t.taskKey, func() task { return t }
 	}
@@ -112,7 +112,7 @@ func (m *Manager) await(w *waiter, n need) error {
 	return m.refused(n, err)
 }
 
-// hopeless is why it is no use to ask now.
+// hopeless is the reason why a proposal would be useless now; nil: none.
 func (m *Manager) hopeless(n need, k taskKey, now time.Time) error {
 	if r, ok := m.refusals[k]; ok && now.Sub(r.at) < refusedFor && now.Sub(r.at) >= 0 {
 		return r.err
@@ -136,7 +136,7 @@ func (m *Manager) hopeless(n need, k taskKey, now time.Time) error {
 	return nil
 }
 
-// refused turns the end of a proposal into what a request fails with.
+// refused converts the end of a proposal into a request's error.
 func (m *Manager) refused(n need, err error) *Error {
 	what := "nothing is free in this node's blocks of pool " + n.pool
 	switch n.kind {
@@ -169,7 +169,7 @@ func codeOf(c events.Code) Code {
 	return Unavailable
 }
 
-// needed is the task for all that wait for the same thing. It is made when the proposal begins.
+// needed is the task that serves all requests waiting for the same need. It is computed when the proposal begins.
 func (m *Manager) needed(n need) task {
 	k := n.key()
 	t := task{taskKey: k, static: n.static}
@@ -182,7 +182,7 @@ func (m *Manager) needed(n need) task {
 	return t
 }
 
-// launch begins a proposal; what it proposes is made a moment later, when those that come at the same time wait, too.
+// launch begins a proposal. Its goroutine computes the task, so that requests made at the same time are counted.
 func (m *Manager) launch(k taskKey, what func() task) *flight {
 	f := &flight{done: make(chan struct{})}
 	m.flights[k] = f
@@ -202,7 +202,7 @@ func (m *Manager) launch(k taskKey, what func() task) *flight {
 	return f
 }
 
-// begin fences what is being given back.
+// begin fences what is being returned: it is no longer used.
 func (m *Manager) begin(t task) {
 	switch {
 	case t.kind == taskRelease:
@@ -214,7 +214,7 @@ func (m *Manager) begin(t task) {
 	}
 }
 
-// propose asks the log and waits until its answer is in the state.
+// propose proposes a task and waits until the answer is in the state.
 func (m *Manager) propose(t task) error {
 	ctx, cancel := context.WithTimeout(m.ctx, decideWithin+followWithin)
 	defer cancel()
@@ -239,7 +239,7 @@ func (m *Manager) propose(t task) error {
 	return err
 }
 
-// lessAndLess asks for a larger grant than is needed, then for what is needed, then for one address.
+// lessAndLess lists grants to ask for: more than needed, then what is needed, then one address.
 func (m *Manager) lessAndLess(t task) []task {
 	m.mu.Lock()
 	defer m.unlock()
@@ -255,7 +255,7 @@ func (m *Manager) lessAndLess(t task) []task {
 	return asks
 }
 
-// until waits for a state that has the index.
+// until waits for a state that includes the index.
 func (m *Manager) until(ctx context.Context, index uint64) error {
 	for {
 		m.mu.Lock()
@@ -272,7 +272,7 @@ func (m *Manager) until(ctx context.Context, index uint64) error {
 	}
 }
 
-// end draws the conclusions from a proposal.
+// end records a proposal's result: failure, refusal and backoff.
 func (m *Manager) end(t task, err error) {
 	now := m.cfg.Now()
 	var e *events.Error
@@ -305,7 +305,7 @@ func (m *Manager) end(t task, err error) {
 		t.namespace, "error", err, "again_in", b.until.Sub(now))
 }
 
-// need is what a task is for, in words for a user.
+// need is the need that a task serves, for messages.
 func (t task) need() need {
 	n := need{kind: needBlock, pool: t.pool, namespace: t.namespace, static: t.static}
 	switch t.kind {
@@ -317,8 +317,8 @@ func (t task) need() need {
 	return n
 }
 
-// settle ends the fences of what is decided. What the log took back is not in the state any more; what it refused to
-// take is used again.
+// settle lifts the fences of a decided task. What the log took is no longer in the state; what it refused to take is
+// used again.
 func (m *Manager) settle(t task) {
 	switch t.kind {
 	case taskRelease:
@@ -331,7 +331,7 @@ func (m *Manager) settle(t task) {
 	}
 }
 
-// Run asks for spare blocks, gives back what is not needed, and tidies the file, until ctx ends.
+// Run requests spare blocks, returns unneeded ones, and compacts the file, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	for {
 		next := m.round()
@@ -347,7 +347,7 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// round launches what is due, and returns when the next round is.
+// round launches the tasks that are due, and returns the time until the next round.
 func (m *Manager) round() time.Duration {
 	m.mu.Lock()
 	defer m.unlock()
@@ -379,14 +379,14 @@ func (m *Manager) round() time.Duration {
 	return max(next, time.Millisecond)
 }
 
-// clash reports whether a static address is claimed by a request while it is to be given up.
+// clash reports whether requests are claiming the static address that the task would give up.
 func (m *Manager) clash(t task) bool {
 	k := t.taskKey
 	k.kind = taskClaim
 	return t.kind == taskGiveUp && (m.flights[k] != nil || m.waiting[k] > 0)
 }
 
-// compact shortens the file when most of it is history.
+// compact rewrites the file when most of it is history.
 func (m *Manager) compact(now moment) {
 	if m.file.records < compactAfter+2*(len(m.core.leases)+len(m.core.past)+len(m.core.cursors)) {
 		return

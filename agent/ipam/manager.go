@@ -19,35 +19,35 @@ import (
 )
 
 // AddFailed is the reason of a Release when no pod ever had the address, since its link could not be made. Such an
-// address need not rest, so that an ADD that fails again and again does not use up the pool.
+// address need not rest, so that repeated failures of ADD do not exhaust the pool.
 const AddFailed = "the link could not be made"
 
-// Config is what a Manager works with.
+// Config is what a Manager needs.
 type Config struct {
 	Self identity.ID
 	File string // ipam.db in the state directory
-	// Propose commits a command and returns once its effect is in the replica. A refusal is an *events.Error; after any
-	// other error the command may still be committed. A request ID that is set must be kept.
+	// Propose commits a command and returns once the replica has its effect. A refusal is an *events.Error; after any
+	// other error the command may still be committed. Propose must keep a request ID that is set.
 	Propose func(context.Context, *skeinv1.Command) (*skeinv1.Answer, error)
 	Now     func() time.Time     // nil: time.Now
 	Uptime  func() time.Duration // of the kernel; nil: CLOCK_BOOTTIME, or unknown if Now is set
-	BootID  string               // of the kernel; another one than in the file: all pods of before are gone
-	IdleFor time.Duration        // an empty block beyond the spare is kept so long; 0: five minutes
+	BootID  string               // of the kernel; if it differs from the file's, all earlier pods are gone
+	IdleFor time.Duration        // how long an empty block beyond the spare is kept; 0: five minutes
 	Log     *slog.Logger         // nil: none
-	// Leaderless is for how long no server is known that could decide; nil: that is not known. An election takes a second,
-	// so nobody is refused for less than that.
+	// Leaderless is for how long no leader has been known; nil: not known. An election takes a second, so shorter times
+	// refuse no request.
 	Leaderless func() time.Duration
 	OnEvent    func(*skeinv1.PodAddress) // for the journal; must not block
 	OnChange   func()                    // addresses in use have changed; must not block
 }
 
-// Manager gives addresses to the pods of this host.
+// Manager assigns addresses to this host's pods.
 type Manager struct {
 	cfg  Config
 	self string
 	log  *slog.Logger
 
-	ctx    context.Context // of proposals
+	ctx    context.Context // context of proposals
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	kick   chan struct{}
@@ -58,13 +58,13 @@ type Manager struct {
 	sources  sources
 	file     *file
 	fileErr  error // of the last write
-	adopted  bool  // the kernel has been read
+	adopted  bool  // the first scan of the kernel is done
 	pending  map[podnet.Key]*pendingAssign
 	waiting  map[taskKey]int
 	flights  map[taskKey]*flight
 	backoffs map[taskKey]backoff
 	refusals map[taskKey]refusal
-	failed   time.Time // when a proposal last was not decided; zero: the last one was
+	failed   time.Time // when the last proposal ended undecided; zero: it was decided
 	failure  error
 	moved    chan struct{} // closed at the next Follow
 	events   []*skeinv1.PodAddress
@@ -74,7 +74,7 @@ type Manager struct {
 // pendingAssign is a request that waits for the log.
 type pendingAssign struct{ cancel context.CancelFunc }
 
-// Open reads the file. The notes say what was odd, for the user. Nothing is given before Follow and Adopt were called.
+// Open reads the file. The notes report irregularities to the user. Assign fails until Follow and Adopt were called.
 func Open(cfg Config) (*Manager, []string, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -104,7 +104,7 @@ func Open(cfg Config) (*Manager, []string, error) {
 	return m, notes, nil
 }
 
-// bootTime is how long the kernel has run, also while it slept.
+// bootTime is the time since the kernel's start, including suspend.
 func bootTime() time.Duration {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
@@ -115,7 +115,7 @@ func bootTime() time.Duration {
 
 func (m *Manager) now() moment { return moment{at: m.cfg.Now(), up: m.cfg.Uptime()} }
 
-// unlock tells what has changed once nobody waits for the lock.
+// unlock unlocks, and then reports the changes made under the lock.
 func (m *Manager) unlock() {
 	list, changed := m.events, m.changed
 	m.events, m.changed = nil, false
@@ -151,7 +151,7 @@ func (m *Manager) wake() {
 	}
 }
 
-// write makes a record so, in the file first.
+// write appends a record to the file, then applies it.
 func (m *Manager) write(r record, now moment) error {
 	r = now.stamp(r)
 	err := m.file.append(r)
@@ -163,7 +163,7 @@ func (m *Manager) write(r record, now moment) error {
 	return nil
 }
 
-// Follow takes in the newest agreed state.
+// Follow applies the newest agreed state.
 func (m *Manager) Follow(s *events.State) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -183,7 +183,7 @@ func (m *Manager) Follow(s *events.State) {
 	m.moved = make(chan struct{})
 }
 
-// SetIdleFor changes for how long an empty block beyond the spare is kept; 0: five minutes.
+// SetIdleFor changes how long an empty block beyond the spare is kept; 0: five minutes.
 func (m *Manager) SetIdleFor(d time.Duration) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -193,7 +193,7 @@ func (m *Manager) SetIdleFor(d time.Duration) {
 	}
 }
 
-// Adopt takes in what the kernel has. It is called at the start, and at each audit.
+// Adopt applies a scan of the kernel's addresses. It is called at the start, and at each audit.
 func (m *Manager) Adopt(found []podnet.Found) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -224,8 +224,8 @@ func (m *Manager) adopt(found []podnet.Found) {
 	}
 }
 
-// Assign gives addresses to an attachment. It fails with an *Error. It waits, while ctx lasts, only when nothing is
-// free and a server must decide.
+// Assign assigns addresses to an attachment. It fails with an *Error. It waits, at most until ctx ends, only when
+// nothing is free and a server must decide.
 func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
 	if err := checkRequest(req); err != nil {
 		return Lease{}, err
@@ -245,7 +245,7 @@ func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
 	return l, err
 }
 
-// assign runs with the lock held, and gives it up while it waits.
+// assign runs with the lock held, and unlocks while it waits.
 func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
 	var waits *waiter
 	defer func() {
@@ -283,7 +283,7 @@ func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
 		"try again later"}
 }
 
-// given writes a lease down and hands it out.
+// given writes a lease to the file and returns it.
 func (m *Manager) given(r record, now moment) (Lease, error) {
 	if err := m.write(r, now); err != nil {
 		return Lease{}, &Error{Unavailable, fmt.Sprintf("the address could not be written down: %v", err),
@@ -291,14 +291,14 @@ func (m *Manager) given(r record, now moment) (Lease, error) {
 	}
 	h := m.core.leases[r.key()]
 	if b := m.core.blocks[h.block]; b == nil || len(b.held) == 1 {
-		m.wake() // an empty block less
+		m.wake() // one empty block less
 	}
 	m.changed = true
 	m.event("given", h.Lease, "")
 	return h.Lease, nil
 }
 
-// blind is why nothing may be given yet.
+// blind is the reason why nothing may be assigned yet.
 func (m *Manager) blind() error {
 	switch {
 	case m.ctx.Err() != nil:
@@ -330,8 +330,7 @@ func checkRequest(r Request) error {
 	return nil
 }
 
-// Release takes back what an attachment has, and ends its request if that still waits. It is false when nothing was
-// held.
+// Release ends an attachment's lease, and its request if that still waits. False: it had no lease.
 func (m *Manager) Release(k podnet.Key, reason string) (Lease, bool) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -345,7 +344,7 @@ func (m *Manager) Release(k podnet.Key, reason string) (Lease, bool) {
 	return m.takeBack(h, "taken-back", reason), true
 }
 
-// takeBack ends a lease. If that cannot be written down the lease may be there again after a restart, until an audit.
+// takeBack ends a lease. If the file cannot be written, the lease may return after a restart, until an audit.
 func (m *Manager) takeBack(h *held, what, reason string) Lease {
 	now := m.now()
 	r := m.core.release(h, reason)
@@ -363,8 +362,8 @@ func (m *Manager) takeBack(h *held, what, reason string) Lease {
 	return l
 }
 
-// Audit holds the leases against what the kernel has and frees those that are leaked: without link and route, and gone,
-// at two audits that are 30 s or more apart. gone tells whether a lease's network namespace is no longer there.
+// Audit compares the leases with the kernel and frees leaked ones: those without link and route whose pod is gone, at
+// two audits at least 30 s apart. Argument gone reports whether a lease's network namespace no longer exists.
 func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	m.mu.Lock()
 	m.adopt(found)
@@ -372,7 +371,7 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	m.unlock()
 	lost := map[podnet.Key]bool{}
 	for _, l := range unfound {
-		// The kernel alone remembered a lease without a path: with its link it is gone.
+		// Without a path in NetNS only the link showed that the pod exists.
 		lost[l.Key] = l.NetNS == "" || gone(l)
 	}
 	m.mu.Lock()
@@ -384,15 +383,14 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	return freed
 }
 
-// NextAudit is how long after an audit the next one is due: sooner when something was not found, which a second audit
-// lets go of.
+// NextAudit is the time from an audit to the next: sooner when something is missing that a second audit may free.
 func (m *Manager) NextAudit() time.Duration {
 	m.mu.Lock()
 	defer m.unlock()
 	return m.core.nextAudit(m.cfg.Now())
 }
 
-// Close ends proposals under way and closes the file.
+// Close ends running proposals and closes the file.
 func (m *Manager) Close() error {
 	m.cancel()
 	m.wg.Wait()

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// an empty block beyond the spare is kept so long, unless the configuration says otherwise
+	// how long an empty block beyond the spare is kept, unless configured
 	idleFor     = 5 * time.Minute
-	unusedFor   = time.Hour       // a pool without leases is in use so long
-	grantWindow = 5 * time.Minute // a grant shrinks to the most that was used in so long
-	grantAhead  = 4               // addresses asked for beyond the need
-	releaseMost = 16              // blocks given back at once
-	giveUpAfter = 2 * time.Second // a static address stays so long with this node when its pod is gone
-	// giveUpFirst is the same for an address whose pod this run has not seen: its ADD may have been under way.
+	unusedFor   = time.Hour       // how long a pool without leases counts as in use
+	grantWindow = 5 * time.Minute // a grant shrinks to the peak use within this time
+	grantAhead  = 4               // addresses requested beyond the need
+	releaseMost = 16              // blocks returned at once, at most
+	giveUpAfter = 2 * time.Second // how long a static address stays after its pod is gone
+	// giveUpFirst replaces giveUpAfter for an address whose pod this run has not seen: its ADD may have been running.
 	giveUpFirst = time.Minute
 )
 
@@ -28,24 +28,24 @@ const (
 	taskGiveUp
 )
 
-// taskKey tells proposals apart that may be under way at the same time.
+// taskKey distinguishes proposals that may run at the same time.
 type taskKey struct {
 	kind      taskKind
 	pool      string
 	namespace string     // of a grant
-	addr      netip.Addr // of a claim, or one that is given up
+	addr      netip.Addr // of a claim or a give-up
 }
 
-// task is something to ask of the log.
+// task is a change to propose to the log.
 type task struct {
 	taskKey
 	total   uint32      // allocate
 	blocks  []blockView // release
 	reason  string
-	id      string     // of the request, where a late copy would do harm
-	grant   uint32     // the grant after it
+	id      string     // request ID, for commands whose late copy would do harm
+	grant   uint32     // the new grant
 	static  staticView // claim, give up
-	lowered bool       // a grant becomes smaller
+	lowered bool       // the grant becomes smaller
 }
 
 type grantUse struct {
@@ -53,7 +53,7 @@ type grantUse struct {
 	since time.Time
 }
 
-// granted is how many addresses of a namespace this node may use.
+// granted is how many addresses this node may use for a namespace.
 func (c *core) granted(k quotaKey) uint32 {
 	n := c.view.Grants[k]
 	if limit, ok := c.caps[k]; ok {
@@ -62,7 +62,7 @@ func (c *core) granted(k quotaKey) uint32 {
 	return n
 }
 
-// plan is what should be asked of the log in the background. waiting tells in which pools requests wait.
+// plan lists the background tasks. Argument waiting names the pools for which requests wait.
 func (c *core) plan(now time.Time, waiting map[string]bool) (tasks []task) {
 	for name, s := range c.view.Pools {
 		c.touch(name, now)
@@ -77,7 +77,7 @@ func (c *core) plan(now time.Time, waiting map[string]bool) (tasks []task) {
 	return append(tasks, c.giveUps(now)...)
 }
 
-// touch notes that a pool is in use.
+// touch records that a pool is in use.
 func (c *core) touch(pool string, now time.Time) {
 	for _, b := range c.byPool[pool] {
 		if len(b.held) > 0 {
@@ -87,13 +87,13 @@ func (c *core) touch(pool string, now time.Time) {
 	}
 }
 
-// inUse reports whether a pool had a lease within the last hour.
+// inUse reports whether a pool had a lease within unusedFor.
 func (c *core) inUse(pool string, now time.Time) bool {
 	at, ok := c.uses[pool]
 	return ok && now.Sub(at) < unusedFor
 }
 
-// spare asks for a block before it is needed.
+// spare requests a spare block when there is none.
 func (c *core) spare(pool string, s poolView, now time.Time) (task, bool) {
 	if s.Draining || !c.inUse(pool, now) {
 		return task{}, false
@@ -110,7 +110,7 @@ func (c *core) spare(pool string, s poolView, now time.Time) (task, bool) {
 	return task{taskKey: taskKey{kind: taskAllocate, pool: pool}, total: have + 1}, true
 }
 
-// wanted is how many blocks the node must have so that so many requests are served that find nothing free.
+// wanted is how many blocks the node needs in total to serve this many requests that find nothing free.
 func (c *core) wanted(pool string, requests int, now time.Time) uint32 {
 	s := c.view.Pools[pool]
 	for _, b := range c.byPool[pool] {
@@ -125,13 +125,13 @@ func (c *core) wanted(pool string, requests int, now time.Time) uint32 {
 	size := max(min(s.BlockSize, maxBlockSize), 1)
 	total := have + uint32((uint64(requests)+size-1)/size)
 	if s.MaxBlocks > 0 {
-		total = min(total, max(s.MaxBlocks, have+1)) // one too many is refused, with the reason
+		total = min(total, max(s.MaxBlocks, have+1)) // one too many is refused, which gives the user the reason
 	}
 	return total
 }
 
-// giveBack picks empty blocks that are not needed: one batch at a time, and what a batch holds stays the same until it
-// is decided.
+// giveBack chooses empty blocks to return. Only one batch is pending at a time, and it stays the same until it is
+// decided.
 func (c *core) giveBack(pool string, s poolView, now time.Time, waiting bool) (task, bool) {
 	t := task{taskKey: taskKey{kind: taskRelease, pool: pool}, reason: "empty"}
 	for _, b := range c.byPool[pool] {
@@ -166,7 +166,7 @@ func (c *core) giveBack(pool string, s poolView, now time.Time, waiting bool) (t
 	return t, len(t.blocks) > 0
 }
 
-// sticky reports whether an address waits for a certain pod.
+// sticky reports whether an address in the block waits for its pod.
 func (b *block) sticky(now time.Time, s poolView) bool {
 	for _, p := range b.rests {
 		if s.Sticky > 0 && p.lease.Pod != "" && !p.fast && now.Before(p.freed.Add(s.Sticky)) {
@@ -176,7 +176,7 @@ func (b *block) sticky(now time.Time, s poolView) bool {
 	return false
 }
 
-// leave stops giving addresses from blocks until it is known whether the log has taken them back.
+// leave stops assigning from blocks until the log has decided on their return.
 func (c *core) leave(t task) {
 	for _, v := range t.blocks {
 		if b := c.blocks[v.Key]; b != nil && len(b.held) == 0 {
@@ -185,7 +185,7 @@ func (c *core) leave(t task) {
 	}
 }
 
-// stay takes blocks into use again whose return was refused.
+// stay resumes the use of blocks whose return was refused.
 func (c *core) stay(t task) {
 	for _, v := range t.blocks {
 		if b := c.blocks[v.Key]; b != nil && b.leaving == t.id {
@@ -195,7 +195,7 @@ func (c *core) stay(t task) {
 	}
 }
 
-// shrink gives back what of grants was not used for a while.
+// shrink lowers grants to their peak use within grantWindow.
 func (c *core) shrink(now time.Time) (tasks []task) {
 	for k := range c.grants {
 		if _, ok := c.view.Grants[k]; !ok {
@@ -227,7 +227,7 @@ func (c *core) shrink(now time.Time) (tasks []task) {
 	return tasks
 }
 
-// giveUps lists the static addresses that this node holds for pods that it does not have.
+// giveUps lists static addresses that this node holds without having their pods.
 func (c *core) giveUps(now time.Time) (tasks []task) {
 	for _, s := range c.view.Held {
 		a := s.addr()
@@ -251,7 +251,7 @@ func (c *core) giveUps(now time.Time) (tasks []task) {
 	return tasks
 }
 
-// givingUp is the task that gives up a static address. It is the same however often it is tried.
+// givingUp is the task that gives up a static address; every attempt has the same request ID.
 func (c *core) givingUp(s staticView) task {
 	id := c.leaving[s.addr()]
 	if id == "" {
@@ -260,7 +260,7 @@ func (c *core) givingUp(s staticView) task {
 	return task{taskKey: taskKey{kind: taskGiveUp, pool: s.Pool, addr: s.addr()}, static: s, id: id}
 }
 
-// sortTasks puts what helps pods before what tidies up.
+// sortTasks puts allocations first, since pods may wait for them.
 func sortTasks(tasks []task) {
 	slices.SortFunc(tasks, func(a, b task) int {
 		if a.kind != b.kind {

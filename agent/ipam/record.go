@@ -8,7 +8,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// record is one line of the file, and the only thing that changes what the core remembers.
+// record is one line of the file. Only records change the core's persistent state.
 type record struct {
 	Op op    `json:"op"`
 	At int64 `json:"at,omitempty"` // Unix ns
@@ -29,9 +29,9 @@ type record struct {
 	Number    uint64     `json:"n,omitempty"`     // of a block
 	Offset    uint32     `json:"o,omitempty"`     // in the block
 	InBlock   bool       `json:"b,omitempty"`     // Number and Offset are set
-	Since     int64      `json:"since,omitempty"` // Unix ns, of what is past
+	Since     int64      `json:"since,omitempty"` // Unix ns, of a past lease
 	Until     int64      `json:"until,omitempty"` // likewise
-	Text      string     `json:"t,omitempty"`     // why, or the boot ID
+	Text      string     `json:"t,omitempty"`     // reason, or boot ID
 }
 
 type op string
@@ -39,11 +39,11 @@ type op string
 const (
 	opBoot   op = "boot"   // the kernel's boot ID; first in a file
 	opGive   op = "give"   // a lease
-	opFree   op = "free"   // it was given back
-	opPast   op = "past"   // a lease of which both are known
-	opCursor op = "cursor" // the offset of a block that was used last
-	opUse    op = "use"    // the pool had its last lease then
-	opUnused op = "unused" // the pool is not in use any more
+	opFree   op = "free"   // a lease was released
+	opPast   op = "past"   // a lease that is over, with both times
+	opCursor op = "cursor" // a block's last used offset
+	opUse    op = "use"    // when the pool last had a lease
+	opUnused op = "unused" // the pool is no longer in use
 )
 
 func (r record) key() podnet.Key { return podnet.Key{ContainerID: r.Container, Interface: r.Interface} }
@@ -65,14 +65,14 @@ func giveRecord(l Lease) record {
 	}
 }
 
-// pastRecord is stamped with what was measured, which Until may contradict when the clock jumped.
+// pastRecord stamps the record with the measured time, which may contradict Until if the wall clock jumped.
 func pastRecord(p *past, now moment) record {
 	r := giveRecord(p.lease)
 	r.Op, r.Since, r.Until, r.Fast = opPast, p.lease.Since.UnixNano(), p.lease.Until.UnixNano(), p.fast
 	return now.ago(p.freed).stamp(r)
 }
 
-// moment is now, by two clocks.
+// moment is the present by two clocks.
 type moment struct {
 	at time.Time
 	up time.Duration // since the kernel started; 0: unknown
@@ -83,14 +83,14 @@ func (m moment) stamp(r record) record {
 	return r
 }
 
-// ago is the moment of an earlier time of this run.
+// ago is the moment at an earlier time of this run.
 func (m moment) ago(t time.Time) moment {
 	d := max(m.at.Sub(t), 0)
 	return moment{at: m.at.Round(0).Add(-d), up: max(m.up-d, 0)}
 }
 
-// since is when a record was made, by the clock of this run: as long as the kernel runs by its uptime, which never
-// jumps; else by the wall clock, where the future is taken for now.
+// since is when a record was made, by this run's clock. While the same kernel runs, its uptime counts, which never
+// jumps; otherwise the wall clock, with times in the future counted as now.
 func (m moment) since(r record, sameBoot bool) time.Time {
 	gone := m.at.Round(0).Sub(time.Unix(0, r.At))
 	if up := m.up - time.Duration(r.Up); sameBoot && m.up > 0 && r.Up > 0 && up >= 0 {

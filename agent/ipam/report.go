@@ -12,15 +12,15 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// LocalPool is what this node has of a pool. All but Blocks count addresses, and one of each family as one.
+// LocalPool is this node's share of a pool. All fields but Blocks count addresses; one of each family counts as one.
 type LocalPool struct {
 	Blocks, Used, Free, Resting uint32
 }
 
-// Problem is something that a person should know, as long as it lasts.
+// Problem is a lasting condition that the user should know.
 type Problem struct{ Subject, Message, Advice string }
 
-// Lookup is what an attachment has.
+// Lookup returns an attachment's lease.
 func (m *Manager) Lookup(k podnet.Key) (Lease, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -30,8 +30,8 @@ func (m *Manager) Lookup(k podnet.Key) (Lease, bool) {
 	return Lease{}, false
 }
 
-// Leases are the addresses in use, sorted. Among them is what the kernel has and nobody of ours has asked for: such a
-// lease is Adopted, without a container ID, and its interface is the link's name on the host.
+// Leases are the addresses in use, sorted. Addresses that only the kernel knows are included: such a lease is
+// Adopted, has no container ID, and its interface is the link's name on the host.
 func (m *Manager) Leases() []Lease {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -46,7 +46,7 @@ func (m *Manager) Leases() []Lease {
 	return out
 }
 
-// Holders are those that have, or are remembered to have had, an address: oldest first.
+// Holders are the present and the remembered past leases of an address, oldest first.
 func (m *Manager) Holders(a netip.Addr) []Lease {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +66,7 @@ func (m *Manager) Holders(a netip.Addr) []Lease {
 	return out
 }
 
-// Pools is what this node has of each pool of which it has blocks.
+// Pools returns this node's share of each pool of which it has blocks.
 func (m *Manager) Pools() map[string]LocalPool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,7 +97,7 @@ func (m *Manager) BlockUse(pool string, number uint64) int {
 	return 0
 }
 
-// Ready tells whether a pod that asks for nothing special could get an address now. The error is an *Error.
+// Ready reports why a pod without special wishes could not get an address now; nil: it could. The error is an *Error.
 func (m *Manager) Ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +133,7 @@ func (m *Manager) Ready() error {
 	return nil
 }
 
-// Problems are what a person should know of this node's addresses, sorted.
+// Problems are the problems with this node's addresses, sorted.
 func (m *Manager) Problems() []Problem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,7 +163,7 @@ func (m *Manager) Problems() []Problem {
 	return out
 }
 
-// strays are the addresses in use that this node should not have.
+// strays are problems with addresses in use that do not belong to this node.
 func (m *Manager) strays() (out []Problem) {
 	users := map[string][]string{}
 	why := map[string]string{}
@@ -201,7 +201,7 @@ func (m *Manager) strays() (out []Problem) {
 	return out
 }
 
-// place names the block around an address that is in none of this node's, and says whose it is.
+// place names the block of an address outside this node's blocks, and the owner of that block.
 func (m *Manager) place(a netip.Addr) (subject, reason string) {
 	p, n, b := m.state.BlockAt(a)
 	if p == nil {

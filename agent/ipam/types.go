@@ -8,51 +8,51 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// Request asks for addresses for one attachment. Its NetNS serves to find out later whether the pod is still there.
+// Request asks for addresses for one attachment. An audit uses its NetNS to find out whether the pod still exists.
 type Request struct {
 	podnet.Attachment
 	Network string // name of the CNI network configuration
-	// Pool that was asked for by name; empty: the namespace's own, else "default".
+	// Pool requested by name; empty: the namespace's pool, else "default".
 	Pool string
-	// NamespacePool is the namespace's own, as whoever rules over namespaces says; empty: the one that serves it by the
-	// log.
+	// NamespacePool is the pool from the namespace's own settings; empty: the pool that the log assigns to the
+	// namespace.
 	NamespacePool string
-	// Addresses that were asked for, one of a family at most; none: any.
+	// Addresses requested, at most one per family; none: any.
 	Addresses []netip.Addr
 }
 
-// Lease is what an attachment has.
+// Lease is the addresses of one attachment.
 type Lease struct {
 	podnet.Attachment
 	Network string
 	Pool    string
 	Static  bool   // reserved for this pod in the log
-	Adopted bool   // found in the kernel; nobody of ours has asked for it
-	Link    string // the host's end, of an adopted pod that Coil made; else empty
+	Adopted bool   // found in the kernel; no request was made here
+	Link    string // host's end of an adopted pod that Coil made; else empty
 	Since   time.Time
-	Until   time.Time // when it was given back; zero: it is in use
+	Until   time.Time // when it was released; zero: in use
 }
 
-// Code says what kind of failure an Error is.
+// Code is the kind of an Error.
 type Code uint8
 
-// What can go wrong.
+// The kinds of failure.
 const (
-	Invalid     Code = iota + 1 // the request itself is wrong, and will stay so
-	Denied                      // the namespace may not use that pool, or the address belongs to somebody else
+	Invalid     Code = iota + 1 // the request itself is wrong; a retry fails, too
+	Denied                      // the namespace may not use that pool, or another pod owns the address
 	Exhausted                   // the pool, the quota or the limit of blocks is used up
-	Unavailable                 // nothing is free here, and no server decides now: try again later
-	Exists                      // the attachment has addresses already
+	Unavailable                 // nothing is free here, and no server decides at present: try again later
+	Exists                      // the attachment already has addresses
 )
 
-// Error is a refusal. Its message names the thing and the cause, Advice the next step.
+// Error is a refusal. Message names the subject and the cause, Advice the next step.
 type Error struct {
 	Code    Code
 	Message string
 	Advice  string
 }
 
-// Error is message and advice.
+// Error returns message and advice.
 func (e *Error) Error() string {
 	if e.Advice == "" {
 		return e.Message
@@ -60,5 +60,5 @@ func (e *Error) Error() string {
 	return e.Message + "; " + e.Advice
 }
 
-// Event is what the journal keeps of one address.
+// Event is the journal's entry about one address.
 type Event = skeinv1.PodAddress

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// view is what the log says, as far as it matters to this node. The core knows the log by nothing else.
+// view is the part of the agreed state that matters to this node. The core reads the log through nothing else.
 type view struct {
 	Index  uint64
 	Pools  map[string]poolView
@@ -32,10 +32,10 @@ type blockKey struct {
 type blockView struct {
 	Key        blockKey
 	IPv4, IPv6 netip.Prefix // one of the two may be invalid
-	Index      uint64       // of the event that gave it
+	Index      uint64       // of the event that allocated it
 }
 
-// prefix is how the block is called in messages.
+// prefix names the block in messages.
 func (v blockView) prefix() netip.Prefix {
 	if v.IPv4.IsValid() {
 		return v.IPv4
@@ -52,7 +52,7 @@ type staticView struct {
 	Index                uint64 // of the last event about it
 }
 
-// addr is the address under which the log knows it.
+// addr is the address that identifies it in the log.
 func (v staticView) addr() netip.Addr {
 	if v.IPv4.IsValid() {
 		return v.IPv4

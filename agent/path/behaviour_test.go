@@ -21,7 +21,7 @@ func wantPaths(t testing.TB, s *sim, when string, kind Kind, alive bool) {
 	}
 }
 
-// An idle pair costs a keepalive, and a death is noticed with the next one.
+// An idle pair costs one ping per keepalive, and the next keepalive notices a death.
 func TestIdlePair(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.start(true)
@@ -37,7 +37,7 @@ func TestIdlePair(t *testing.T) {
 	wantPaths(t, s, "a keepalive after the cut", Relay, true)
 }
 
-// Traffic that comes back on a dead idle path is on the relay within a second of the counters' reading.
+// Traffic that resumes on a dead idle path moves to the relay within a second of the reading that shows it.
 func TestTrafficResumesOnDeadPath(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.start(true)
@@ -48,8 +48,8 @@ func TestTrafficResumesOnDeadPath(t *testing.T) {
 	wantPaths(t, s, "after a second", Relay, true)
 }
 
-// Without a relay the pair finds itself by the records alone; when the path dies it is reported
-// as not alive and comes back by itself.
+// Without a relay a pair finds a path from the records alone. When the path dies it is reported as not alive, and
+// recovers without help.
 func TestNoRelay(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.start(false)
@@ -95,7 +95,7 @@ func TestRelayFollowsItsUpdates(t *testing.T) {
 	}
 }
 
-// Behind one NAT the LAN is used; two private networks behind one address are not mixed up.
+// Behind one NAT the LAN is used. Two private networks behind one address are not confused.
 func TestSamePublicAddress(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.sameLAN()
@@ -124,7 +124,7 @@ func TestSameSite(t *testing.T) {
 	wantPaths(t, s, "one site", Direct, true)
 }
 
-// What was unreachable at first turns direct by the regular retry, and at once when the network changes.
+// A peer unreachable at first becomes direct by the regular retry, and at once when the network changes.
 func TestDirectLater(t *testing.T) {
 	for name, heal := range map[string]struct {
 		do     func(*sim)
@@ -163,7 +163,7 @@ func TestDirectLater(t *testing.T) {
 	}
 }
 
-// A host that changes its address is direct again soon after its record has.
+// A host whose address changes is direct again soon after its record is updated.
 func TestRoaming(t *testing.T) {
 	s := newSim(t, 1, natNone, natPortRestricted)
 	s.start(true)
@@ -182,7 +182,7 @@ func TestRoaming(t *testing.T) {
 	}
 }
 
-// A path that dies again and again comes back ever more slowly.
+// A path that dies repeatedly returns after ever longer holds.
 func TestDamping(t *testing.T) {
 	s := newSim(t, 1, natNone, natNone)
 	s.cut = func(int, int, netip.AddrPort) bool { return s.now.Sub(simStart)%(6*time.Second) > 3*time.Second }
@@ -198,9 +198,8 @@ func TestDamping(t *testing.T) {
 	wantPaths(t, s, "calm", Direct, true)
 }
 
-// A process that sleeps now and then does not lose its path each time, and is back on it soon. When it sleeps for
-// seconds, as on a machine that has far too much to do, it learns to wait for that long: what follows each change of a
-// path would only be more to do.
+// A process that sleeps occasionally does not lose its path each time, and soon returns to it. One that sleeps for
+// seconds, as on an overloaded machine, learns to wait that long, since each path change would cause more work.
 func TestStarvedMachine(t *testing.T) {
 	for _, tt := range []struct {
 		longest, every time.Duration
@@ -243,7 +242,7 @@ func TestStarvedMachine(t *testing.T) {
 	}
 }
 
-// Both ends use the same way in the end, when WireGuard shows where the other sends from.
+// Both ends finally use the same endpoint pair when WireGuard shows where the other end sends from.
 func TestBothEndsAgree(t *testing.T) {
 	s := newSim(t, 1, natNone, natNone)
 	s.start(true)
@@ -267,7 +266,7 @@ func TestBothEndsAgree(t *testing.T) {
 	}
 }
 
-// A better way replaces a working one without a break; near-equals do not take turns.
+// A better path replaces a working one without interruption; similar ones do not alternate.
 func TestBetterEndpoint(t *testing.T) {
 	s := newSim(t, 1, natNone, natNone)
 	s.start(true)

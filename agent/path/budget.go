@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// A member can write any address into its record, or send a packet that claims to come from there. What goes to an
-// address that has not answered is therefore counted, whatever made it go there, and whatever has become of the record
-// since.
+// A member can write any address into its record, or send packets with any source address. So that nobody can direct
+// a flood at a third party, pings to each address that has not answered are counted, whatever causes them and however
+// the record has changed since.
 
-// Spent is what an address without proof may still get.
+// Spent is the budget of an address that has not answered.
 type Spent struct {
 	Endpoint netip.AddrPort
-	Left     uint8     // of its first pings, or of those that one of the peer's has earned
-	Own      Refill    // for this host's own attempts
-	Invited  Refill    // for those that the peer's punches ask for: else both ends' attempts would never meet
-	Heard    time.Time // when an authenticated ping from there was last heeded
-	Last     time.Time // ping to it
-	Refunded time.Time // when all was granted again
-	Refunds  uint8     // how often in a row
+	Left     uint8     // of the first pings, or of those that a ping of the peer has earned
+	Own      Refill    // for attempts that this host begins
+	Invited  Refill    // for attempts that the peer's punches request: without them both ends might never meet
+	Heard    time.Time // last authenticated ping from there that renewed Left
+	Last     time.Time // last ping sent to it
+	Refunded time.Time // when the whole budget was last renewed
+	Refunds  uint8     // consecutive renewals
 }
 
-// Refill grants single pings, ever more rarely.
+// Refill grants single pings at growing intervals.
 type Refill struct {
 	N      uint8
 	At     time.Time // when the last was granted
@@ -31,17 +31,17 @@ type Refill struct {
 
 const (
 	unprovenPings = 3               // pings to an address before it answers
-	unprovenPerIP = 4               // addresses that differ in their port alone
-	spentMax      = 64              // addresses counted per peer at a time: no more get anything
-	refillMax     = 2               // granted and not used
+	unprovenPerIP = 4               // addresses that differ only in their port
+	spentMax      = 64              // addresses counted per peer; further ones get no ping
+	refillMax     = 2               // granted pings that may accumulate
 	refillGap     = 4 * time.Second // between two single pings, and between the first refunds
-	// refunds no further apart than that: hosts that start or roam learn of their networks bit by bit
+	// refunds at intervals of refillGap before these grow: hosts that start or roam learn their networks step by step
 	refundsSoon = 3
-	refundCalm  = 10 * time.Minute // without a refund: they begin anew
+	refundCalm  = 10 * time.Minute // without a refund, after which the intervals are short again
 )
 
-// take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little
-// apart.
+// take spends a granted ping. Pings are granted after 5, 10, 20 … s, up to last, the interval of regular attempts;
+// each is granted an eighth early, since attempts are jittered.
 func (r *Refill) take(now time.Time, last time.Duration) bool {
 	for r.N < refillMax {
 		d := min(retryFirst<<min(r.Grants, 10), last)
@@ -54,13 +54,13 @@ func (r *Refill) take(now time.Time, last time.Duration) bool {
 		return false
 	}
 	if r.N == refillMax {
-		r.At = later(r.At, now.Add(-last)) // no more is saved up
+		r.At = later(r.At, now.Add(-last)) // no further accumulation
 	}
 	r.N--
 	return true
 }
 
-// mayPing spends a ping to an endpoint that is not the path in use.
+// mayPing spends a ping to an endpoint that is not the path in use; false: the budget does not allow it.
 func (s *step) mayPing(i int) bool {
 	p := &s.Probes[i]
 	if p.Type == relayC || p.proven(s.now) {
@@ -89,7 +89,7 @@ func (s *step) mayPing(i int) bool {
 	return true
 }
 
-// spent is an address's account, nil when there is no room for one.
+// spent returns an address's budget, or nil when there is no room for another.
 func (s *step) spent(e netip.AddrPort) *Spent {
 	if i := slices.IndexFunc(s.Spent, func(b Spent) bool { return b.Endpoint == e }); i >= 0 {
 		return &s.Spent[i]
@@ -115,8 +115,8 @@ func (s *step) known(e netip.AddrPort) bool {
 	return i >= 0 && s.Probes[i].Known
 }
 
-// credit lets an address of the record have its pings again once an authenticated one has come from there: the peer may
-// have been away before. That is a hint and no proof: who has the key can write any address on a packet.
+// credit renews the first pings of an address in the record after an authenticated ping from it, since the peer may
+// have been away before. That is a hint and no proof: the peer can forge a packet's source address.
 func (s *step) credit(e netip.AddrPort) {
 	if i := s.find(e); i < 0 || !s.Probes[i].Known || s.Probes[i].proven(s.now) {
 		return
@@ -126,9 +126,9 @@ func (s *step) credit(e netip.AddrPort) {
 	}
 }
 
-// refund grants every address of the record its first pings again, when this host's own situation has changed.
-// They may have been spent a moment ago and in vain, before this host knew its own address and the peer whom to let in.
-// What this host holds for its address it has from others, who may lie: so ever more rarely, while it goes on changing.
+// refund renews the first pings of every address in the record when this host's own addresses or network have
+// changed. Earlier pings may have been in vain, before this host knew its own address and the peer whom to let in.
+// Other hosts report that address and may lie, so the intervals between refunds grow while changes continue.
 func (s *step) refund() {
 	for i := range s.Spent {
 		b := &s.Spent[i]

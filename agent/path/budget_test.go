@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A member that wants others to send to a victim can change its record, punch and forge the victim's address on its
+// A member that wants others to send to a victim can change its record, punch, and forge the victim's address on its
 // pings as often as it likes.
 func TestVictimInTheRecord(t *testing.T) {
 	victim := ap("198.51.100.66:53")
@@ -76,7 +76,7 @@ func TestVictimInTheRecord(t *testing.T) {
 	}
 }
 
-// count tells whether the last step pinged an endpoint.
+// count counts a ping if the last step sent one to the endpoint.
 func count(s *stepper, e netip.AddrPort) int {
 	for _, p := range s.m.Probes {
 		if p.Endpoint == e {
@@ -86,7 +86,7 @@ func count(s *stepper, e netip.AddrPort) int {
 	return 0
 }
 
-// Nor does it help to list the victim's other ports, or ever new addresses.
+// Listing the victim's other ports, or ever new addresses, does not help either.
 func TestVictimsManyPorts(t *testing.T) {
 	s := newStepper(t, node(natNone, cand(host, "203.0.113.1:51820")), node(natNone))
 	toIP, all := 0, 0

@@ -2,8 +2,8 @@ package path
 
 import "time"
 
-// startBurst pings every sensible candidate now and in the next seconds, and asks the peer to do the
-// same at the same moment.
+// startBurst pings every planned candidate now and in the next seconds, and asks the peer to do the same at the same
+// time.
 func (s *step) startBurst(punch bool) {
 	s.forget()
 	if !s.Plan.Probe || s.Unready {
@@ -26,7 +26,7 @@ func (s *step) startBurst(punch bool) {
 		}
 		p.BurstAt, p.Next = s.now.Add(p.After), 0
 		if p.Answered == 0 && p.Sent > 0 && s.now.Sub(p.LastSent) < firstPacing[1] {
-			p.BurstAt, p.Next = p.LastSent, 1 // the burst's first has just left: there are few
+			p.BurstAt, p.Next = p.LastSent, 1 // the first ping has just left, and few are allowed
 		}
 		if s.away() {
 			p.single(s.now)
@@ -42,8 +42,8 @@ func (s *step) startBurst(punch bool) {
 	}
 }
 
-// waits reports whether a burst has to wait for the manager's leave. A large mesh has so many pairs that they take
-// turns; a pair that no relay carries meanwhile does not wait.
+// waits reports whether a burst must wait for the manager. A large mesh has so many pairs that their bursts take
+// turns. A pair without a relay does not wait.
 func (s *step) waits(punch bool) bool {
 	if !s.Settings.Lazy || s.allowed || s.Relay.ID.IsZero() {
 		return false
@@ -60,13 +60,13 @@ func (s *step) waits(punch bool) bool {
 // retryDelay grows from attempt to attempt, up to the setting.
 func (s *step) retryDelay() time.Duration {
 	d := min(retryFirst<<min(s.Retries, 10), s.directRetry())
-	if !s.Path.Alive && s.Relay.ID.IsZero() && !s.Relay.Absent { // who is absent is announced
+	if !s.Path.Alive && s.Relay.ID.IsZero() && !s.Relay.Absent { // the relays announce the return of an absent peer
 		d = min(d, retryDown)
 	}
 	return s.jitter(d, s.Retries)
 }
 
-// burst sends the pings that are due.
+// burst sends the pings of the bursts that are due.
 func (s *step) burst() {
 	if !s.NextRetry.IsZero() && !s.now.Before(s.NextRetry) {
 		s.retry()
@@ -81,7 +81,7 @@ func (s *step) burst() {
 		if !ok || s.now.Before(at) {
 			continue
 		}
-		for ok && !s.now.Before(at) { // steps that were slept through count as one
+		for ok && !s.now.Before(at) { // steps during which this process slept count as one
 			p.Next++
 			at, ok = p.due()
 		}
@@ -102,7 +102,7 @@ func (s *step) retry() {
 	}
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
 	if s.Path.MTU > 0 {
-		s.startMTUProbe(s.direct()) // it may carry more again
+		s.startMTUProbe(s.direct()) // a larger size may pass again
 	}
 	for i := range s.Probes {
 		if p := &s.Probes[i]; p.Planned && p.Answered > 0 {
@@ -111,7 +111,7 @@ func (s *step) retry() {
 	}
 }
 
-// single has one ping sent now instead of a burst.
+// single replaces the endpoint's burst by one ping at now.
 func (p *Probe) single(now time.Time) {
 	steps := firstPacing[:]
 	if p.Answered > 0 {
@@ -121,7 +121,7 @@ func (p *Probe) single(now time.Time) {
 	p.BurstAt = now.Add(-steps[p.Next])
 }
 
-// worthwhile reports whether an endpoint could replace the one in use.
+// worthwhile reports whether an endpoint could replace the path in use.
 func (s *step) worthwhile(i, active int) bool {
 	return !s.above(active, i) && !(s.Probes[active].Type == host && s.Probes[i].Type != host)
 }
@@ -140,7 +140,7 @@ func (p *Probe) due() (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// nextWake is the earliest time at which a step would do something, zero: never, and how much sooner it may do it.
+// nextWake is when the next step has something to do (zero: never), and how much sooner that may happen.
 func (s *step) nextWake() (at time.Time, early time.Duration) {
 	at = earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.mtuProbeWake()))
 	active := s.active()
@@ -149,7 +149,7 @@ func (s *step) nextWake() (at time.Time, early time.Duration) {
 		beat, early = s.heartbeatWake(active)
 		at = earlier(at, beat)
 	} else if s.now.Before(s.BurstTo) {
-		at = earlier(at, s.BurstTo) // then the reason changes
+		at = earlier(at, s.BurstTo) // then the rule's reason changes
 	}
 	if s.Path.Kind == None && s.Relay.Absent && s.LastDirect.IsValid() {
 		at = earlier(at, s.AwaySince.Add(awayAfter))
@@ -165,5 +165,5 @@ func (s *step) nextWake() (at time.Time, early time.Duration) {
 	if !at.Equal(beat) {
 		early = 0
 	}
-	return at, max(min(early, at.Sub(s.now)-1), 0) // what could be done now has been done
+	return at, max(min(early, at.Sub(s.now)-1), 0) // what may be done at now has been done
 }

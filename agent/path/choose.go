@@ -9,7 +9,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// settle chooses the path after everything else of a step is done.
+// settle chooses the path, as the last part of a step.
 func (s *step) settle() {
 	active := s.active()
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) && s.fits(i) {
@@ -18,7 +18,7 @@ func (s *step) settle() {
 			return
 		}
 		if s.above(active, i) || s.Probes[i].Old {
-			return // a relay's port is second to any direct path, and one that ended to all
+			return // a port is second to every direct path, and one that ended to every other path
 		}
 		if s.fresh == s.Follow {
 			s.use(i, "direct-follows")
@@ -29,7 +29,7 @@ func (s *step) settle() {
 				s.use(i, "direct-better")
 				return
 			}
-			s.ping(i) // once more, to be sure
+			s.ping(i) // one more answer confirms it
 		}
 	}
 	if active >= 0 {
@@ -38,7 +38,7 @@ func (s *step) settle() {
 	s.useRelay()
 }
 
-// usable reports whether an answer just now is enough to trust an endpoint.
+// usable reports whether one answer is enough to use an endpoint.
 func (s *step) usable(i int) bool {
 	p := &s.Probes[i]
 	if s.muted(p) {
@@ -60,8 +60,8 @@ func (s *step) usable(i int) bool {
 	return true
 }
 
-// wasLate reports whether an endpoint was given up for an answer that was only late: then the path lives, the
-// death does not count, and more patience is due. A machine that is short of CPU looks like this.
+// wasLate reports whether an endpoint was given up although its answer was only late, as on a machine that is short
+// of CPU. The path then returns, the death does not count, and patience grows.
 func (s *step) wasLate(p *Probe) bool {
 	if !s.sent.Before(p.Died) || s.now.Sub(p.Died) > lateWindow || p.Died.IsZero() {
 		return false
@@ -70,25 +70,25 @@ func (s *step) wasLate(p *Probe) bool {
 		s.Lates, s.Slack = 0, 0
 	}
 	if s.Slack >= slackMax {
-		return false // so late that it is damped like any other
+		return false // so late that the usual hold applies
 	}
-	// a death too many is not for nothing: what follows it is work, and the machine has too much of that
+	// A needless death is not free: the burst that follows is work for a machine that has too much of it.
 	limit := min(slackFirst<<s.Lates, slackMax)
 	s.Lates = min(s.Lates+1, 10)
 	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastHeartbeat), limit)
 	s.SlackUntil = s.now.Add(slackFor * time.Duration(min(s.Lates, 5)))
 	p.Flaps--
 	p.HoldUntil = time.Time{}
-	p.RTT = s.SRTT // the delay was the machine's, not the way's
+	p.RTT = s.SRTT // the machine caused the delay, not the path
 	return true
 }
 
-// better reports whether a should replace b, both working. The margins keep near-equals from taking turns.
+// better reports whether a should replace b while both work. The margins keep similar endpoints from alternating.
 func (s *step) better(a, b int) bool {
 	if s.Path.Rule == "direct-follows" && s.now.Sub(s.Path.Since) < calmAfter {
-		return false // what both ends use beats what is best for one
+		return false // one endpoint for both ends is worth more than the best for one
 	}
-	p, q := &s.Probes[a], &s.Probes[b] // compared by the same measure
+	p, q := &s.Probes[a], &s.Probes[b] // both smoothed the same way
 	now, rtt := q.RTT, p.RTT
 	if ah, bh := p.Type == host, q.Type == host; ah != bh {
 		if ah {
@@ -99,7 +99,7 @@ func (s *step) better(a, b int) bool {
 	return rtt+max(betterBy, now/5) < now
 }
 
-// use takes an endpoint that has just answered.
+// use makes an endpoint that has just answered the path.
 func (s *step) use(i int, rule string) {
 	if s.Probes[i].Type == relayC {
 		s.usePort(i)
@@ -131,7 +131,7 @@ func (s *step) use(i int, rule string) {
 	}
 }
 
-// watch begins to look after the path in use.
+// watch starts heartbeats on the path in use.
 func (s *step) watch(i int) {
 	p := &s.Probes[i]
 	s.Follow, s.Pending = netip.AddrPort{}, nil
@@ -141,17 +141,17 @@ func (s *step) watch(i int) {
 	p.Next = len(pacing)
 }
 
-// useRelay takes the relay, or says that there is nothing to take.
+// useRelay makes the relay the path, or keeps a dead path if there is no relay.
 func (s *step) useRelay() {
 	next := Path{Kind: Relay, Relay: s.Relay.ID, RTT: s.Relay.RTT, Alive: true}
 	if s.Idle || !s.Known && s.Settings.Lazy {
-		next.Relay, next.RTT = identity.ID{}, 0 // whichever there is when a packet comes
+		next.Relay, next.RTT = identity.ID{}, 0 // the relay is chosen when a packet comes
 	}
 	if s.Relay.ID.IsZero() {
 		next = Path{}
 		switch {
 		case s.Path.probed():
-			// the last that worked, until something else does
+			// keep the last endpoint that worked until another does
 			next = Path{Kind: s.Path.Kind, Endpoint: s.Path.Endpoint, Relay: s.Path.Relay}
 		case s.backToDirect():
 			next = Path{Kind: Direct, Endpoint: s.LastDirect}
@@ -172,7 +172,7 @@ func (s *step) useRelay() {
 	s.Path = next
 }
 
-// ruleWithoutDirect names why there is no direct path.
+// ruleWithoutDirect names the rule that explains why there is no direct path.
 func (s *step) ruleWithoutDirect() string {
 	switch {
 	case !s.Known:
@@ -226,7 +226,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	return text
 }
 
-// label tells what kind of endpoint a probe is.
+// label describes the endpoint's type and source.
 func (p *Probe) label() string {
 	name := "learned"
 	switch p.Type {

@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// What the control net sends is no traffic, however the two counters are read after each other; what else is carried
-// shows.
+// Packets of the control net do not count as traffic, in whatever order the two counters are read; other packets do.
 func TestControlIsNoTraffic(t *testing.T) {
 	at := simStart
 	var last Counters
@@ -58,8 +57,8 @@ func TestControlIsNoTraffic(t *testing.T) {
 	}
 }
 
-// A path on which the control net hears answers is not pinged beyond its keepalive. One on which it hears none is
-// asked, and given up when that has no answer either.
+// A path on which the control net gets answers is pinged only at its keepalive. A path on which it gets none is
+// checked by a ping, and given up when that has no answer either.
 func TestControlAsks(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.start(true)

@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/internal/lag"
 )
 
-// The crowd: many managers on virtual time, on machines whose scheduler lets a process sleep for seconds. Nothing is
-// wrong with the network, so every path that is changed is changed for nothing.
+// The crowd: many managers on virtual time, on machines whose scheduler lets a process sleep for seconds. The network
+// is intact, so every path change is unnecessary.
 
 type crowd struct {
 	now   time.Time
@@ -30,7 +30,7 @@ type crowd struct {
 	pings int
 }
 
-// crowdNode is a process: what happens to it while it sleeps, it sees when it wakes.
+// crowdNode is a process. Events during its sleep are handled when it wakes.
 type crowdNode struct {
 	c       *crowd
 	id      identity.ID
@@ -60,7 +60,7 @@ func (c *crowd) run(d time.Duration) {
 	c.now = end
 }
 
-// awake does something in the process, as soon as that runs.
+// awake runs a function in the process as soon as that is awake.
 func (n *crowdNode) awake(do func()) {
 	if n.until.After(n.c.now) {
 		n.c.after(n.until.Sub(n.c.now), func() { n.awake(do) })
@@ -69,7 +69,7 @@ func (n *crowdNode) awake(do func()) {
 	do()
 }
 
-// turn is one of the manager's loop.
+// turn runs one turn of the manager's loop.
 func (n *crowdNode) turn() {
 	m := n.m
 	m.drain()
@@ -141,7 +141,7 @@ func (n *crowdNode) Choose(identity.ID) (identity.ID, time.Duration, bool) {
 func (n *crowdNode) Absent(identity.ID) bool { return false }
 func (n *crowdNode) Ask(identity.ID)         {}
 
-// sleeps lets the process sleep up to 2.5 s, again and again, while the machine burns.
+// sleeps lets the process sleep up to 2.5 s repeatedly while the machine is overloaded.
 func (n *crowdNode) sleeps() {
 	if n.c.burn {
 		n.until = n.c.now.Add(time.Duration(n.c.rnd.Int64N(int64(2500 * time.Millisecond))))
@@ -192,7 +192,7 @@ func newCrowd(t *testing.T, size, peers, talkers int) *crowd {
 	return c
 }
 
-// changes are those of all paths since the last call.
+// changes are the changes of all paths since the last call.
 func (c *crowd) changes() (sum int) {
 	for _, n := range c.nodes {
 		sum += n.changes
@@ -201,8 +201,8 @@ func (c *crowd) changes() (sum int) {
 	return sum
 }
 
-// TestSuspicionIsTold: the snapshot says who is suspected, and whoever waits for changes hears of it, and of its end;
-// so it is for a peer that is added later.
+// TestSuspicionIsTold: Paths shows who is suspected, and Changed fires at the beginning and end of a suspicion, also
+// for a peer that is added later.
 func TestSuspicionIsTold(t *testing.T) {
 	c := newCrowd(t, 3, 2, 2)
 	a, b := c.nodes[0], c.nodes[1]
@@ -245,12 +245,12 @@ func TestSuspicionIsTold(t *testing.T) {
 	}
 }
 
-// burnt is what became of a crowd on machines that let it sleep up to 2.5 s: changes of each path that is used, a
-// minute, in the first 30 s and in the minute after, and how often a peer was suspected, likewise.
+// burnt is the result of a crowd on overloaded machines: changes per path in use and minute, in the first 30 s and in
+// the minute after, and suspicions per peer likewise.
 type burnt struct{ first, then, suspected, suspectedThen float64 }
 
-// burn has a crowd stand on idle machines, on burning ones, and on idle ones again, when all pairs that talk have to do
-// so directly. With others that can stand in for peers, these may be suspected.
+// burn runs a crowd on idle machines, on overloaded ones, and on idle ones again, when all pairs with traffic must be
+// direct. With replaceable peers, these may be suspected.
 func burn(t *testing.T, size int, others bool) (b burnt) {
 	const peers, talkers = 8, 2
 	c := newCrowd(t, size, peers, talkers)
@@ -304,8 +304,9 @@ func burn(t *testing.T, size int, others bool) (b burnt) {
 	return b
 }
 
-// TestCrowdStaysCalm: 500 managers on machines that let them sleep up to 2.5 s change few paths. Where others can stand
-// in for peers as many are given up, but for what a few pings more change by chance, and peers are suspected rarely.
+// TestCrowdStaysCalm: 500 managers on machines that let them sleep up to 2.5 s change few paths. With replaceable
+// peers, equally many paths are given up, except for chance effects of a few more pings, and peers are suspected
+// rarely.
 func TestCrowdStaysCalm(t *testing.T) {
 	size := 500
 	if testing.Short() {

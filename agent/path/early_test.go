@@ -8,7 +8,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A ping that is nearly due leaves when its peer's machine is looked at for another reason, and not before.
+// A ping that is nearly due leaves when its peer's machine runs for another reason, and not before.
 func TestPingsMayLeaveEarly(t *testing.T) {
 	e := ap("203.0.113.2:2000")
 	peer := node(natRestricted, cand(srflx, e.String()))
@@ -57,7 +57,7 @@ func TestPingsMayLeaveEarly(t *testing.T) {
 	}
 }
 
-// moments counts those at which pings leave.
+// moments counts the times at which pings leave.
 type moments struct {
 	*echo
 	last time.Time
@@ -71,7 +71,7 @@ func (c *moments) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error
 	return c.echo.SendPing(peer, to)
 }
 
-// Waking up costs more than a ping: the pings of many idle peers leave together.
+// A wake-up costs more than a ping: the pings of many idle peers leave together.
 func TestIdlePeersArePingedTogether(t *testing.T) {
 	e, ids := fleet(1000)
 	c := &moments{echo: e}

@@ -13,7 +13,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// ProbeLine is what became of one endpoint.
+// ProbeLine is the outcome of probing one endpoint.
 type ProbeLine struct {
 	Endpoint               netip.AddrPort
 	Source                 string // candidate type and what found it
@@ -23,21 +23,21 @@ type ProbeLine struct {
 	Outcome                string
 }
 
-// Explanation tells why the path to a peer is what it is.
+// Explanation is the reason for the present path to a peer.
 type Explanation struct {
 	Peer        identity.ID
 	At          time.Time
 	Path        Path
-	Self, Peers Node   // what both ends say of themselves
+	Self, Peers Node   // the records of both ends
 	Strategy    string // what this pair of NATs allows
 	Probes      []ProbeLine
 	Decided     string // rule and reason
 	NextTry     time.Time
 	WouldChange []string
-	Guess       *GuessLine // nil: ports need not, or may not, be guessed
+	Guess       *GuessLine // nil: no port prediction for this pair
 }
 
-// Explain tells why the path to a peer is what it is; false if the peer is not known.
+// Explain explains the path to a peer; false if the peer is not known.
 func (m *Manager) Explain(id identity.ID) (Explanation, bool) {
 	type answer struct {
 		e  Explanation
@@ -60,7 +60,7 @@ func (m *Manager) Explain(id identity.ID) (Explanation, bool) {
 	}
 }
 
-// Explain is the same for a machine at hand. It is pure.
+// Explain explains the path of a given machine. It is pure.
 func Explain(m Machine, now time.Time) Explanation {
 	e := Explanation{
 		Peer: m.Peer, At: now, Path: m.Path, Self: m.Self, Peers: m.Remote, NextTry: m.NextRetry,
@@ -120,7 +120,7 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 	return "not probed yet"
 }
 
-// wouldChange lists what would bring a better path.
+// wouldChange lists events that would bring a better path.
 func wouldChange(m Machine, now time.Time) []string {
 	var out []string
 	if m.Path.Silent {
@@ -217,21 +217,21 @@ type Reader interface {
 	Read(since, until time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
 }
 
-// Past is what the journal knows of the path to a peer at some time.
+// Past is the journal's record of the path to a peer at some time.
 type Past struct {
 	At       time.Time
-	Path     string // as PathDecision has it; empty when the journal does not reach back
+	Path     string // as in PathDecision; empty when the journal does not reach back far enough
 	Rule     string
 	Reason   string
 	Since    time.Time
-	History  []*skeinv1.JournalEntry // what led to it, oldest first, without traces
-	Restarts bool                    // the agent started between the decision and At, so that no path was known
+	History  []*skeinv1.JournalEntry // inputs and decisions before it, oldest first, without traces
+	Restarts bool                    // the agent started between the decision and At, so the path at At is unknown
 }
 
 // historyMax bounds Past.History.
 const historyMax = 40
 
-// ExplainAt reads from the journal which path a peer had at a time and what came before.
+// ExplainAt reads from the journal the path that a peer had at a time, and the entries before it.
 func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
 	peer := id.String()
 	entries, err := j.Read(time.Time{}, at, func(e *skeinv1.JournalEntry) bool {
@@ -251,7 +251,7 @@ func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
 	return p, nil
 }
 
-// take folds a decision about the peer, or a start of the agent, into what is known.
+// take updates p from a decision about the peer or a start of the agent.
 func (p *Past) take(e *skeinv1.JournalEntry) {
 	if d := e.GetPathDecision(); d != nil {
 		if d.GetTo() != p.Path || p.Restarts {
@@ -264,8 +264,8 @@ func (p *Past) take(e *skeinv1.JournalEntry) {
 	}
 }
 
-// Alive reports whether the path carried packets, as far as the deciding rule tells: a dead endpoint stays in use
-// while there is nothing else, under the rule that says why.
+// Alive reports whether the path carried packets, judging by its rule: a dead endpoint stays the path while there is
+// no other, but its rule says that it is dead.
 func (p Past) Alive() bool {
 	proved := p.Rule == ruleRelayUDP || strings.HasPrefix(p.Rule, "direct-") && p.Rule != RuleDirectDead
 	switch kind, where, _ := strings.Cut(p.Path, ":"); kind {
@@ -277,15 +277,15 @@ func (p Past) Alive() bool {
 	return false
 }
 
-// Then is what the journal knows of the paths to all peers at some time, and of what their records said.
+// Then is the journal's record of the paths to all peers at some time, and of the nodes' records.
 type Then struct {
 	Paths  map[identity.ID]Past // without History
-	Nodes  map[identity.ID]Node // the peers, as their records were last heard of
+	Nodes  map[identity.ID]Node // from the peers' newest records
 	Self   *Node                // nil: not known
 	Begins time.Time            // when the journal's oldest entry was written; zero: it has none
 }
 
-// ThenAt reads from the journal, once, what ExplainAt reads for one peer.
+// ThenAt reads the same as ExplainAt for all peers, in one pass.
 func ThenAt(j Reader, at time.Time) (Then, error) {
 	t := Then{Paths: map[identity.ID]Past{}, Nodes: map[identity.ID]Node{}}
 	entries, err := j.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
@@ -299,7 +299,7 @@ func ThenAt(j Reader, at time.Time) (Then, error) {
 	if err != nil {
 		return Then{}, fmt.Errorf("paths at %s: %w", at.Format(time.RFC3339), err)
 	}
-	heard := map[string]string{} // details of the newest inputs, by peer; empty: this node itself
+	heard := map[string]string{} // details of the newest record inputs, by peer; empty: this node
 	for _, e := range entries {
 		switch {
 		case e.GetPathInput() != nil:
@@ -312,7 +312,7 @@ func ThenAt(j Reader, at time.Time) (Then, error) {
 		default:
 			id, err := identity.ParseID(e.GetPathDecision().GetPeer())
 			if err != nil {
-				continue // of no node: it was damaged, and says nothing
+				continue // a damaged entry, which names no node
 			}
 			p := t.Paths[id]
 			p.At = at
@@ -326,7 +326,7 @@ func ThenAt(j Reader, at time.Time) (Then, error) {
 	return t, nil
 }
 
-// hear takes what a record said. What does not parse was written by another version: it is not known, then.
+// hear adds a node's record. Details that another version wrote may not parse; that node then stays unknown.
 func (t *Then) hear(peer, detail string) {
 	var in struct{ Node *Node }
 	if json.Unmarshal([]byte(detail), &in) != nil || in.Node == nil {

@@ -10,18 +10,18 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Where probing known addresses cannot work because nobody knows the port that a NAT will use, ports can be guessed.
-// This file decides which pairs do that, when, and what an attempt's outcome means. The attempt itself is
-// agent/birthday's.
+// Probing known addresses cannot work when nobody knows which port a NAT will use; then ports can be guessed (port
+// prediction). This file decides which pairs do that and when, and handles the outcome. Package agent/birthday
+// carries out the attempt.
 
-// GuessKind is a way of guessing ports.
+// GuessKind is a method of guessing ports.
 type GuessKind uint8
 
-// The ways.
+// The methods.
 const (
 	GuessNone       GuessKind = iota
-	GuessBirthday             // one end's many sockets against random ports tried from the other's one
-	GuessPrediction           // ports that follow from the NAT's last one
+	GuessBirthday             // many sockets at one end, random ports tried from one port at the other
+	GuessPrediction           // ports predicted from the NAT's last one
 	GuessBoth                 // many sockets and random ports at both ends
 )
 
@@ -38,7 +38,7 @@ func (k GuessKind) String() string {
 	return "none"
 }
 
-// GuessRole is what this end does.
+// GuessRole is this end's part in an attempt.
 type GuessRole uint8
 
 // The roles.
@@ -48,7 +48,7 @@ const (
 	GuessTwin                  // many sockets try many ports, as the peer's do
 )
 
-// String is the role in words.
+// String is the role in words, for users.
 func (r GuessRole) String() string {
 	switch r {
 	case GuessMany:
@@ -59,62 +59,62 @@ func (r GuessRole) String() string {
 	return "one port here, many sockets there"
 }
 
-// Guess is how a pair may guess ports; the zero Guess means not at all.
+// Guess is how a pair may guess ports; the zero Guess: not at all.
 type Guess struct {
 	Kind GuessKind
 	Role GuessRole
 }
 
-// GuessPhase is what became of an attempt.
+// GuessPhase is the progress or outcome of an attempt.
 type GuessPhase uint8
 
 // The phases.
 const (
-	GuessBegan   GuessPhase = iota // the peer began it, or it was begun with the peer
+	GuessBegan   GuessPhase = iota // an attempt with the peer has begun, at either end's request
 	GuessHit                       // Input.Endpoint: where the peer was heard
 	GuessFailed                    // every port was tried
-	GuessRefused                   // a budget, here or there, says not before Retry
+	GuessRefused                   // a budget at either end allows no attempt before Retry
 	GuessSilent                    // the peer did not answer the request
 )
 
-// GuessEvent is the outcome of an attempt, of an InputGuess.
+// GuessEvent is the content of an InputGuess.
 type GuessEvent struct {
 	Phase GuessPhase
 	Text  string        // one sentence
 	Retry time.Duration // GuessRefused
-	// What it took, of an attempt that was carried out.
+	// The cost of an attempt that was carried out.
 	Probes  int // packets from WireGuard's port
 	Sockets int
 	Took    time.Duration
 }
 
-// Guessing is how guessing with one peer goes.
+// Guessing is the state of guessing ports with one peer.
 type Guessing struct {
-	Of      Guess     // what the plan said; another plan starts anew
+	Of      Guess     // as planned; another plan starts anew
 	Since   time.Time // start of the running attempt; zero: none
-	Hit     bool      // it has found something, which no ping has proven yet
+	Hit     bool      // an attempt found an endpoint that no ping has proven yet
 	Next    time.Time // no attempt before
 	Tries   int       // attempts in a row without a hit
 	Refused int       // requests in a row that were refused
-	Outcome string    // of the last one
+	Outcome string    // of the last attempt
 	At      time.Time
-	Last    GuessEvent // what the last one took
-	Died    time.Time  // of the last path whose death was noticed here
+	Last    GuessEvent // of the last attempt
+	Died    time.Time  // death of the last direct path that guess has handled
 }
 
 // Times of guessing. A failed attempt costs up to some thousand packets and mappings, so the pauses are long.
 const (
 	guessFirst  = 30 * time.Second // after a failed attempt: 30 s, 1, 2, 4 … min up to guessLast
 	guessLast   = time.Hour
-	guessSilent = 10 * time.Second // after one that the peer did not answer: 10, 20, 40 … s up to the setting
-	guessAsk    = 15 * time.Second // at most after a refusal that names no longer time: 1, 2, 4 … s
+	guessSilent = 10 * time.Second // after an attempt the peer did not answer: 10, 20, 40 … s up to the setting
+	guessAsk    = 15 * time.Second // limit after a refusal without a longer time: 1, 2, 4 … s
 	guessDefer  = 500 * time.Millisecond
-	guessLost   = 45 * time.Second // an attempt that nobody reports on any more
+	guessLost   = 45 * time.Second // after so long without a report an attempt counts as failed
 	guessSettle = 5 * time.Second  // after a hit, for pings to prove it
-	guessBack   = 4 * time.Second  // after a death: the port that was found may still be open
+	guessBack   = 4 * time.Second  // after a death: the guessed port may still be open
 )
 
-// strategy is Strategy with guessing added where that is all that is left.
+// strategy is Strategy with port prediction added for pairs that need it.
 func (s *step) strategy() Plan {
 	p := Strategy(s.Self, s.Remote, s.Settings.Exclude)
 	g, reason := GuessFor(s.Self, s.Remote, s.Settings, s.Peer)
@@ -130,7 +130,7 @@ func (s *step) strategy() Plan {
 	return p
 }
 
-// GuessFor is what guessing ports can do for two nodes, and why, in a sentence; empty where it is not the question.
+// GuessFor returns how two nodes may guess ports, and the reason in a sentence; empty where guessing is of no use.
 func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 	a, b := openNAT(self), openNAT(peer)
 	symmetric := a == natSymmetric || b == natSymmetric
@@ -161,10 +161,10 @@ func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 		"other's lets in only ports it has sent to: many sockets at the one end meet random ports tried from the other."
 }
 
-// mapped4 tells nodes that know how the internet sees them; the NATs that this is about are all IPv4.
+// mapped4 reports whether a node's public IPv4 mapping is known; NATs that need guessing are IPv4 only.
 func mapped4(n Node) bool { return len(Mapped4(n)) > 0 }
 
-// Mapped4 are a node's IPv4 addresses and ports as the internet sees them.
+// Mapped4 returns a node's server-reflexive IPv4 addresses and ports.
 func Mapped4(n Node) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, c := range n.Candidates {
@@ -175,13 +175,13 @@ func Mapped4(n Node) []netip.AddrPort {
 	return out
 }
 
-// guess begins an attempt when it is due, and ends one that is not needed any more.
+// guess begins an attempt when it is due, and ends one that is no longer needed.
 func (s *step) guess() {
 	g := &s.Guessing
 	if s.Plan.Guess != g.Of {
 		*g = Guessing{Of: s.Plan.Guess}
 		if s.SelfID.String() > s.Peer.String() {
-			g.Next = s.now.Add(guessDefer) // one end begins, so that two requests need not cross
+			g.Next = s.now.Add(guessDefer) // one end asks first, so that two requests need not cross
 		}
 	}
 	if s.direct() >= 0 && (g.Hit || !g.Since.IsZero()) {
@@ -206,7 +206,7 @@ func (s *step) guess() {
 	s.actions = append(s.actions, Action{Kind: ActionGuess, Guess: g.Of})
 }
 
-// guessWake is when guess has something to do; zero: when something else happens.
+// guessWake is when guess must run again; zero: after another event.
 func (s *step) guessWake() time.Time {
 	g := &s.Guessing
 	switch {
@@ -217,16 +217,16 @@ func (s *step) guessWake() time.Time {
 	case s.Relay.ID.IsZero():
 		return time.Time{} // nothing carries the request to the peer
 	case s.asleep() || s.Settings.Lazy && s.now.Sub(s.TrafficAt) >= talkFor:
-		return time.Time{} // nothing would use it
+		return time.Time{} // no traffic needs a path
 	}
 	at := later(g.Next, s.Now)
 	if s.Plan.Probe {
-		at = later(at, s.BurstTo) // what needs no guessing comes first
+		at = later(at, s.BurstTo) // probing without guessing goes first
 	}
 	return at
 }
 
-// tryGuessed pings what was found by guessing before: the mapping may still be there.
+// tryGuessed pings endpoints found by earlier guessing, since their mappings may still exist.
 func (s *step) tryGuessed() {
 	for i := range s.Probes {
 		if p := &s.Probes[i]; p.guessed() && p.proven(s.now) {
@@ -239,7 +239,7 @@ func (p *Probe) guessed() bool {
 	return p.Source == GuessBirthday.String() || p.Source == GuessPrediction.String() || p.Source == GuessBoth.String()
 }
 
-// takeGuess takes what became of an attempt.
+// takeGuess handles the progress or outcome of an attempt.
 func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 	g := &s.Guessing
 	if ev.Phase == GuessBegan {
@@ -249,7 +249,7 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 		return
 	}
 	if ev.Phase == GuessHit {
-		again := ev == g.Last // the peer's next packet from there
+		again := ev == g.Last // another packet from the same endpoint
 		if again {
 			s.grant(e, 1)
 		} else {
@@ -280,11 +280,11 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 	}
 }
 
-// grant gives an address that was hit its pings, whatever was spent on it before: as many as for any other address
-// after a new hit, and one for each further packet from there.
+// grant renews the pings of an address that was hit, whatever was spent on it before: all of them after a new hit,
+// one for each further packet from there.
 func (s *step) grant(e netip.AddrPort, n uint8) {
 	b := s.spent(e)
-	if b == nil { // an earlier hit at the same NAT makes room
+	if b == nil { // an earlier hit at the same NAT gives up its place
 		if k := slices.IndexFunc(s.Spent, func(b Spent) bool {
 			return b.Endpoint.Addr() == e.Addr() && !s.known(b.Endpoint)
 		}); k >= 0 {
@@ -297,8 +297,8 @@ func (s *step) grant(e netip.AddrPort, n uint8) {
 	}
 }
 
-// hit takes an endpoint at which an authenticated packet of the peer met a port that was guessed, again if that is not
-// the first.
+// hit handles an endpoint from which an authenticated packet of the peer met a guessed port; again: not its first
+// one.
 func (s *step) hit(e netip.AddrPort, again bool) {
 	i := s.find(e)
 	if i < 0 {
@@ -309,21 +309,21 @@ func (s *step) hit(e netip.AddrPort, again bool) {
 	p := &s.Probes[i]
 	p.Source = s.Plan.Guess.Kind.String()
 	if s.Plan.Guess.Kind == GuessNone {
-		p.Source = GuessBirthday.String() // adopted before the peer's record came
+		p.Source = GuessBirthday.String() // adopted before the peer's record arrived
 	}
 	due := p.LastSent.Add(pingBackGap)
 	if i == s.active() || again && p.Unanswered > 0 && s.now.Before(due) {
 		return
 	}
-	// What left a moment ago went by another port: it is no reason not to ping.
+	// A ping sent a moment ago left from another local port, so this one is still needed.
 	p.BurstAt, p.Next, p.Unanswered, p.WindowSent = s.now, 0, 0, 0
 	if s.now.Equal(p.LastSent) {
 		p.BurstAt = due
 	}
 }
 
-// both tells whether guessing at both ends is enabled with a peer: this host's configuration for the peer counts first,
-// then what either node says of itself, where one that does not want it is heard, then the mesh's setting.
+// both reports whether guessing at both ends is enabled with a peer. This host's configuration for the peer counts
+// first, then either node's record, where disabled overrides enabled, then the mesh's setting.
 func (s Settings) both(self, other Node, peer identity.ID) bool {
 	if v, ok := s.BirthdayPeers[peer.String()]; ok {
 		return v
@@ -337,7 +337,7 @@ func (s Settings) both(self, other Node, peer identity.ID) bool {
 	return s.BirthdayBoth
 }
 
-// explain tells how guessing goes, nil where there is none.
+// explain summarises guessing for users; nil: not used for this pair.
 func (g Guessing) explain() *GuessLine {
 	if g.Of.Kind == GuessNone {
 		return nil
@@ -346,19 +346,19 @@ func (g Guessing) explain() *GuessLine {
 		Outcome: g.Outcome, At: g.At, Next: g.Next, Probes: g.Last.Probes, Sockets: g.Last.Sockets, Took: g.Last.Took}
 }
 
-// GuessLine is how guessing ports with a peer goes, for Explanation.
+// GuessLine is the state of guessing ports with a peer, for Explanation.
 type GuessLine struct {
 	Rule, Role string
 	Running    bool
-	Tries      int    // in a row that failed
+	Tries      int    // consecutive failures
 	Outcome    string // of the last attempt
 	At, Next   time.Time
-	Probes     int // of the last attempt, from WireGuard's port
+	Probes     int // sent from WireGuard's port in the last attempt
 	Sockets    int
 	Took       time.Duration
 }
 
-// text is the line without its name.
+// text is the line without its heading.
 func (l GuessLine) text(now time.Time) string {
 	out := l.Rule + " (" + l.Role + ")"
 	switch {
@@ -373,5 +373,5 @@ func (l GuessLine) text(now time.Time) string {
 	return out
 }
 
-// portStep is what a record tells of how its NAT counts; only a symmetric one's is of use.
+// portStep is the port increment of the node's NAT; only a symmetric NAT's is used.
 func portStep(r *skeinv1.Record) int { return int(r.GetTraits().GetPortStep()) }

@@ -72,7 +72,7 @@ func TestWhoGuesses(t *testing.T) {
 	}
 }
 
-// guesser is a machine whose peer can be reached by guessing alone.
+// guesser is a machine whose peer is reachable only by port prediction.
 type guesser struct {
 	t   *testing.T
 	m   Machine
@@ -87,7 +87,7 @@ func newGuesser(t *testing.T, self, peer identity.ID) *guesser {
 	return g
 }
 
-// do takes a step and returns what it asks for besides being woken.
+// do makes a step and returns its actions except wake-ups.
 func (g *guesser) do(in Input) (out []Action) {
 	var actions []Action
 	g.m, actions = Step(g.m, g.now, in)
@@ -99,7 +99,8 @@ func (g *guesser) do(in Input) (out []Action) {
 	return out
 }
 
-// until lets time pass, woken as asked for, until an action of a kind comes, and returns how long that took.
+// until advances the time with the requested wake-ups until an action of a kind appears, and returns how long that
+// took.
 func (g *guesser) until(kind ActionKind, limit time.Duration) (Action, time.Duration) {
 	g.t.Helper()
 	began := g.now
@@ -174,7 +175,7 @@ func TestAHitIsProvenByPings(t *testing.T) {
 	if p := g.m.Probes[g.m.active0()]; p.Source != "birthday" {
 		t.Errorf("the endpoint's source is %q", p.Source)
 	}
-	// It dies; first the same port is tried again, then others.
+	// The path dies; first the same port is tried again, then others.
 	g.do(Input{Kind: InputTraffic})
 	for g.m.Path.Kind == Direct {
 		g.until(ActionUse, time.Minute)
@@ -187,7 +188,7 @@ func TestAHitIsProvenByPings(t *testing.T) {
 	}
 }
 
-// What was spent on an address before nobody could know that its port would be hit is no reason not to ping it then.
+// Pings spent on an address before its port was hit do not prevent pings after the hit.
 func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
 	g := newGuesser(t, nodeIDs[0], nodeIDs[1])
 	g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
@@ -204,8 +205,7 @@ func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
 	}
 }
 
-// A ping that left a moment before the hit went by another port, and is no reason not to ping by the one that was
-// found.
+// A ping sent just before the hit left from another port, and does not prevent a ping from the port that was hit.
 func TestAHitIsPingedRightBehindAnotherPing(t *testing.T) {
 	for _, since := range []time.Duration{0, time.Millisecond, pingBackGap - 1, pingBackGap} {
 		g := newGuesser(t, nodeIDs[0], nodeIDs[1])

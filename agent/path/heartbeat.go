@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// heartbeats keeps watch over the path in use, if it is pinged: heartbeats while there is traffic, keepalives while
-// there is none, and death when the answers stay away.
+// heartbeats supervises the path in use if it is pinged: heartbeats with traffic, keepalives without, and death when
+// answers are missing.
 func (s *step) heartbeats() {
 	s.followTunnel()
 	i := s.active()
@@ -37,7 +37,7 @@ func (s *step) heartbeats() {
 	}
 }
 
-// busy tells whether there is traffic, or a question asked while there was some is still open.
+// busy reports whether there is traffic, or a ping sent during traffic is still unanswered.
 func (s *step) busy() bool {
 	return s.now.Before(s.BusyUntil) || len(s.Pending) > 0 && s.Pending[0].Before(s.BusyUntil)
 }
@@ -45,11 +45,11 @@ func (s *step) busy() bool {
 // rto is how long an answer may take.
 func (s *step) rto() time.Duration { return s.leastRTO() + s.lateness() }
 
-// leastRTO is the same on a host that is not late.
+// leastRTO is rto on a host that is not late.
 func (s *step) leastRTO() time.Duration { return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) }
 
-// lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the
-// clock is to blame before the path is. The peer may be on such a host, too, hence twice. A little is within deadAfter.
+// lateness is extra time for answers on a busy host: an answer may wait in this host's queues. The peer's host may be
+// as busy, hence twice. Up to lateIgnored the floors of the timeouts suffice.
 func (s *step) lateness() time.Duration {
 	if s.Late <= lateIgnored {
 		return 0
@@ -57,10 +57,10 @@ func (s *step) lateness() time.Duration {
 	return 2 * s.Late
 }
 
-// overdue counts pings whose answers should have come.
+// overdue counts pings that are unanswered after rto.
 func (s *step) overdue() int { return s.unanswered(s.rto()) }
 
-// unanswered counts pings without an answer for so long.
+// unanswered counts pings that have had no answer for at least rto.
 func (s *step) unanswered(rto time.Duration) int {
 	n := 0
 	for _, t := range s.Pending {
@@ -75,7 +75,7 @@ func (s *step) verifying() bool {
 	return s.now.Before(s.VerifyUntil) && s.LastPong.Before(s.VerifyUntil.Add(-verifyFor))
 }
 
-// leastPatience is how old the oldest unanswered ping has to be for a death, on a host that is not late.
+// leastPatience is the age at which the oldest unanswered ping means death, on a host that is not late.
 func (s *step) leastPatience() time.Duration {
 	if s.verifying() {
 		return verifyPatience
@@ -101,7 +101,7 @@ func (s *step) dead() bool {
 	return s.overdue() > idleRetries
 }
 
-// nextHeartbeat is when the next ping on the path in use is due, and how much sooner it may be sent along with others.
+// nextHeartbeat is when the next ping on the path in use is due, and how much sooner it may leave with others.
 func (s *step) nextHeartbeat(i int) (at time.Time, early time.Duration) {
 	last := s.Probes[i].LastSent
 	switch {
@@ -120,9 +120,9 @@ func (s *step) nextHeartbeat(i int) (at time.Time, early time.Duration) {
 	return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent))), s.keepalive() / keepaliveEarly
 }
 
-// overduePace is between pings once an answer is overdue: as many tries are made in the time that the path is given,
-// whether that is long or short. Where machines are slow, or this process is late, more pings would make them slower:
-// all pairs of a crowd that has no time for its answers would send four times as much as before.
+// overduePace is the interval between pings once an answer is overdue. It grows with the path's patience, so that the
+// number of tries stays the same: faster pings would slow machines that are late already, and in a large overloaded
+// mesh all pairs would send four times as many.
 func (s *step) overduePace() time.Duration {
 	if s.mayBeSuspected() {
 		return fastHeartbeat
@@ -135,7 +135,7 @@ func (s *step) heartbeatDue(i int) bool {
 	return !s.now.Before(at.Add(-early))
 }
 
-// heartbeatWake is when heartbeat has something to do again, and how much sooner it may be done.
+// heartbeatWake is when heartbeats must run again, and how much sooner it may.
 func (s *step) heartbeatWake(i int) (time.Time, time.Duration) {
 	beat, early := s.nextHeartbeat(i)
 	if at := earlier(beat, s.heartbeatTrouble()); !at.Equal(beat) {
@@ -144,7 +144,7 @@ func (s *step) heartbeatWake(i int) (time.Time, time.Duration) {
 	return beat, early
 }
 
-// heartbeatTrouble is when heartbeat has to look whether the path in use still lives; zero: it does.
+// heartbeatTrouble is when heartbeats must decide whether the path in use is alive; zero: nothing is unanswered.
 func (s *step) heartbeatTrouble() time.Time {
 	if s.Path.Silent {
 		return s.tunnelEnd()
@@ -170,8 +170,8 @@ func (s *step) heartbeatTrouble() time.Time {
 	return at
 }
 
-// die gives up the path in use. Its endpoint is not trusted again before a hold that grows with each death. The burst
-// that begins may forget probes, so indices of probes and pointers to them are void afterwards.
+// die gives up the path in use and puts its endpoint on hold, longer with each death. The burst that begins may
+// forget probes, so indices of probes and pointers to them are invalid afterwards.
 func (s *step) die(i int) {
 	p := &s.Probes[i]
 	if s.now.Sub(s.Path.Since) >= calmAfter {

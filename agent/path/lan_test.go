@@ -11,7 +11,7 @@ var (
 	outside = ap("203.0.113.7:40001")
 )
 
-// neighbours is a machine whose peer is in the same LAN, behind a NAT that turns packets round.
+// neighbours is a machine whose peer is in the same LAN, behind a NAT that hairpins.
 func neighbours(t *testing.T) *stepper {
 	self := node(natPortRestricted, cand(host, "192.168.1.2:51820"), cand(srflx, "203.0.113.7:40000"))
 	s := newStepper(t, self, node(natPortRestricted, cand(host, lanAt.String()), cand(srflx, outside.String())))
@@ -21,7 +21,7 @@ func neighbours(t *testing.T) *stepper {
 	return s
 }
 
-// answered lets time pass, in which pings are answered after as long as rtt says; 0: not at all.
+// answered advances the time while pings are answered after the RTT; 0: not answered.
 func (s *stepper) answered(d time.Duration, rtt func(e netip.AddrPort, nth uint32) time.Duration) {
 	type pong struct {
 		at time.Time
@@ -59,8 +59,7 @@ func (s *stepper) answered(d time.Duration, rtt func(e netip.AddrPort, nth uint3
 	}
 }
 
-// One answer from the LAN that is late, on a busy machine, does not keep a pair on the way through its router for
-// minutes.
+// One late answer from the LAN, on a busy machine, does not keep a pair on the path through its router for minutes.
 func TestLateAnswerFromTheLAN(t *testing.T) {
 	s := neighbours(t)
 	s.answered(burstFor, func(e netip.AddrPort, nth uint32) time.Duration {
@@ -77,7 +76,7 @@ func TestLateAnswerFromTheLAN(t *testing.T) {
 	}
 }
 
-// Of two ends on different ways the one that is not on the LAN gives in, whatever their IDs.
+// If two ends use different paths, the end that is not on the LAN changes, whatever their IDs.
 func TestTheLANIsFollowed(t *testing.T) {
 	on := func(e netip.AddrPort) *stepper {
 		s := neighbours(t)

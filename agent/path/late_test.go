@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
-// Two hosts that start together do not know their NATs equally soon. What the faster one's address was pinged before it
-// knew whom to let in was in vain, and must not cost the pair its first attempt.
+// Two hosts that start together may learn their NATs at different times. The faster one's pings before the other knew
+// whom to let in were in vain, and must not cost the pair its first attempt.
 func TestOneEndKnowsItsNATLater(t *testing.T) {
 	for _, nats := range [][2]skeinv1.NatType{{natRestricted, natSymmetric}, {natRestricted, natPortRestricted},
 		{natPortRestricted, natPortRestricted}} {
@@ -38,8 +38,8 @@ func TestOneEndKnowsItsNATLater(t *testing.T) {
 	}
 }
 
-// startLate starts a node that knows its LAN address alone, and its NAT some time later. The other end has its records
-// when it has heard.
+// startLate starts a node that knows only its LAN address, and its NAT some time later. The other end has its records
+// once it has received them.
 func (s *sim) startLate(n *simNode, at, heard time.Duration) {
 	all := s.record(n)
 	first := Node{Candidates: all.Candidates[:1]}

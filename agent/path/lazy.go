@@ -3,16 +3,16 @@ package path
 import "time"
 
 // In a large mesh most pairs of nodes never talk. A pair without traffic stays in a relay's session, which costs
-// nothing until there is a packet: no direct path is looked for, no port is guessed. WireGuard's endpoint of such a
-// peer is a port of this agent, so that the first packet goes by the relay at once, and is what wakes the pair. What is
-// known to work is kept.
+// nothing until there is a packet: no search for a direct path, no port prediction. WireGuard's endpoint of such a
+// peer is a local port of this agent, so the first packet goes over the relay at once and is seen as traffic. A
+// direct path that works is kept.
 
-// ruleIdle is the rule of a path that no traffic asks for.
+// ruleIdle is the rule of a pair without traffic.
 const ruleIdle = "idle"
 
 const (
 	awakeFor = 30 * time.Second // after traffic, and after the peer asked to be probed
-	// Traffic that wakes a pair goes on: it shows again, so long after its first sign at least and at most. WireGuard
+	// Traffic that wakes a pair must appear twice, with a gap of at least stirAfter and at most stirWithin. WireGuard
 	// repeats a handshake after 5 to 5.4 s.
 	stirAfter  = 500 * time.Millisecond
 	stirWithin = 6 * time.Second
@@ -20,7 +20,7 @@ const (
 	lazyWithin = 8 * time.Second
 )
 
-// asleep reports whether nothing is to be done for the pair.
+// asleep reports whether the pair has no traffic and needs no search for a direct path.
 func (s *step) asleep() bool {
 	if !s.Settings.Lazy || s.direct() >= 0 || s.now.Before(s.awakeUntil()) {
 		return false
@@ -28,7 +28,7 @@ func (s *step) asleep() bool {
 	return !s.Relay.ID.IsZero() || s.now.Before(s.relayBy())
 }
 
-// awakeUntil is when the pair falls asleep if nothing else happens; zero: it is.
+// awakeUntil is when the pair falls asleep if nothing else happens; zero: no traffic so far.
 func (s *step) awakeUntil() time.Time {
 	at := s.AwakenedAt
 	if s.TrafficAt.After(at) {
@@ -40,7 +40,7 @@ func (s *step) awakeUntil() time.Time {
 	return at.Add(awakeFor)
 }
 
-// sleep is what startBurst does instead for a pair that is asleep: it looks again when no relay has come.
+// sleep replaces a burst for a pair that is asleep. If there is no relay, the search begins after relayBy.
 func (s *step) sleep() {
 	s.Idle, s.NextRetry = true, time.Time{}
 	if s.Relay.ID.IsZero() {
@@ -48,9 +48,9 @@ func (s *step) sleep() {
 	}
 }
 
-// relayBy is until when a pair that is asleep waits for a relay; on a late host relays are late, too. A peer that
-// relays call absent is most likely off, and announced when it comes. It is tried now and then, since only its relays
-// may be out of its reach.
+// relayBy is until when a pair that is asleep waits for a relay, longer on a late host, where relays are late, too. A
+// peer that relays call absent is most likely off, and is announced when it comes. It is still tried now and then,
+// since perhaps only its relays are unreachable for it.
 func (s *step) relayBy() time.Time {
 	at := s.RelaySince.Add(lazyWithin + 8*s.Late)
 	if s.Relay.Absent && !s.BurstAt.IsZero() {
@@ -59,14 +59,15 @@ func (s *step) relayBy() time.Time {
 	return at
 }
 
-// away reports whether the peer is tried only because its relays may be out of its reach: one ping shows it as well as
-// many, and a large mesh has many peers that are off.
+// away reports whether the peer is probed only in case its relays are unreachable for it. One ping tests that as well
+// as a burst, and in a large mesh many peers are off.
 func (s *step) away() bool {
 	return s.Settings.Lazy && s.Relay.Absent && !s.now.Before(s.awakeUntil())
 }
 
-// stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a
-// search for a direct path would cost many times what they do. Without a relay nothing carries it.
+// stirs reports whether WireGuard's traffic wakes the pair. A lone packet and its answer go over the relay, since a
+// search for a direct path would cost many times as much. Without a relay any packet wakes the pair, as nothing
+// carries it.
 func (s *step) stirs() bool {
 	if !s.Idle {
 		return true
@@ -81,12 +82,12 @@ func (s *step) stirs() bool {
 	return !lone && s.now.Sub(s.StirredAt) >= stirAfter+s.lateness()
 }
 
-// stirred reports whether WireGuard lately had something to say to a peer that is idle.
+// stirred reports whether WireGuard recently carried traffic of an idle pair.
 func (s *step) stirred() bool {
 	return !s.StirredAt.IsZero() && s.now.Sub(s.StirredAt) <= stirWithin+2*s.lateness()
 }
 
-// awaken begins for a pair that was asleep what had been left.
+// awaken begins the search that sleep had left out.
 func (s *step) awaken() {
 	if !s.Idle {
 		return

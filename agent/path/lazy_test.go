@@ -21,9 +21,8 @@ func lazyBehind(t *testing.T, a, b skeinv1.NatType) *sim {
 
 func pingsOf(s *sim) int { return s.nodes[0].pings + s.nodes[1].pings }
 
-// A pair of a large mesh that has nothing to say stays with the relay and sends nothing. What it has to say goes by the
-// relay at first, none of it is lost, and soon it goes directly. When it says no more, the path that works stays, for a
-// keepalive.
+// A pair of a large mesh without traffic stays with the relay and sends nothing. Its traffic goes over the relay at
+// first, without loss, and soon directly. When the traffic ends, the path stays for one keepalive interval.
 func TestLazyPair(t *testing.T) {
 	s := lazySim(t)
 	s.turn = 100 * time.Millisecond
@@ -58,7 +57,7 @@ func TestLazyPair(t *testing.T) {
 	}
 }
 
-// What a lazy pair's heartbeats find out takes no longer than any other's.
+// The heartbeats of a lazy pair take no longer to find something than those of any other.
 func TestLazyPairIsCut(t *testing.T) {
 	s := lazySim(t)
 	s.start(true)
@@ -75,8 +74,8 @@ func TestLazyPairIsCut(t *testing.T) {
 	}
 }
 
-// Without a relay nothing could carry the first packet: after some seconds a direct path is looked for, as in a small
-// mesh.
+// Without a relay nothing could carry the first packet: after some seconds the search for a direct path begins, as in
+// a small mesh.
 func TestLazyWithoutRelay(t *testing.T) {
 	s := lazySim(t)
 	s.start(false)
@@ -88,8 +87,8 @@ func TestLazyWithoutRelay(t *testing.T) {
 	wantPaths(t, s, "no relay has come", Direct, true)
 }
 
-// What an idle pair has to say wakes it at once where no relay carries it, also what was said just before the last one
-// was lost: two hosts of a site that is cut off find each other in their own network.
+// Traffic wakes an idle pair at once if no relay carries it, also traffic from just before the last relay was lost:
+// two hosts of a site that is cut off find each other in their own network.
 func TestLazyPairLosesItsRelay(t *testing.T) {
 	for name, lost := range map[string]time.Duration{"before the packet": 0, "after it": time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -122,14 +121,14 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A packet now and then wakes no pair: it goes by the relay, and nobody looks for another way.
+// A single packet now and then wakes no pair: it goes over the relay, and no search begins.
 func TestLonePacketsWakeNobody(t *testing.T) {
 	s := lazySim(t)
 	s.start(true)
 	s.run(10 * time.Second)
 	want := 0
 	for i := range 20 {
-		// what one reading of the counters shows, or two
+		// seen in one reading of the counters, or in two
 		d := []time.Duration{50 * time.Millisecond, 400 * time.Millisecond}[i%2]
 		s.traffic(d)
 		s.run(10 * time.Second)
@@ -144,7 +143,7 @@ func TestLonePacketsWakeNobody(t *testing.T) {
 	}
 }
 
-// To an idle pair it is nothing that another relay would be chosen.
+// A change of the best relay does not concern an idle pair.
 func TestRelaysThatChangeAreNothingToAnIdlePair(t *testing.T) {
 	s := lazySim(t)
 	s.start(true)
@@ -162,8 +161,8 @@ func TestRelaysThatChangeAreNothingToAnIdlePair(t *testing.T) {
 	}
 }
 
-// A peer of a large mesh that is off, by the relays' word, is tried each ten minutes, by one ping at each address; with
-// traffic as ever. When it comes back the relays say so.
+// A peer of a large mesh that relays report absent is tried every ten minutes, with one ping per address; with
+// traffic as usual. The relays announce its return.
 func TestLazyPeerIsOff(t *testing.T) {
 	s := lazySim(t)
 	s.start(true)

@@ -12,23 +12,23 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// owned is the state that only the loop touches.
+// owned is the state that only the loop may access.
 type owned struct {
 	settings Settings
 	self     *Node
 	peers    map[identity.ID]*peer
 	timers   timers
-	woken    []*peer             // of this turn
+	woken    []*peer             // in this turn of the loop
 	pings    map[[12]byte]pinged // outstanding
-	order    []sentPing          // the same, oldest first
-	crowd    int                 // the most there were in pings
+	order    []sentPing          // of pings, oldest first
+	crowd    int                 // largest size of pings since its last rebuild
 	unready  map[identity.ID]bool
-	others   map[identity.ID]bool // peers in whose place others can carry
+	others   map[identity.ID]bool // peers whose traffic others can carry
 	spare    []event
-	punches  []signalTo    // of this turn
+	punches  []signalTo    // in this turn of the loop
 	turns    turns         // of bursts
-	late     time.Duration // as the machines know it
-	dirty    bool          // some path changed
+	late     time.Duration // as the machines were last told
+	dirty    bool          // the path to a peer changed
 	stale    bool          // only an RTT or a reason changed
 	built    time.Time     // when Paths was last built
 }
@@ -49,15 +49,15 @@ type sentPing struct {
 type peer struct {
 	machine Machine
 	wake    time.Time     // zero: never
-	early   time.Duration // so much sooner will do, too
-	place   int           // in timers; -1: not there
+	early   time.Duration // how much sooner the wake-up may come
+	place   int           // index in timers; -1: not in it
 	trace   trace
 	last    Counters // the last reading; its time is zero before the first
 	asked   questions
 	relay   RelayChoice
 }
 
-// wakes tells whether a peer is woken in a turn that wakes so many others.
+// wakes reports whether a peer is woken in a turn that has already woken this many others.
 func (p *peer) wakes(now time.Time, others int) bool {
 	return !p.wake.After(now) || others < togetherMax && !p.wake.Add(-p.early).After(now)
 }
@@ -81,12 +81,12 @@ func (m *Manager) loop(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		// What has arrived comes before what is due: an answer that waits must not look like a missing one.
+		// Arrived inputs come before due timers: an answer in the queue must not look like a missing one.
 		m.drain()
 		m.due()
 		m.takeTurns()
 		m.publish()
-		m.signal() // after publish, so that no punch takes the path that has just died
+		m.signal() // after publish, so that no punch uses the path that has just died
 		now, next := m.cfg.Clock(), time.Hour
 		if len(m.o.timers) > 0 {
 			next = max(m.o.timers[0].wake.Sub(now), 0)
@@ -137,11 +137,11 @@ func (m *Manager) handle(e event) {
 		delete(m.o.pings, e.tx)
 		m.metrics.pongsReceived.Add(1)
 		if sent.to != e.in.Endpoint {
-			// Answered, but from elsewhere: that proves no endpoint, it only tells of one.
+			// A pong from another address proves no endpoint; it only names one to probe.
 			e.in = Input{Kind: InputPing, Endpoint: e.in.Endpoint}
 		} else {
 			if !e.at.IsZero() {
-				now = later(sent.at, e.at) // the moment of arrival, not of this turn
+				now = later(sent.at, e.at) // the time of arrival, not of this turn
 			}
 			e.in.RTT, e.in.Sent, e.in.Size = now.Sub(sent.at), sent.at, sent.size
 		}
@@ -150,12 +150,12 @@ func (m *Manager) handle(e event) {
 	m.step(p, now, e.in)
 	if e.in.Kind == InputPunch && !burst.Equal(p.machine.BurstAt) || e.in.Kind == InputPing &&
 		known < len(p.machine.Probes) {
-		m.note(now, e.peer, e.in) // only what began something: a peer cannot flood the journal
+		m.note(now, e.peer, e.in) // only inputs that began something: a peer must not be able to flood the journal
 	}
 }
 
-// due ticks the machines whose time has come, and with them some of those that do not mind being early: waking up costs
-// more than a ping, so pings leave together where they can.
+// due ticks the machines whose timers have expired, and some that may be early: a wake-up costs more than a ping, so
+// pings are sent together where possible.
 func (m *Manager) due() {
 	now := m.cfg.Clock()
 	if len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
@@ -174,12 +174,12 @@ func (m *Manager) due() {
 		m.o.order = m.o.order[1:]
 	}
 	if m.o.crowd = max(m.o.crowd, len(m.o.pings)); m.o.crowd > 1024 && len(m.o.pings) < m.o.crowd/8 {
-		// Maps never shrink, and a start pings everybody at once.
+		// Maps never shrink, and a start pings all peers at once.
 		m.o.pings, m.o.crowd = maps.Collect(maps.All(m.o.pings)), len(m.o.pings)
 	}
 }
 
-// step runs one machine and does what it asks for.
+// step feeds an input to one machine and carries out its actions.
 func (m *Manager) step(p *peer, now time.Time, in Input) {
 	before := p.machine.Path
 	p.trace.add(p.machine, now, in)
@@ -190,7 +190,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	for _, a := range actions {
 		switch a.Kind {
 		case ActionPing:
-			// a padded one may be too long for this host's own link
+			// a padded ping may exceed the MTU of this host's own link
 			if err := m.ping(p, next.Now, a.Endpoint, a.Size); err != nil && a.Size == 0 {
 				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: cause(err)})
 			}
@@ -232,7 +232,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	}
 }
 
-// cause is an error without what was being done: that is known.
+// cause is the innermost error as text, since the caller names the operation.
 func cause(err error) string {
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
 		err = inner
@@ -240,7 +240,7 @@ func cause(err error) string {
 	return err.Error()
 }
 
-// reserve asks for a port. What comes out is told by Reserved.
+// reserve asks a relay for a port. The answer arrives through Reserved.
 func (m *Manager) reserve(p *peer, relay identity.ID) {
 	if m.cfg.Ports == nil {
 		return
@@ -280,7 +280,7 @@ func (m *Manager) ping(p *peer, now time.Time, to netip.AddrPort, size int) (err
 	return nil
 }
 
-// check has the counters read, and the relays asked.
+// check requests a reading of the counters, and asks the relays whether the peer has a session.
 func (m *Manager) check(id identity.ID) {
 	if m.cfg.Relays != nil {
 		m.cfg.Relays.Ask(id)
@@ -321,11 +321,11 @@ func (m *Manager) signal() {
 	m.o.punches = m.o.punches[:0]
 }
 
-// use makes a new path known, and keeps how it came about.
+// use announces a new path, and records how it came about.
 func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 	now := p.machine.Path
 	if before.Rule == ruleIdle && now.Kind == None && p.machine.Relay.Absent {
-		m.o.stale = true // the relays say that the peer is off, and no traffic waits for it: that can be heard later
+		m.o.stale = true // the peer is off by the relays' report, and no traffic waits for it: not urgent
 	} else {
 		m.o.dirty = true
 	}
@@ -338,7 +338,7 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 	}
 }
 
-// suspected makes it known that a peer is suspected, or no more.
+// suspected announces that a suspicion of a peer has begun or ended.
 func (m *Manager) suspected(p *peer, before Path) {
 	m.o.dirty = true
 	if p.machine.Path.Suspect {
@@ -431,9 +431,8 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 	}
 }
 
-// WithoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it
-// is taken from the next reading, and from no later one: a share that is estimated too large would hide traffic ever
-// after.
+// WithoutControl subtracts the control net's share from the counters. What the control net counted before WireGuard
+// did is subtracted from the next reading only: a share estimated too large would otherwise hide traffic forever.
 func (c Counters) WithoutControl(last Counters) Counters {
 	c.rawRx, c.rawTx = c.RxBytes, c.TxBytes
 	if c.rawRx < last.rawRx || c.rawTx < last.rawTx || last.At.IsZero() {
@@ -451,19 +450,19 @@ func (c Counters) WithoutControl(last Counters) Counters {
 	return c
 }
 
-// Unexplained reports whether more came from the peer since the last reading, one of WithoutControl's, than the control
-// net and WireGuard's upkeep explain. On a host that is late it may have been for the control net, which has not
-// counted it yet.
+// Unexplained reports whether more came from the peer since last, an earlier result of WithoutControl, than the
+// control net and WireGuard's own messages explain. On a late host the control net may not have counted its packets
+// yet.
 func (c Counters) Unexplained(last Counters) bool {
 	next := c.WithoutControl(last)
 	return next.RxBytes > last.RxBytes && carries(next.RxBytes-last.RxBytes)
 }
 
-// handshakeBytes are WireGuard's own messages for a session in one direction, at most: an initiation of 148 bytes and a
-// keepalive of 32, or a response of 92. Whatever needed the session shows besides.
+// handshakeBytes is the upper bound of WireGuard's own messages for a session in one direction: an initiation of 148
+// bytes and a keepalive of 32, or a response of 92. Traffic that needed the session is counted besides.
 const handshakeBytes = 148 + 32
 
-// rest is what is left of bytes without a part of them.
+// rest is all minus part, at least 0.
 func rest(all, part uint64) uint64 { return all - min(part, all) }
 
 func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() }
@@ -471,7 +470,7 @@ func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Add
 // overRelay stands for any local proxy.
 var overRelay = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
 
-// observe tells what two readings show.
+// observe derives inputs from two consecutive readings.
 func observe(last, c Counters) (ins []Input) {
 	if c.rawRx < last.rawRx || c.rawTx < last.rawTx {
 		return nil // another device
@@ -486,9 +485,9 @@ func observe(last, c Counters) (ins []Input) {
 	}
 	switch {
 	case carries(rx) &&
-		c.Relayed != last.Relayed: // some of it did, whatever the device shows: userspace WireGuard does not follow packets
+		c.Relayed != last.Relayed: // over a relay, at least partly: userspace WireGuard's endpoint does not follow packets
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: overRelay})
-	case carries(rx) && moved: // some of it may have come another way
+	case carries(rx) && moved: // some of it may have come from the earlier endpoint
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint})
 	case carries(rx):
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint, Sent: last.At})
@@ -501,8 +500,8 @@ func observe(last, c Counters) (ins []Input) {
 // sessionFor is how long after a handshake WireGuard accepts packets of that session (REJECT_AFTER_TIME).
 const sessionFor = 180 * time.Second
 
-// carries tells packets from WireGuard's own upkeep between two readings: a keepalive is 32 bytes, a handshake
-// 148 and 92, and a packet with something in it at least 64.
+// carries reports whether n bytes include more than WireGuard's own messages between two readings: a keepalive has 32
+// bytes, a handshake 148 and 92, and a packet with content at least 64.
 func carries(n uint64) bool {
 	switch n {
 	case 0, 32, 92, 92 + 32, 148, 148 + 32, 148 + 92, 148 + 92 + 32:
@@ -511,7 +510,7 @@ func carries(n uint64) bool {
 	return true
 }
 
-// publish replaces the snapshot when it is due.
+// publish replaces the snapshot if a change is due to be shown.
 func (m *Manager) publish() {
 	if !m.o.dirty && !m.o.stale {
 		return

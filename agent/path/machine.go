@@ -11,9 +11,9 @@ import (
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
-// Machine is all that is known and wished about the path to one peer. It is a value: Step returns
-// a new one and leaves the old one as it was. Its fields are exported so that the journal can keep
-// it, which has those of all groups side by side; only Step changes them.
+// Machine is the complete state of the path to one peer. It is a value: Step returns a new one and leaves the old one
+// unchanged. The fields are exported so that the journal can encode them; JSON flattens the embedded groups. Only
+// Step changes them.
 type Machine struct {
 	Ends
 	InUse
@@ -23,11 +23,11 @@ type Machine struct {
 	Counterpart
 
 	Now   time.Time     // of the last step
-	Woken time.Time     // the last wish to be woken
-	Late  time.Duration // how late this process lately woke
+	Woken time.Time     // the wake-up requested last
+	Late  time.Duration // how late this process woke recently
 }
 
-// Ends are whose path it is, and what both ends say of themselves.
+// Ends identifies both ends of the path and holds the record of each.
 type Ends struct {
 	SelfID   identity.ID
 	Peer     identity.ID
@@ -35,81 +35,81 @@ type Ends struct {
 	Self     Node
 	Remote   Node
 	Known    bool // a record of the peer has been seen
-	Unready  bool // the prober has not got the peer's key yet: no ping can be sent, nor answered
+	Unready  bool // the prober lacks the peer's key: pings can be neither sent nor answered
 }
 
-// InUse is about the path in use, when it is pinged, and about the one before it.
+// InUse is the path in use, its heartbeats, and what remains of the previous path.
 type InUse struct {
 	Path         Path
 	Pending      []time.Time // pings sent after the newest answered one
 	LastPong     time.Time
 	SRTT, RTTVar time.Duration
-	Slack        time.Duration // late answers have shown that this much more patience is due
+	Slack        time.Duration // extra patience, since late answers have brought a path back
 	SlackUntil   time.Time
-	Lates        uint8         // late answers that brought a path back, while slack is given
-	Replaceable  bool          // others can carry what goes through the peer
-	Stall        time.Duration // for how long this process did not run since StallOf, the oldest unanswered ping
+	Lates        uint8         // late answers that brought a path back while Slack lasts
+	Replaceable  bool          // other peers can carry the traffic that goes through this one
+	Stall        time.Duration // how long this process has slept since StallOf, the oldest unanswered ping
 	StallOf      time.Time
-	TrustUntil   time.Time      // the peer is not suspected before
-	Cleared      uint8          // suspicions in a row that an answer ended
+	TrustUntil   time.Time      // no suspicion before
+	Cleared      uint8          // consecutive suspicions that an answer ended
 	SilentSince  time.Time      // the first unanswered ping of the path that died last
-	Lost         string         // what ended the last direct path, a sentence; empty since the next one
-	DirectEnd    time.Time      // when the last one died
-	LastDirect   netip.AddrPort // endpoint of the last one
-	Follow       netip.AddrPort // where the peer sends from, to be used as soon as it answers
-	VerifyUntil  time.Time      // the peer may have found the path dead: look closely until then
+	Lost         string         // sentence saying what ended the last direct path; empty once another is in use
+	DirectEnd    time.Time      // when the last direct path died
+	LastDirect   netip.AddrPort // endpoint of the last direct path
+	Follow       netip.AddrPort // endpoint that the peer sends from, used as soon as it answers
+	VerifyUntil  time.Time      // the peer may have lost the path: verify with fast pings until then
 }
 
 // Search is the search for a direct path: endpoints, bursts of pings, punches and port prediction.
 type Search struct {
 	Plan       Plan
 	Probes     []Probe
-	Spent      []Spent // of addresses that have not answered
+	Spent      []Spent // ping budgets of addresses that have not answered
 	Guessing   Guessing
 	BurstAt    time.Time // start of the last burst
-	BurstTo    time.Time // when it can bring no more answers
+	BurstTo    time.Time // when its last answer can arrive
 	NextRetry  time.Time // next burst; zero: none wanted
 	Retries    int
-	Wishes     bool      // a burst is wanted, and begins when the manager allows it
-	WishPunch  bool      // with a punch
+	Wishes     bool      // a burst is requested, and begins when the manager allows it
+	WishPunch  bool      // the requested burst includes a punch
 	PunchAt    time.Time // last punch sent
-	InvitedAt  time.Time // last burst that a punch of the peer began
-	AwakenedAt time.Time // the peer's last wish to be probed
+	InvitedAt  time.Time // start of the last burst that a punch of the peer caused
+	AwakenedAt time.Time // when the peer last asked to be probed
 }
 
-// Activity is what the pair's traffic says.
+// Activity is what is known of the pair's traffic.
 type Activity struct {
-	BusyUntil time.Time // heartbeats until then
+	BusyUntil time.Time // heartbeats are sent until then
 	TrafficAt time.Time // when WireGuard last carried something
 	StirredAt time.Time // the first sign of traffic while idle
-	Idle      bool      // without traffic: no direct path is looked for
+	Idle      bool      // no traffic: no search for a direct path
 	ControlAt time.Time // when the control net last heard the peer in the tunnel
 }
 
-// Relaying is the relay of the pair, and the port that it has reserved for it.
+// Relaying is the pair's relay, and the port that the relay has reserved for the pair.
 type Relaying struct {
 	Relay      RelayChoice
 	AwaySince  time.Time // when the relays began to call the peer absent
-	RelaySince time.Time // when the relay came or went; at first: when the machine was made
+	RelaySince time.Time // when the pair last gained or lost its relay; initially when the machine was made
 	Reserving  Reserving
-	UDPLost    string // what ended the use of a relay's port, a sentence; empty since the next one
-	PortDied   bool   // UDPLost is for pings without an answer, and no endpoint was proven since
+	UDPLost    string // sentence saying what ended the use of a relay's port; empty once another is in use
+	PortDied   bool   // the port ended because its pings were unanswered, and no endpoint was proven since
 }
 
-// Counterpart is the peer's agent and tunnel, which may die apart.
+// Counterpart is what is known of the peer's agent and of its tunnel, which can fail independently.
 type Counterpart struct {
-	AgentAt    time.Time      // last word of the agent: ping, pong or punch
+	AgentAt    time.Time      // last ping, pong or punch of the peer's agent
 	HeardFrom  netip.AddrPort // where WireGuard heard the peer last
-	HeardAt    time.Time      // the reading that showed it
-	HeardAfter time.Time      // the reading before
-	Mute       time.Time      // since when WireGuard sends without hearing
+	HeardAt    time.Time      // the reading of the counters that showed HeardFrom
+	HeardAfter time.Time      // the reading before that one
+	Mute       time.Time      // since when WireGuard has sent and received nothing
 	SilentAt   time.Time      // when the path became silent
-	CheckOf    time.Time      // the silence that was checked, by its first ping
-	Checks     uint8          // how often
-	CheckedAt  time.Time      // last
+	CheckOf    time.Time      // the silence that the checks concern, identified by its first unanswered ping
+	Checks     uint8          // number of checks
+	CheckedAt  time.Time      // last check
 
-	UnheardUntil time.Time // no direct path before: WireGuard's packets did not pass over the last one
-	UnheardTimes uint8     // how often in a row
+	UnheardUntil time.Time // no direct path until then: WireGuard's packets did not pass over the last one
+	UnheardTimes uint8     // consecutive times
 }
 
 // Probe is what is known of one endpoint of the peer.
@@ -126,34 +126,34 @@ type Probe struct {
 	FirstSeen    time.Time
 	LastSent     time.Time
 	LastAnswered time.Time
-	Heard        time.Time     // last ping of the peer from there
-	RTT          time.Duration // follows the least, and slowly what is more
+	Heard        time.Time     // last ping of the peer received from there
+	RTT          time.Duration // drops to a lower sample at once, approaches higher ones by an eighth
 	Streak       uint8         // answers in a row
 	BurstAt      time.Time     // start of this endpoint's burst
-	Next         int           // next step of it
+	Next         int           // next index into pacing or firstPacing
 	WindowAt     time.Time
 	WindowSent   uint8
 	Died         time.Time // when a path over it last died
-	HoldUntil    time.Time // not trusted before
+	HoldUntil    time.Time // the endpoint is on hold until then
 	Flaps        uint8
 	Error        string   // why the last ping could not be sent
-	MTUProbe     MTUProbe `json:"Wide"` // as traces of before call it
+	MTUProbe     MTUProbe `json:"Wide"` // name of the field in traces that older versions wrote
 
-	// Of a port that a relay has reserved.
+	// For a port that a relay has reserved.
 	Relay   identity.ID
-	Ready   bool  // both ends are proven: it should carry
-	Old     bool  // ended, or replaced: remembered so that what still comes from there is not taken for a direct endpoint
-	Unheard bool  // the relay was told that it does not
+	Ready   bool  // the relay has seen both ends: packets should pass
+	Old     bool  // ended or replaced; kept so that packets from there are not taken for a direct endpoint
+	Unheard bool  // the relay was told that nothing passes
 	Turns   uint8 // bursts in a row without an answer
 }
 
-// NewMachine is the machine of a peer of which nothing is known yet.
+// NewMachine returns the machine of a peer about which nothing is known yet.
 func NewMachine(self, peer identity.ID, now time.Time) Machine {
 	return Machine{Ends: Ends{SelfID: self, Peer: peer}, Now: now, Relaying: Relaying{RelaySince: now},
 		InUse: InUse{Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}}
 }
 
-// step is one Step in the making.
+// step is the working state of one Step.
 type step struct {
 	Machine
 	now     time.Time
@@ -181,7 +181,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.stepMTUProbes()
 	s.settle()
 	s.guess()
-	s.stepMTUProbes() // what has just begun
+	s.stepMTUProbes() // first pings of the trials that settle began
 	s.Path.MTU = s.pathMTU()
 	if !s.Path.same(before) {
 		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
@@ -198,7 +198,7 @@ func (s *step) take(in Input) {
 	case InputSelf:
 		if in.Node != nil && !in.Node.Equal(s.Self) {
 			s.Self = *in.Node
-			s.PunchAt = time.Time{} // the peer may be told at once where to send now
+			s.PunchAt = time.Time{} // the peer may now be told at once where to send
 			s.UnheardUntil = time.Time{}
 			s.refund()
 			s.replan()
@@ -261,7 +261,7 @@ func (s *step) take(in Input) {
 	}
 }
 
-// takeSendFailed takes back what a ping that did not leave has cost.
+// takeSendFailed refunds a ping that was not sent.
 func (s *step) takeSendFailed(e netip.AddrPort, why string) {
 	i := s.find(e)
 	if i < 0 {
@@ -270,7 +270,7 @@ func (s *step) takeSendFailed(e netip.AddrPort, why string) {
 	p := &s.Probes[i]
 	p.Error = why
 	if i == s.active() {
-		return // its silence counts, whatever the cause
+		return // on the path in use silence counts, whatever the cause
 	}
 	p.Sent -= min(p.Sent, 1)
 	p.Unanswered -= min(p.Unanswered, 1)
@@ -303,16 +303,16 @@ func (s *step) takeRelay(r RelayChoice) {
 	switch {
 	case !old.ID.IsZero() && r.ID.IsZero() && s.Path.Kind == Relay:
 		if s.Idle && s.stirred() && !r.Absent {
-			s.noteTraffic() // it was not carried
+			s.noteTraffic() // the relay did not carry it
 			s.Idle = false
 		}
-		s.restart() // no relay is left: look for a direct way at once
+		s.restart() // no relay is left: look for a direct path at once
 	case old.Absent && !r.ID.IsZero() && s.direct() < 0:
 		s.restart() // the peer is back
 	}
 }
 
-// replan asks Strategy again after either end has changed, and starts over.
+// replan asks Strategy again after either end's record has changed, and restarts the search.
 func (s *step) replan() {
 	if !s.Known {
 		return
@@ -335,7 +335,7 @@ func (s *step) replan() {
 	s.restart()
 }
 
-// enlist puts a candidate of the record among the probes.
+// enlist adds a candidate of the record to the probes.
 func (s *step) enlist(c Candidate, after time.Duration, planned bool) {
 	i := s.find(c.Addr)
 	if i < 0 {
@@ -346,14 +346,14 @@ func (s *step) enlist(c Candidate, after time.Duration, planned bool) {
 	p.Type, p.Source, p.Known, p.Planned, p.After = c.Type, c.Source, true, planned, after
 }
 
-// restart looks for a direct path as if for the first time.
+// restart searches for a direct path as if for the first time.
 func (s *step) restart() {
 	s.Retries = 0
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
 	s.startBurst(true)
 }
 
-// learn remembers an address that only a packet or a punch told us, if there is room.
+// learn adds an address known only from a packet or a punch, if there is room.
 func (s *step) learn(e netip.AddrPort, source string) int {
 	if unfit(Candidate{Addr: e}, s.Self, s.Settings.Exclude) != "" {
 		return -1
@@ -372,9 +372,9 @@ func (s *step) learn(e netip.AddrPort, source string) int {
 	return len(s.Probes) - 1
 }
 
-// forget drops learned addresses that have led nowhere for a while. Indices of probes and pointers to them are void
-// afterwards: learn and startBurst come here, and through these die, restart and whatever takes a packet from a new
-// address.
+// forget drops learned addresses that have not answered for a while. Indices of probes and pointers to them are
+// invalid afterwards. Callers are learn and startBurst, and through them die, restart and every function that handles
+// a packet from a new address.
 func (s *step) forget() {
 	active := s.active()
 	var keep netip.AddrPort
@@ -393,7 +393,7 @@ func (s *step) takePing(e netip.AddrPort) {
 	s.tryBack(e)
 }
 
-// tryBack pings an address from which something of the peer came.
+// tryBack pings an address from which a packet of the peer came.
 func (s *step) tryBack(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
@@ -407,15 +407,15 @@ func (s *step) tryBack(e netip.AddrPort) {
 		return
 	}
 	if p.Next >= len(pacing) && !p.Known {
-		p.BurstAt, p.Next = s.now, 0 // the budget bounds it
+		p.BurstAt, p.Next = s.now, 0 // the address's budget bounds this
 		return
 	}
 	s.ping(i)
 }
 
-// takeSeen hears where WireGuard's own packets come from. It is worth a ping when it is new, and when both ends use
-// different direct ways: WireGuard would follow each packet to and fro, so the end that is not on the LAN gives in,
-// else the one with the higher ID.
+// takeSeen handles the address from which WireGuard received packets. A new address is worth a ping. So is one that
+// shows that the ends use different direct paths, since WireGuard's endpoint would then change with every packet: the
+// end that is not on the LAN changes its path, otherwise the end with the higher ID.
 func (s *step) takeSeen(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
@@ -437,7 +437,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	s.AgentAt = s.now
 	if s.Unready {
-		return // this end begins when it can
+		return // it starts its own burst when Ready
 	}
 	s.AwakenedAt, s.Idle = s.now, false
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
@@ -449,7 +449,7 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	}
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
 	if !reply {
-		s.VerifyUntil = s.now.Add(verifyFor) // the peer may have lost what we still use
+		s.VerifyUntil = s.now.Add(verifyFor) // the peer may have lost the path that this host still uses
 	}
 	for _, e := range addrs[:min(len(addrs), punchMax)] {
 		e = unmap(e)
@@ -470,12 +470,12 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	}
 	p := &s.Probes[i]
 	if p.Sent == 0 || sent.After(later(p.LastSent, p.MTUProbe.Sent)) {
-		return // no ping of ours can have caused this
+		return // no ping of this host can have caused this answer
 	}
 	if s.now.Sub(p.LastAnswered) > streakGap {
 		p.Streak, p.RTT = 0, rtt
 	}
-	if rtt < p.RTT { // an answer can only be late: by one that was, the LAN would lose to its own router for minutes
+	if rtt < p.RTT { // samples only err upwards: one late answer would let the router beat the LAN for minutes
 		p.RTT = rtt
 	}
 	p.RTT += (rtt - p.RTT) / 8
@@ -497,7 +497,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	}
 }
 
-// measure is RFC 6298's estimator.
+// measure is the estimator of RFC 6298.
 func (s *step) measure(rtt time.Duration) {
 	s.RTTVar += ((s.SRTT - rtt).Abs() - s.RTTVar) / 4
 	s.SRTT += (rtt - s.SRTT) / 8
@@ -512,7 +512,7 @@ func (s *step) find(e netip.AddrPort) int {
 	return -1
 }
 
-// active is the probe of the path in use while it lives, or -1: of a direct one, or of a relay's port.
+// active is the probe of the path in use, direct or a relay's port, while that path is alive; otherwise -1.
 func (s *step) active() int {
 	if !s.Path.probed() || !s.Path.Alive {
 		return -1
@@ -520,7 +520,7 @@ func (s *step) active() int {
 	return s.find(s.Path.Endpoint)
 }
 
-// ping sends one if the endpoint's budget allows.
+// ping sends a ping if the endpoint's budget allows it.
 func (s *step) ping(i int) {
 	p := &s.Probes[i]
 	if s.Unready || p.LastSent.Equal(s.now) && p.Sent > 0 {
@@ -536,7 +536,8 @@ func (s *step) ping(i int) {
 	if active {
 		s.Pending = append(s.Pending, s.now)
 		if len(s.Pending) > pendingMax {
-			// The oldest tells how long it has been, and so many have to be overdue for a death.
+			// Pings before this one stay: the oldest gives the age of the silence, and deadMissed of them are needed for a
+			// death.
 			s.Pending = slices.Delete(s.Pending, deadMissed, deadMissed+1)
 		}
 	}
@@ -574,7 +575,7 @@ func (s *step) jitter(d time.Duration, turn int) time.Duration {
 	return d - d/10*time.Duration(x>>56)/256
 }
 
-// proven reports whether the endpoint has answered lately, so that it surely is the peer's.
+// proven reports whether the endpoint has answered within provenFor, so that it certainly is the peer's.
 func (p *Probe) proven(now time.Time) bool {
 	return p.Answered > 0 && now.Sub(p.LastAnswered) < provenFor
 }

@@ -27,7 +27,7 @@ func newStepper(t *testing.T, self, peer Node) *stepper {
 	return s
 }
 
-// in moves the clock, folds an input and returns what is to be done, without the wish to wake.
+// in advances the clock, folds an input and returns the actions except wake-ups.
 func (s *stepper) in(after time.Duration, in Input) []string {
 	s.now = s.now.Add(after)
 	var out []string
@@ -90,8 +90,8 @@ func TestFirstSteps(t *testing.T) {
 	}
 }
 
-// An authenticated ping from an unknown address is answered with at most three probes, ever again
-// only after proof; the same holds for addresses in a punch.
+// An authenticated ping from an unknown address is answered with at most three pings until that address is proven;
+// the same holds for addresses in a punch.
 func TestThreeProbesToUnprovenAddresses(t *testing.T) {
 	for name, kind := range map[string]InputKind{"ping": InputPing, "punch": InputPunch, "seen": InputEndpointSeen} {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +210,7 @@ func (c *checker) step(t *testing.T, m Machine, now time.Time, in Input) Machine
 	return next
 }
 
-// unsent takes back the last ping to an endpoint, which did not leave; nowhere if there was none.
+// unsent removes the last ping to an endpoint, which was not sent; without effect if there was none.
 func (c *checker) unsent(e netip.AddrPort) netip.AddrPort {
 	e = unmap(e)
 	all := c.pinged[e]
@@ -235,8 +235,8 @@ func within(times []time.Time, now time.Time, d time.Duration) (n int) {
 	return n
 }
 
-// vouchedHost is where others' word for an endpoint leads: a relay's for its port, WireGuard's, and that of a guess
-// that hit. The bounds for addresses without proof are not for these.
+// vouchedHost is the host of endpoints that others vouch for: a relay's port, WireGuard's endpoint, and a hit of port
+// prediction. The limits for unproven addresses do not apply there.
 var vouchedHost = netip.AddrFrom4([4]byte{198, 51, 100, 9})
 
 // inputKinds are all of them.
@@ -245,7 +245,7 @@ const inputKinds = len(inputNames)
 // randomMTU is the tunnel's in most of the random settings.
 const randomMTU = 1420
 
-// randomInput draws from few values, so that they meet.
+// randomInput draws from few values, so that collisions occur.
 func randomInput(r func(int) int) Input {
 	endpoint := func() netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(r(24))}), uint16(r(2)))
@@ -289,8 +289,8 @@ func randomInput(r func(int) int) Input {
 	return in
 }
 
-// randomTime moves the clock: to the next wake, by some time, a little back, or far past every deadline, as on a
-// machine that was short of CPU or suspended.
+// randomTime advances the clock: to the next wake-up, by some time, a little back, or far past every deadline, as on
+// a machine that was short of CPU or suspended.
 func randomTime(r func(int) int, m Machine, now time.Time, in Input) (time.Time, Input) {
 	switch turn := r(16); {
 	case turn < 4:
@@ -311,7 +311,7 @@ func randomTime(r func(int) int, m Machine, now time.Time, in Input) (time.Time,
 	return now, in
 }
 
-// answer makes a pong one that a ping of the machine has caused, if it has sent any: mostly from the path in use, and
+// answer changes a pong into the answer to a ping that the machine has sent, if any: mostly on the path in use, and
 // sometimes to a padded ping.
 func answer(r func(int) int, m Machine, now time.Time, in Input) Input {
 	in.Sent = now.Add(-in.RTT)
@@ -353,8 +353,8 @@ func TestRandomInputs(t *testing.T) {
 	}
 }
 
-// FuzzStep draws a run from a seed, and shifts its first draws by the bytes: so each input is a long run, and small
-// changes of it can be tried.
+// FuzzStep derives a run from a seed, and changes its first draws by the bytes. So each input is a long run, of which
+// small variations can be tried.
 func FuzzStep(f *testing.F) {
 	f.Add(uint64(0), []byte("a machine seen in the field"))
 	f.Fuzz(func(t *testing.T, seed uint64, shifts []byte) {

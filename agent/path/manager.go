@@ -21,25 +21,25 @@ type Prober interface {
 	SendPingSize(peer identity.ID, to netip.AddrPort, size int) (txid [12]byte, err error)
 }
 
-// Relays knows which relay both ends share and would be used now. It must not block.
+// Relays knows the best relay that both ends share. It must not block.
 type Relays interface {
 	Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool)
-	// Absent tells whether there is none because the relays say that the peer is not there.
+	// Absent reports whether there is no relay because the relays report that the peer has no session.
 	Absent(peer identity.ID) bool
-	// Ask asks the relays whether the peer is there. What comes out is told by RelaysChanged.
+	// Ask asks the relays whether the peer has a session. The answer arrives through RelaysChanged.
 	Ask(peer identity.ID)
 }
 
-// Ports asks relays for UDP ports. What comes out is told by Reserved. It must not block.
+// Ports asks relays for UDP ports. The answer arrives through Manager.Reserved. It must not block.
 type Ports interface {
 	Reserve(relay, peer identity.ID) error
-	// ReservationFailed tells the relay that nothing comes through.
+	// ReservationFailed tells the relay that nothing passes its port.
 	ReservationFailed(relay, peer identity.ID)
-	// GiveUpReservation lets the relay have the port back.
+	// GiveUpReservation returns the port to the relay.
 	GiveUpReservation(relay, peer identity.ID)
 }
 
-// Journal keeps what was observed and decided. It must not block.
+// Journal stores observations and decisions. It must not block.
 type Journal interface {
 	Append(*skeinv1.JournalEntry)
 }
@@ -51,13 +51,13 @@ type Config struct {
 	Signal  func(peer identity.ID, s *skeinv1.Signal) error // called from one goroutine of its own; may block shortly
 	Relays  Relays                                          // nil: no relays
 	Journal Journal                                         // nil: none
-	// begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
+	// begins port prediction; the zero Guess ends it. Must not block. The outcome arrives through Manager.Guessed
 	Guess func(peer identity.ID, g Guess)
 	Ports Ports // nil: relays reserve no ports
-	// a direct path has died; must not block. nil: nobody wants to know
+	// called when a direct path has died; must not block. nil: not called
 	OnLost func(peer identity.ID)
 	Clock  func() time.Time // nil: time.Now
-	// how late this process wakes, told and asked; nil: it never is
+	// lateness of this process: read, and updated with each late wake-up; nil: never late
 	Lag *lag.Meter
 	Log *slog.Logger // nil: slog.Default()
 }
@@ -65,24 +65,25 @@ type Config struct {
 // Counters are what WireGuard counted for a peer.
 type Counters struct {
 	RxBytes, TxBytes uint64
-	// where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
+	// where WireGuard last received from the peer; may be a local proxy. Userspace WireGuard shows where it sends
+	// instead
 	Endpoint netip.AddrPort
-	// ControlRx and ControlTx are what of that came and went for the control net. They show whether the path carries
-	// something, and are no reason to keep watch over it. AcksRx and AcksTx are the acknowledgements for that, at most.
+	// ControlRx and ControlTx are the control net's share of these bytes. They show whether the path works, and cause
+	// no heartbeats. AcksRx and AcksTx are upper bounds of the acknowledgements for that share.
 	ControlRx, ControlTx, AcksRx, AcksTx uint64
-	Relayed                              uint64    // packets of the peer that relays' sessions have brought
+	Relayed                              uint64    // the peer's packets that arrived over relay sessions
 	Handshake                            time.Time // the last one; zero: never
-	At                                   time.Time // just before the counters were read; zero: now
+	At                                   time.Time // just before the counters were read; zero: when passed on
 
-	rawRx, rawTx     uint64 // with the control net's share
-	earlyRx, earlyTx uint64 // of that share, what WireGuard had not counted yet
+	rawRx, rawTx     uint64 // including the control net's share
+	earlyRx, earlyTx uint64 // part of that share that WireGuard had not counted yet
 }
 
 const (
-	queueMax    = 16384            // waiting pings and pongs; later ones are dropped, which looks like loss
+	queueMax    = 16384            // waiting inputs; later pings and pongs are dropped, which looks like loss
 	signalsMax  = 4096             // waiting punches: one for each peer of a large mesh at the start
-	outstanding = 12 * time.Second // how long a ping's answer is recognised: beyond rttLimit
-	refresh     = time.Second      // how old the RTTs in Paths may be, and once more for each refreshEach peers
+	outstanding = 12 * time.Second // how long a pong is recognised; exceeds rttLimit
+	refresh     = time.Second      // how old the RTTs in Paths may be; the same again for each refreshEach peers
 	refreshEach = 50
 )
 
@@ -99,14 +100,14 @@ type Manager struct {
 	stop    context.CancelFunc
 	ended   <-chan struct{}
 	done    sync.WaitGroup
-	talked  instant.Instant // when a reading last showed traffic
+	talked  instant.Instant // when a reading of the counters last showed traffic
 
 	mu     sync.Mutex
 	queue  []event
 	noisy  int // pings and pongs in queue
 	closed bool
 
-	o owned // by the loop alone
+	o owned // only for the loop
 }
 
 type signalTo struct {
@@ -149,7 +150,7 @@ func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manag
 	return m
 }
 
-// Close stops the manager. Paths keeps its last answer.
+// Close stops the manager. Paths continues to return its last snapshot.
 func (m *Manager) Close() {
 	m.mu.Lock()
 	m.closed = true
@@ -158,16 +159,17 @@ func (m *Manager) Close() {
 	m.done.Wait()
 }
 
-// Paths is the path to every known peer: an immutable snapshot.
+// Paths returns the path to every known peer, as an immutable snapshot.
 func (m *Manager) Paths() map[identity.ID]Path { return *m.paths.Load() }
 
-// Changed receives after the way to some peer has changed; many changes may be one. For one consumer.
+// Changed receives after the path to a peer has changed; several changes may be combined. For one consumer.
 func (m *Manager) Changed() <-chan struct{} { return m.changed }
 
-// Count receives when the counters should be read at once, because a path's fate hangs on them. For one consumer.
+// Count receives when the counters should be read at once, because a decision about a path needs them. For one
+// consumer.
 func (m *Manager) Count() <-chan struct{} { return m.count }
 
-// SetSettings takes the mesh's settings.
+// SetSettings sets the mesh's settings.
 func (m *Manager) SetSettings(s Settings) {
 	m.run(func(m *Manager, now time.Time) {
 		if s.equal(m.o.settings) {
@@ -178,7 +180,7 @@ func (m *Manager) SetSettings(s Settings) {
 	})
 }
 
-// SetSelf takes this host's own record, whenever it changes.
+// SetSelf sets this host's own record, whenever it changes.
 func (m *Manager) SetSelf(r *skeinv1.Record) {
 	n := NodeOf(r)
 	m.run(func(m *Manager, now time.Time) {
@@ -191,7 +193,7 @@ func (m *Manager) SetSelf(r *skeinv1.Record) {
 	})
 }
 
-// SetPeer takes a peer's record. A change that does not concern paths costs nothing.
+// SetPeer sets a peer's record. A change that does not affect paths is cheap.
 func (m *Manager) SetPeer(id identity.ID, r *skeinv1.Record) {
 	n := NodeOf(r)
 	m.run(func(m *Manager, now time.Time) {
@@ -207,8 +209,8 @@ func (m *Manager) SetPeer(id identity.ID, r *skeinv1.Record) {
 	})
 }
 
-// Expect takes a peer to which no ping can be sent before Ready says so, since the prober lacks its key. It comes
-// before SetPeer.
+// Expect announces a peer to which no ping can be sent before Ready, since the prober lacks its key. It must be
+// called before SetPeer.
 func (m *Manager) Expect(id identity.ID) {
 	m.run(func(m *Manager, _ time.Time) {
 		if m.o.peers[id] == nil {
@@ -217,7 +219,7 @@ func (m *Manager) Expect(id identity.ID) {
 	})
 }
 
-// Ready takes a peer that pings can be sent to now, and answered.
+// Ready reports that pings can now be sent to a peer and answered.
 func (m *Manager) Ready(id identity.ID) {
 	m.run(func(m *Manager, now time.Time) {
 		delete(m.o.unready, id)
@@ -246,8 +248,8 @@ func (m *Manager) RelaysChanged() {
 	})
 }
 
-// SetReplaceable takes the peers in whose place others can carry what goes through them. Path.Suspect is for these
-// alone. The map is not changed afterwards.
+// SetReplaceable sets the peers whose traffic others can carry. Path.Suspect is only used for these. The caller must
+// not change the map afterwards.
 func (m *Manager) SetReplaceable(ids map[identity.ID]bool) {
 	m.run(func(m *Manager, now time.Time) {
 		m.o.others = ids
@@ -259,7 +261,7 @@ func (m *Manager) SetReplaceable(ids map[identity.ID]bool) {
 	})
 }
 
-// NetworkChanged says that a link or address of this host changed: every path is checked at once.
+// NetworkChanged reports that a link or an address of this host changed; every path is then checked at once.
 func (m *Manager) NetworkChanged() {
 	m.run(func(m *Manager, now time.Time) {
 		in := Input{Kind: InputNetwork}
@@ -268,19 +270,19 @@ func (m *Manager) NetworkChanged() {
 	})
 }
 
-// PingReceived says that an authenticated ping of the peer came from an address. Answering it is
-// the caller's; this only learns from it.
+// PingReceived reports an authenticated ping of the peer and its source address. The caller answers the ping; the
+// manager only learns from it.
 func (m *Manager) PingReceived(id identity.ID, from netip.AddrPort, at time.Time) {
 	m.metrics.pingsReceived.Add(1)
 	m.push(event{at: at, peer: id, in: Input{Kind: InputPing, Endpoint: unmap(from)}})
 }
 
-// PongReceived says that an authenticated pong of the peer came from an address at a time.
+// PongReceived reports an authenticated pong of the peer, its source address and its arrival time.
 func (m *Manager) PongReceived(id identity.ID, from netip.AddrPort, tx [12]byte, at time.Time) {
 	m.push(event{at: at, peer: id, in: Input{Kind: InputPong, Endpoint: unmap(from)}, tx: tx})
 }
 
-// Guessed takes what became of an attempt at guessing ports: at is where the peer was heard, when that is a hit.
+// Guessed reports the progress or outcome of port prediction; at: where the peer was heard, for a hit.
 func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
@@ -291,8 +293,8 @@ func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
 	})
 }
 
-// Reserved takes the port that a relay has reserved for packets to a peer, and whether it carries yet; without an
-// endpoint, why there is none, or no more.
+// Reserved reports the port that a relay has reserved for packets to a peer, and whether both ends are proven to the
+// relay. Without an endpoint, refused says why there is no port, or no longer one.
 func (m *Manager) Reserved(id, relay identity.ID, at netip.AddrPort, ready bool, refused string) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
@@ -303,7 +305,7 @@ func (m *Manager) Reserved(id, relay identity.ID, at netip.AddrPort, ready bool,
 	})
 }
 
-// Punch takes the peer's request to probe its addresses now.
+// Punch handles the peer's request to probe its addresses now.
 func (m *Manager) Punch(id identity.ID, p *skeinv1.Signal_Punch) {
 	m.metrics.punchesReceived.Add(1)
 	if p.GetUnheard() {
@@ -319,7 +321,7 @@ func (m *Manager) Punch(id identity.ID, p *skeinv1.Signal_Punch) {
 	m.push(event{at: m.cfg.Clock(), peer: id, in: in})
 }
 
-// Traffic takes WireGuard's counters, read at any pace; four times a second is enough. See Count.
+// Traffic passes on WireGuard's counters, read at any interval; four times a second is enough. See Count.
 func (m *Manager) Traffic(c map[identity.ID]Counters) {
 	m.run(func(m *Manager, now time.Time) {
 		for id, n := range c {
@@ -330,11 +332,10 @@ func (m *Manager) Traffic(c map[identity.ID]Counters) {
 	})
 }
 
-// TrafficAt is when a reading of the counters last showed that any peer carries traffic; the control net's own is none.
+// TrafficAt is when a reading of the counters last showed traffic of any peer, not counting the control net's.
 func (m *Manager) TrafficAt() time.Time { return m.talked.Load() }
 
-// Settle returns when Paths shows what came of everything that was told before, or when the context or the manager
-// ends.
+// Settle returns when Paths reflects every call made before it, or when the context or the manager ends.
 func (m *Manager) Settle(ctx context.Context) {
 	done := make(chan struct{})
 	m.run(func(m *Manager, _ time.Time) {
@@ -362,7 +363,7 @@ func (m *Manager) push(e event) {
 	m.wakeUp()
 }
 
-// run queues a call into the loop; it is never dropped.
+// run queues a call for the loop; calls are never dropped.
 func (m *Manager) run(do func(*Manager, time.Time)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -380,7 +381,7 @@ func (m *Manager) wakeUp() {
 	}
 }
 
-// signalLoop sends punches, so that a slow relay never holds up the machines.
+// signalLoop sends punches in its own goroutine, so that a slow relay never delays the machines.
 func (m *Manager) signalLoop(ctx context.Context) {
 	for {
 		select {

@@ -14,7 +14,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// wire joins managers: what one pings arrives at the other, as long as the wire is whole.
+// wire connects managers: pings of one arrive at the other while the wire is intact.
 type wire struct {
 	mu       sync.Mutex
 	delay    time.Duration
@@ -200,7 +200,7 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 	})
 }
 
-// eventually waits for what the manager's goroutine does next.
+// eventually waits for the next result of the manager's goroutine.
 func eventually(t *testing.T, m *Manager, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -253,13 +253,13 @@ func TestManagerPeersComeAndGo(t *testing.T) {
 	})
 }
 
-// refreshed asks for the rule past the snapshot, which may be a second old.
+// refreshed asks for the present rule, since the snapshot may be a second old.
 func (m *Manager) refreshed(id identity.ID) bool {
 	e, _ := m.Explain(id)
 	return e.Path.Rule == "no-candidate"
 }
 
-// Only an answer to a ping of ours, from the address that was pinged, proves a path.
+// Only an answer from the pinged address, to a ping of this host, proves a path.
 func TestManagerForgedPongs(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		w := newWire()
@@ -298,7 +298,8 @@ func TestCarries(t *testing.T) {
 	}
 }
 
-// What WireGuard had before this agent counts before the first Spec is made of the paths: in sum nothing is written.
+// WireGuard's endpoints from before this agent count before the first Spec is derived from the paths, so that nothing
+// is written.
 func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
 	for range 200 {
 		m := newWire().join(nodeIDs[0], "192.0.2.1:51820", nil)
@@ -314,7 +315,7 @@ func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
 	}
 }
 
-// That a peer without traffic is off changes nothing now: it is known, and wakes nobody.
+// The absence of a peer without traffic changes nothing now: it is recorded, and does not wake the agent.
 func TestAnIdlePeerIsOff(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		w := newWire()

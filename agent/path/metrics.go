@@ -22,8 +22,8 @@ type Metrics struct {
 	blackout Blackouts
 }
 
-// Blackouts are estimates of how long traffic stood still when a direct path died: from the last
-// answered ping to the switch, so rather too long than too short.
+// Blackouts are estimates of how long traffic was interrupted when a direct path died: from the last answered ping to
+// the switch, so rather too long than too short.
 type Blackouts struct {
 	Count          uint64
 	Sum, Max, Last time.Duration
@@ -32,14 +32,14 @@ type Blackouts struct {
 // Numbers is a reading of Metrics.
 type Numbers struct {
 	PingsSent, PingErrors, PingsReceived       uint64
-	PongsReceived, PongsUnknown                uint64 // unknown: answers to no ping of ours, or far too late
+	PongsReceived, PongsUnknown                uint64 // unknown: no ping of ours outstanding, or far too late
 	InputsDropped                              uint64
 	PunchesSent, PunchErrors, PunchesReceived  uint64
 	Upgrades, Downgrades, Reroutes, RelaySwaps uint64 // to direct, from direct, between endpoints, between relays
 	PortsUsed, PortsLost                       uint64 // from a relay's session to its reserved port, and back
-	Suspicions                                 uint64 // of peers in whose place others can carry
+	Suspicions                                 uint64 // of peers whose traffic others can carry
 	PeersDirect, PeersRelay, PeersNone         int64
-	PeersUDP                                   int64 // of PeersRelay: by a reserved port
+	PeersUDP                                   int64 // of PeersRelay: through a reserved port
 	PeersAlive                                 int64
 	Blackouts                                  Blackouts
 }
@@ -81,7 +81,7 @@ func (c *Metrics) switched(from, to Path, now, lastPong time.Time) {
 		c.mu.Unlock()
 	case to.Kind == Direct && to.Alive && from.Kind == Direct && from.Alive:
 		if from.Endpoint == to.Endpoint {
-			return // the peer's agent went or came
+			return // the peer's agent stopped or returned
 		}
 		c.reroutes.Add(1)
 	case to.Kind == Direct && to.Alive:

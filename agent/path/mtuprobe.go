@@ -5,41 +5,40 @@ import (
 	"time"
 )
 
-// A path that carries small packets and drops large ones is no working path: pings pass, and every transfer hangs. So
-// before an endpoint is used, a ping padded to the size of the tunnel's largest packet has to go there and its equally
-// padded answer come back. If only smaller ones do, the tunnel's packets to that peer are made smaller; if none of a
-// sensible size does, the endpoint is not used. While a path is busy a heartbeat every two seconds is padded, so that
-// what changes later is found too.
+// A path that carries small packets and drops large ones passes pings while every transfer hangs. So before an
+// endpoint is used, it must answer a ping padded to the tunnel's largest packet with a pong of the same size. If only
+// smaller sizes pass, the route to the peer gets a smaller MTU; if no size of at least mtuLeast passes, the endpoint
+// is not used. On a busy path one heartbeat every two seconds is padded, so that later changes are found, too.
 
-// MTUProbe is what is known of the size of the packets that an endpoint carries.
+// MTUProbe is the state of finding the largest packet that an endpoint carries.
 type MTUProbe struct {
 	MTU    int       `json:",omitzero"`       // largest packet of the tunnel that went there and back; 0: none yet
-	At     time.Time `json:",omitzero"`       // when one last did
+	At     time.Time `json:",omitzero"`       // when a padded ping was last answered
 	Sent   time.Time `json:",omitzero"`       // last padded ping
-	Missed uint8     `json:",omitzero"`       // padded heartbeats in a row that were not answered, while others were
-	Began  time.Time `json:",omitzero"`       // of the trial under way; zero: none is
-	Next   int       `json:",omitzero"`       // its next step
+	Missed uint8     `json:",omitzero"`       // padded heartbeats lost in a row while small ones were answered
+	Began  time.Time `json:",omitzero"`       // start of the running trial; zero: none
+	Next   int       `json:",omitzero"`       // next index into mtuProbeSteps
 	Best   int       `json:",omitzero"`       // the largest answered in it
-	Failed time.Time `json:"Narrow,omitzero"` // when a trial ended without any answer; zero: the last had one
+	Failed time.Time `json:"Narrow,omitzero"` // when a trial ended without an answer; zero: the last one had an answer
 }
 
 const (
-	mtuLeast     = 1280             // what IPv6 needs (RFC 8200): a path below is not used
-	mtuStep      = 16               // between the sizes tried: WireGuard pads to multiples of it
-	mtuFresh     = 10 * time.Second // how long an answer to a padded ping says that the next would come, too
+	mtuLeast     = 1280             // IPv6 requires it (RFC 8200): an endpoint that carries less is not used
+	mtuStep      = 16               // between the sizes tried: WireGuard pads to multiples of 16
+	mtuFresh     = 10 * time.Second // how long an answered padded ping vouches for the size
 	paddedEvery  = 2 * time.Second  // between padded heartbeats on a busy path
-	mtuLost      = 3                // of them in a row before smaller ones are tried
+	mtuLost      = 3                // lost in a row before smaller sizes are tried
 	mtuProbeLast = 300 * time.Millisecond
 )
 
-// mtuProbeSteps are the times of a trial's pings. From step mtuLadderFrom on all sizes are tried.
+// mtuProbeSteps are the times of a trial's pings. From step mtuLadderFrom on, every size of the ladder is sent.
 var mtuProbeSteps = [...]time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond,
 	700 * time.Millisecond}
 
 const mtuLadderFrom = 2
 
-// Wire is the size of the UDP payload that carries a packet of the tunnel: a header and a tag of 32 bytes, and padding
-// to a multiple of 16 up to the link's MTU.
+// Wire is the size of the UDP payload that carries a tunnel packet: 32 bytes of header and tag, and the packet padded
+// to a multiple of 16, but not beyond the link's MTU.
 func Wire(packet, link int) int { return min((packet+15)&^15, max(packet, link)) + 32 }
 
 // ladder lists the packet sizes that are tried, the largest first.
@@ -51,14 +50,14 @@ func ladder(full int) []int {
 	return out
 }
 
-// fits reports whether the endpoint carries packets large enough to be used, and finds it out if that is not known.
+// fits reports whether the endpoint carries packets large enough for use, and begins a trial if that is not known.
 func (s *step) fits(i int) bool {
 	w := &s.Probes[i].MTUProbe
 	switch {
 	case s.Settings.MTU == 0, w.MTU > 0 && s.now.Sub(w.At) < mtuFresh && w.Began.IsZero():
 		return true
 	case s.Relay.ID.IsZero() && !s.Path.Alive:
-		s.startMTUProbe(i) // there is nothing else: small packets are better than none
+		s.startMTUProbe(i) // nothing else reaches the peer: small packets are better than none
 		return true
 	}
 	if w.Began.IsZero() && (w.Failed.IsZero() || s.now.Sub(w.Failed) >= s.directRetry()) {
@@ -92,14 +91,14 @@ func (s *step) stepMTUProbes() {
 				sizes = ladder(s.Settings.MTU)
 			}
 			if w.Next++; w.Next < len(mtuProbeSteps) && !s.now.Before(w.Began.Add(mtuProbeSteps[w.Next])) {
-				continue // slept through
+				continue // this process slept past this step
 			}
 			for _, n := range sizes {
 				s.pingPadded(i, n)
 			}
 		}
 	}
-	if lost { // after the loop: a path that dies makes a burst begin, which forgets probes
+	if lost { // after the loop, since a path that dies begins a burst, which forgets probes
 		s.leaveBlackHole()
 	}
 }
@@ -108,7 +107,7 @@ func (s *step) mtuProbeEnd(i int) time.Time {
 	return s.Probes[i].MTUProbe.Began.Add(mtuProbeSteps[len(mtuProbeSteps)-1] + max(mtuProbeLast, 3*s.Probes[i].RTT))
 }
 
-// endMTUProbe ends a trial in which no packet of full size came back, and reports whether the path in use is to be
+// endMTUProbe ends a trial in which no packet of full size was answered, and reports whether the path in use must be
 // given up.
 func (s *step) endMTUProbe(i int) (lost bool) {
 	p := &s.Probes[i]
@@ -124,7 +123,7 @@ func (s *step) endMTUProbe(i int) (lost bool) {
 			s.fresh, s.sent = p.Endpoint, p.LastAnswered
 		}
 	case active && s.LastPong.Before(p.MTUProbe.Sent):
-		// Small ones are not answered either: its heartbeats decide.
+		// Small pings are unanswered, too: the heartbeats decide.
 	default:
 		w.Failed = s.now
 		return active && !s.Relay.ID.IsZero()
@@ -145,7 +144,7 @@ func (s *step) leaveBlackHole() {
 	}
 }
 
-// noteReducedMTU says what the path in use carries.
+// noteReducedMTU puts a reduced MTU into the reason of the path in use.
 func (s *step) noteReducedMTU(p *Probe) {
 	if p.MTUProbe.MTU > 0 && p.MTUProbe.MTU < s.Settings.MTU {
 		s.Path.Reason = fmt.Sprintf("%s (%s) answers, and carries packets of up to %d bytes, not of %d, so packets to this "+
@@ -153,7 +152,7 @@ func (s *step) noteReducedMTU(p *Probe) {
 	}
 }
 
-// padHeartbeat sends a padded ping with a heartbeat now and then.
+// padHeartbeat adds a padded ping to a heartbeat when one is due.
 func (s *step) padHeartbeat(i int) {
 	w := &s.Probes[i].MTUProbe
 	if s.Settings.MTU == 0 || !s.busy() || !w.Began.IsZero() {
@@ -182,11 +181,11 @@ func (s *step) pingPadded(i, size int) {
 	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: p.Endpoint, Size: size})
 }
 
-// takePadded takes the answer to a padded ping.
+// takePadded handles the answer to a padded ping.
 func (s *step) takePadded(i, size int) {
 	w := &s.Probes[i].MTUProbe
 	if size > s.Settings.MTU {
-		return // asked before the tunnel's MTU changed
+		return // sent before the tunnel's MTU changed
 	}
 	w.At, w.Missed, w.Failed = s.now, 0, time.Time{}
 	w.MTU, w.Best = max(w.MTU, size), max(w.Best, size)
@@ -195,7 +194,7 @@ func (s *step) takePadded(i, size int) {
 	}
 }
 
-// pathMTU is the largest packet for the path in use; 0: whatever the tunnel takes.
+// pathMTU is the largest tunnel packet on the path in use; 0: no limit below the tunnel's.
 func (s *step) pathMTU() int {
 	i := s.active()
 	if i < 0 || s.Settings.MTU == 0 {
@@ -210,7 +209,7 @@ func (s *step) pathMTU() int {
 	return 0
 }
 
-// mtuProbeWake is when a trial goes on; zero: none is under way.
+// mtuProbeWake is when stepMTUProbes must run again; zero: no trial is running.
 func (s *step) mtuProbeWake() (at time.Time) {
 	for i := range s.Probes {
 		w := &s.Probes[i].MTUProbe
@@ -225,7 +224,7 @@ func (s *step) mtuProbeWake() (at time.Time) {
 	return at
 }
 
-// resize starts over when the tunnel's own MTU has changed.
+// resize discards all trials when the tunnel's own MTU has changed.
 func (s *step) resize(mtu int) {
 	if s.Settings.MTU == mtu {
 		return

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// sized starts a pair whose ways carry what carries tells.
+// sized starts a pair whose paths carry the packets that carries accepts.
 func sized(t *testing.T, withRelay bool, carries func(from, to, size int) bool) *sim {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.carries = carries
@@ -81,7 +81,8 @@ func TestSmallerPacketsWhereLargeOnesAreDropped(t *testing.T) {
 	}
 }
 
-// A hole that appears under traffic is found by padded heartbeats, and a way that closes for all large packets is left.
+// A black hole that appears under traffic is found by padded heartbeats, and a path that stops carrying large packets
+// is given up.
 func TestHoleThatAppearsLater(t *testing.T) {
 	for limit, want := range map[int]Kind{1400: Direct, 1000: Relay} {
 		s := sized(t, true, nil)
@@ -104,8 +105,8 @@ func TestHoleThatAppearsLater(t *testing.T) {
 	}
 }
 
-// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it.
-// The trials of the others go on, and what is said names the path that was lost.
+// The end of a trial that gives up a path also forgets old learned addresses, before and behind its probe. The trials
+// of other probes continue, and the reason names the path that was lost.
 func TestVerdictForgetsOtherAddresses(t *testing.T) {
 	used, old := ap("203.0.113.2:2000"), []netip.AddrPort{ap("203.0.113.3:3000"), ap("203.0.113.4:4000")}
 	for before := range len(old) + 1 { // so many of the old addresses stand in front
@@ -136,7 +137,7 @@ func TestVerdictForgetsOtherAddresses(t *testing.T) {
 	}
 }
 
-// Loss is no hole: of five tries in each trial, and three in each suspicion, one gets through.
+// Loss does not count as a black hole: of five tries in each trial, and three padded heartbeats, one gets through.
 func TestLossIsTakenForNoHole(t *testing.T) {
 	for seed := range uint64(20) {
 		s := newSim(t, seed, natPortRestricted, natPortRestricted)
@@ -153,7 +154,7 @@ func TestLossIsTakenForNoHole(t *testing.T) {
 	}
 }
 
-// Without a relay a narrow way is better than none, with the smallest packets that IPv6 allows.
+// Without a relay a path for small packets is better than none, with the smallest packets that IPv6 allows.
 func TestNarrowPathWithoutARelay(t *testing.T) {
 	s := sized(t, false, upTo(1000))
 	s.run(5 * time.Second)
@@ -164,7 +165,7 @@ func TestNarrowPathWithoutARelay(t *testing.T) {
 	wantMTU(t, s, "under traffic", 1280)
 }
 
-// The search is bounded: an endpoint that answers small pings only costs its trial and no more until the next regular
+// The search is bounded: an endpoint that answers only small pings costs one trial, and the next only at the regular
 // attempt.
 func TestTrialIsBounded(t *testing.T) {
 	s := sized(t, true, upTo(100))

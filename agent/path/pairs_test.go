@@ -13,7 +13,7 @@ import (
 
 var nats = []skeinv1.NatType{natNone, natFullCone, natRestricted, natPortRestricted, natSymmetric, natBlocked}
 
-// Every pair of NATs gets what issue 2 asks for, within 2 s, and says why when it is the relay.
+// Every pair of NATs gets the path required by issue 2 within 2 s, or the reason for using the relay.
 func TestPairMatrix(t *testing.T) {
 	relayed := func(a, b skeinv1.NatType) bool {
 		pair := []skeinv1.NatType{a, b}
@@ -54,7 +54,7 @@ func TestPairMatrix(t *testing.T) {
 	}
 }
 
-// Direct comes within 2 s at p95 with 5 % loss each way, too.
+// The path is direct within 2 s at p95, also with 5 % loss each way.
 func TestTimeToDirectUnderLoss(t *testing.T) {
 	var took []time.Duration
 	for _, pair := range [][2]skeinv1.NatType{{natPortRestricted, natPortRestricted}, {natRestricted, natSymmetric},
@@ -81,7 +81,7 @@ func TestTimeToDirectUnderLoss(t *testing.T) {
 	}
 }
 
-// A cut is bridged within a second at p99, two-way and one-way in either direction.
+// Traffic resumes within a second of a cut at p99, for two-way cuts and one-way cuts in either direction.
 func TestBlackoutAfterCut(t *testing.T) {
 	cuts := map[string]func(from, to int, _ netip.AddrPort) bool{
 		"two-way": func(int, int, netip.AddrPort) bool { return true },
@@ -121,7 +121,7 @@ func TestBlackoutAfterCut(t *testing.T) {
 	}
 }
 
-// Five percent loss each way is no reason to leave a direct path.
+// 5 % loss each way does not end a direct path.
 func TestNoFlappingUnderLoss(t *testing.T) {
 	for seed := range uint64(5) {
 		s := newSim(t, seed, natPortRestricted, natPortRestricted)

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// A new peer's first pings must not be spent before the prober has its key: three were, in a start that took long, and
-// the pair then waited for the next ones.
+// A new peer's first pings must not be spent before the prober has its key. Three once were, in a slow start, and the
+// pair then had to wait for further ones.
 func TestNoPingBeforeTheKey(t *testing.T) {
 	at := ap("203.0.113.2:2000")
 	peer := node(natPortRestricted, cand(srflx, at.String()))
@@ -45,7 +45,7 @@ func TestNoPingBeforeTheKey(t *testing.T) {
 	}
 }
 
-// A ping that could not be sent costs nobody anything.
+// A ping that could not be sent does not count.
 func TestPingNotSentIsNotCounted(t *testing.T) {
 	at := ap("203.0.113.2:2000")
 	s := newStepper(t, node(natPortRestricted, cand(srflx, "203.0.113.1:1000")),

@@ -22,7 +22,7 @@ func (r replayed) same() bool {
 		a.GetRule() == b.GetRule() && a.GetReason() == b.GetReason()
 }
 
-// replay folds the traces of a journal through Step and gives each decision beside the recorded one.
+// replay folds the traces of a journal through Step and pairs each recorded decision with the new one.
 func replay(entries []*skeinv1.JournalEntry) ([]replayed, error) {
 	var out []replayed
 	traces := map[string]Trace{} // by peer, waiting for the decision that follows
@@ -45,7 +45,7 @@ func replay(entries []*skeinv1.JournalEntry) ([]replayed, error) {
 	return out, nil
 }
 
-// fold gives the last decision of a trace.
+// fold returns the last decision of a trace.
 func (t Trace) fold() *skeinv1.PathDecision {
 	var last *skeinv1.PathDecision
 	m := t.Machine

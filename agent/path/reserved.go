@@ -9,28 +9,29 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A relay may reserve a UDP port for this host's packets to a peer: what is sent there arrives at the peer, from the
-// peer's own reserved port. Such a port is pinged, proven, heartbeated and left like a direct endpoint. It comes after
-// every one of those, and before the relay's session. While it is used the search for a direct path goes on.
+// A relay may reserve a UDP port for this host's packets to a peer. What is sent there arrives at the peer, from the
+// port that the relay has reserved for the peer. Such a port is pinged, proven, supervised and given up like a direct
+// endpoint. Every direct endpoint is preferred to it, and it is preferred to the relay's session. The search for a
+// direct path continues while it is used.
 
-// Reserving is how asking for a port goes.
+// Reserving is the state of asking a relay for a port.
 type Reserving struct {
-	Of      identity.ID // the relay that is asked
-	Next    time.Time   // not asked before
+	Of      identity.ID // the relay asked
+	Next    time.Time   // no request before
 	Tries   int
-	Refused string // the relay's last answer, if that was no port
+	Refused string // the relay's last refusal; empty: a port was reserved
 }
 
-// Times of reserving.
+// Times of reserving ports.
 const (
-	// how long after traffic a port is worth asking for: pairs without any stay in the session
+	// since the last traffic, for asking: a pair without traffic stays in the session
 	talkFor      = 5 * time.Second
-	portIdle     = 10 * time.Minute // without traffic, after which a port is given back
+	portIdle     = 10 * time.Minute // without traffic, before a port is given back
 	reserveFirst = 5 * time.Second  // before asking again: 5, 10, 20 … s up to reserveLast
 	reserveLast  = 5 * time.Minute
 	portRetry    = 2 * time.Second // after a burst at a port without an answer: 2, 4, 8 … s up to portRetryMax
 	portRetryMax = 30 * time.Second
-	portDeaf     = time.Second // after the last ping of a burst: nothing comes through
+	portDeaf     = time.Second // since the last unanswered ping of a burst: nothing passes the port
 	portsMax     = 4           // reserved ports per peer
 )
 
@@ -40,7 +41,7 @@ func (p Path) probed() bool { return p.Kind == Direct || p.Kind == Relay && p.En
 // UDP reports whether the path leads through a port that a relay has reserved.
 func (p Path) UDP() bool { return p.Kind == Relay && p.Endpoint.IsValid() }
 
-// direct is the probe of the direct path in use while it lives, or -1.
+// direct is the probe of the direct path in use while that path is alive, or -1.
 func (s *step) direct() int {
 	if s.Path.Kind != Direct {
 		return -1
@@ -48,7 +49,7 @@ func (s *step) direct() int {
 	return s.active()
 }
 
-// lead makes a probe's endpoint the path's, without a word about whether it lives.
+// lead makes a probe's endpoint the path's and leaves its liveness unchanged.
 func (s *step) lead(i int) {
 	p := &s.Probes[i]
 	s.Path.Kind, s.Path.Endpoint, s.Path.Relay = Direct, p.Endpoint, identity.ID{}
@@ -57,17 +58,16 @@ func (s *step) lead(i int) {
 	}
 }
 
-// above reports whether a is a direct endpoint and b a relay's port.
+// above reports whether a is a direct endpoint and b a relay's port, so that a is preferred.
 func (s *step) above(a, b int) bool { return s.Probes[a].Type != relayC && s.Probes[b].Type == relayC }
 
-// renews reports whether a is the port that a relay has given in place of b, from before it was started again: b ends
-// soon.
+// renews reports whether port a replaces port b of the same relay. The relay has restarted, so b ends soon.
 func (s *step) renews(a, b int) bool {
 	p, q := &s.Probes[a], &s.Probes[b]
 	return p.port() && q.Type == relayC && p.Relay == q.Relay && p.FirstSeen.After(q.FirstSeen)
 }
 
-// takeReserved takes what a relay says of the port it has reserved, or has not.
+// takeReserved handles a relay's answer: a reserved port, or the reason why there is none.
 func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, refused string) {
 	if !e.IsValid() {
 		s.dropPorts(relay, refused)
@@ -87,7 +87,7 @@ func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, ref
 		p.Ready, p.Unheard, p.WindowSent, p.Turns = true, false, 0, 0
 	}
 	if s.Path.Kind == Direct && s.Path.Endpoint == e {
-		s.lead(i) // adopted from WireGuard, before it was known whose port it is
+		s.lead(i) // adopted from WireGuard before its relay was known
 		s.LastDirect = netip.AddrPort{}
 	}
 	s.Reserving.Refused = ""
@@ -95,10 +95,10 @@ func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, ref
 	if s.direct() < 0 && i != s.active() {
 		p.BurstAt, p.Next = later(s.now, p.HoldUntil), 0
 	}
-	s.retire(relay, e, s.Path.Endpoint) // what else there is comes from a former run of the relay
+	s.retire(relay, e, s.Path.Endpoint) // other ports are from an earlier run of the relay
 }
 
-// retire marks a relay's ports as old, but those to keep.
+// retire marks a relay's ports as old, except those in keep.
 func (s *step) retire(relay identity.ID, keep ...netip.AddrPort) {
 	for i := range s.Probes {
 		if p := &s.Probes[i]; p.Type == relayC && p.Relay == relay && !slices.Contains(keep, p.Endpoint) {
@@ -107,7 +107,7 @@ func (s *step) retire(relay identity.ID, keep ...netip.AddrPort) {
 	}
 }
 
-// dropPorts forgets a relay's ports: it has ended them.
+// dropPorts drops a relay's ports, which the relay has ended.
 func (s *step) dropPorts(relay identity.ID, refused string) {
 	if i := s.active(); i >= 0 && s.Path.UDP() && s.Path.Relay == relay {
 		s.UDPLost = "The relay has ended the reserved port: " + refused + "."
@@ -120,10 +120,10 @@ func (s *step) dropPorts(relay identity.ID, refused string) {
 	}
 }
 
-// port reports whether a probe is of a port that a relay holds for us now.
+// port reports whether a probe is of a port that a relay currently holds for this host.
 func (p *Probe) port() bool { return p.Type == relayC && !p.Old }
 
-// ports counts them.
+// ports counts the ports that relays currently hold for this host.
 func (s *step) ports() (n int) {
 	for i := range s.Probes {
 		if s.Probes[i].port() {
@@ -133,7 +133,7 @@ func (s *step) ports() (n int) {
 	return n
 }
 
-// reserve asks the relay in use for a port, and tries the ports that there are.
+// reserve asks the relay in use for a port, and probes the ports that are reserved.
 func (s *step) reserve() {
 	r := &s.Reserving
 	s.giveBack()
@@ -152,12 +152,12 @@ func (s *step) reserve() {
 	s.actions = append(s.actions, Action{Kind: ActionReserve, Relay: r.Of})
 }
 
-// reservable reports whether a port would be better than what there is.
+// reservable reports whether a port would be better than the present path.
 func (s *step) reservable() bool {
 	return s.Known && !s.Relay.ID.IsZero() && s.direct() < 0
 }
 
-// giveBack lets the relay have a port that is not needed: relays have few.
+// giveBack returns an unused port to the relay, since relays have few.
 func (s *step) giveBack() {
 	if at := s.giveBackAt(); at.IsZero() || s.now.Before(at) {
 		return
@@ -167,7 +167,7 @@ func (s *step) giveBack() {
 	s.dropPorts(relay, "nothing was sent through it for "+portIdle.String())
 }
 
-// giveBackAt is when that is; zero: never.
+// giveBackAt is when the port in use is given back; zero: never.
 func (s *step) giveBackAt() time.Time {
 	if !s.Path.UDP() || s.Relay.ID.IsZero() {
 		return time.Time{}
@@ -175,7 +175,7 @@ func (s *step) giveBackAt() time.Time {
 	return later(s.TrafficAt, s.Path.Since).Add(portIdle)
 }
 
-// reserveAt is when a port is asked for; zero: there is one, or nothing to send through it.
+// reserveAt is when a port is asked for; zero: there is one, or no traffic needs one.
 func (s *step) reserveAt() time.Time {
 	r := &s.Reserving
 	if s.TrafficAt.IsZero() || s.now.Sub(s.TrafficAt) >= talkFor {
@@ -188,12 +188,13 @@ func (s *step) reserveAt() time.Time {
 	}
 	at := r.Next
 	if s.Plan.Probe {
-		at = later(at, s.BurstTo) // a direct path may come out of it
+		at = later(at, s.BurstTo) // the burst may find a direct path
 	}
 	return later(at, s.now)
 }
 
-// retryPorts begins the next burst at ports that are not in use, and tells of those that should carry and do not.
+// retryPorts begins the next burst at ports that are not in use, and reports ready ports through which nothing
+// passes.
 func (s *step) retryPorts() {
 	for i := range s.Probes {
 		p := &s.Probes[i]
@@ -211,7 +212,7 @@ func (s *step) retryPorts() {
 	}
 }
 
-// deafAt is when a port that never carried anything is called deaf; zero: its burst goes on.
+// deafAt is when a port that never answered is reported to its relay; zero: its burst is under way.
 func (p *Probe) deafAt() time.Time {
 	if _, more := p.due(); more || p.Answered > 0 || p.Sent == 0 {
 		return time.Time{}
@@ -227,7 +228,7 @@ func (p *Probe) againAt() time.Time {
 	return later(p.BurstAt.Add(burstFor+min(portRetry<<min(p.Turns, 10), portRetryMax)), p.HoldUntil)
 }
 
-// reserveWake is when reserve has something to do.
+// reserveWake is when reserve must run again.
 func (s *step) reserveWake() time.Time {
 	at := s.giveBackAt()
 	if !s.reservable() {
@@ -247,7 +248,7 @@ func (s *step) reserveWake() time.Time {
 	return at
 }
 
-// usePort takes a relay's port that has just answered.
+// usePort makes a relay's port that has just answered the path.
 func (s *step) usePort(i int) {
 	p := &s.Probes[i]
 	s.UDPLost, s.PortDied = "", false
@@ -263,7 +264,7 @@ func (s *step) usePort(i int) {
 	s.retire(p.Relay, p.Endpoint)
 }
 
-// diePort gives up a relay's port that was in use. Its hold is set.
+// diePort gives up the relay's port in use. The caller has set its hold.
 func (s *step) diePort(i int) {
 	p := &s.Probes[i]
 	s.UDPLost = fmt.Sprintf("UDP through the relay's port %s died: %d pings in %d ms had no answer.", p.Endpoint,
@@ -272,5 +273,5 @@ func (s *step) diePort(i int) {
 	s.Pending = nil
 	s.Path.Alive, s.Path.Silent = false, false
 	p.BurstAt, p.Next, p.Turns = p.HoldUntil, 0, 0
-	s.punch(false) // the other end notices, too
+	s.punch(false) // so that the peer checks its path, too
 }

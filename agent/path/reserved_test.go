@@ -151,7 +151,7 @@ func TestADirectPathComesBeforeAPort(t *testing.T) {
 	if p := s.m.Path; p.Kind != Direct || p.Endpoint != direct {
 		t.Fatalf("path %s", p)
 	}
-	// The port answers faster, and is second all the same.
+	// The port answers faster, but the direct endpoint is still preferred.
 	s.reserved(portAt, true)
 	for range 10 {
 		s.in(100*time.Millisecond, Input{Kind: InputTick})
@@ -221,7 +221,7 @@ func TestARestartedRelaysPortReplacesTheOld(t *testing.T) {
 	if p := s.m.Path; p.Endpoint != portNew {
 		t.Errorf("path %s", p)
 	}
-	// The peer is not there yet: what comes from the old port is no direct endpoint.
+	// The peer is not there yet: packets from the old port show no direct endpoint.
 	for range 5 {
 		s.in(100*time.Millisecond, Input{Kind: InputPing, Endpoint: portAt})
 		s.pong(portAt)

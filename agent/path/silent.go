@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// A peer's agent and a peer's tunnel die apart: kernel WireGuard goes on forwarding when the agent is killed. Pings
-// prove the agent, WireGuard's counters the tunnel. When the pings stay away both ways, but WireGuard goes on hearing
-// the peer from where the path leads, only the agent is away, and a relay could not reach it either: the path stays.
+// A peer's agent and its tunnel fail independently: kernel WireGuard continues to forward when the agent is killed.
+// Pings prove the agent, WireGuard's counters the tunnel. When pings fail both ways but WireGuard still receives from
+// the path's endpoint, only the agent is down. A relay needs that agent, so the path stays.
 
-// takeTraffic takes what WireGuard carried since the reading before: where it heard the peer, if it did.
+// takeTraffic handles WireGuard's traffic since the previous reading: the address it received from, if it received.
 func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 	if !s.stirs() {
 		return
@@ -24,20 +24,20 @@ func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 		}
 		return
 	case from.Addr().IsLoopback():
-		s.AgentAt = s.now // a packet that came over a relay was sent by an agent
+		s.AgentAt = s.now // a packet over a relay was sent by the peer's agent
 	default:
 		s.HeardFrom, s.HeardAfter, s.HeardAt = from, since, s.now
 	}
 	s.Mute = time.Time{}
 }
 
-// noteTraffic notes that WireGuard has something to say.
+// noteTraffic records that WireGuard carries traffic.
 func (s *step) noteTraffic() {
 	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
 }
 
-// takeControl takes that the control net sent packets by the tunnel, or heard the peer there. Its own packets are not
-// worth heartbeats: where they are answered the path works, and where they are not, one question shows why.
+// takeControl handles packets of the control net in the tunnel: sent, or received from the peer. They are no reason
+// for heartbeats: answers prove the path, and if none come, one ping shows why.
 func (s *step) takeControl(heard bool) {
 	if heard {
 		s.ControlAt = s.now
@@ -48,19 +48,19 @@ func (s *step) takeControl(heard bool) {
 	}
 }
 
-// sure is when the silence of the path in use is no matter of packets still under way: what WireGuard hears later
-// was sent after the pings had stopped getting through.
+// sure is when packets sent before the silence can no longer be in flight. What WireGuard receives later was sent
+// after the pings had begun to fail.
 func (s *step) sure() time.Time { return s.Pending[0].Add(s.rto() + s.SRTT) }
 
-// tunnelLives reports whether only the peer's agent is silent. An agent that lives pings whenever there is
-// traffic, so that a way cut in one direction does not look like this.
+// tunnelLives reports whether only the peer's agent is silent. A live agent pings whenever there is traffic, so a cut
+// in one direction is not mistaken for this.
 func (s *step) tunnelLives() bool {
 	sure := s.sure()
 	return s.HeardFrom == s.Path.Endpoint && !s.HeardAfter.Before(sure) && s.AgentAt.Before(sure)
 }
 
-// check asks for what decides a silence: WireGuard's counters, and the relay's word about the peer. Twice, so that
-// there are two readings to compare and the relay has answered by the time of the decision.
+// check requests the evidence that decides a silence: WireGuard's counters, and whether the relay has a session of
+// the peer. It does so twice, so that two readings can be compared and the relay has answered before the decision.
 func (s *step) check() {
 	at := s.nextCheck()
 	if at.IsZero() || s.now.Before(at) {
@@ -90,15 +90,15 @@ func (s *step) nextCheck() time.Time {
 	return later(first, s.Pending[0].Add(idleRetries*max(idleRetry, s.rto())))
 }
 
-// heardOut reports whether both checks have had their time, which a process that slept past them has to give.
+// heardOut reports whether both checks have had time for their results, also after this process has slept.
 func (s *step) heardOut() bool {
 	return s.Checks > 1 && s.CheckOf.Equal(s.Pending[0]) && s.now.Sub(s.CheckedAt) >= verdictIn
 }
 
-// unverified is the rule while an agent that was silent is heard again, but has not answered yet.
+// unverified is the rule while a silent agent is heard again and has not yet answered.
 const unverified = "direct-unverified"
 
-// silence keeps a path by WireGuard's word alone.
+// silence keeps a path on the evidence of WireGuard's counters alone.
 func (s *step) silence() {
 	s.Path.Alive, s.Path.Silent, s.Path.Suspect, s.Path.Rule = true, true, false, "direct-silent"
 	s.Path.Reason = fmt.Sprintf("The peer's agent answers no ping, but WireGuard hears the peer at %s: its tunnel "+
@@ -111,14 +111,14 @@ func (s *step) silence() {
 	s.Lost = ""
 }
 
-// heartbeatSilent watches a path whose peer has no agent.
+// heartbeatSilent supervises a path whose peer's agent is silent.
 func (s *step) heartbeatSilent(i int) {
 	switch {
 	case s.fresh == s.Path.Endpoint:
 		s.use(i, "direct-proven")
-	case s.fresh.IsValid(): // settle looks at it
+	case s.fresh.IsValid(): // settle decides
 	case s.AgentAt.After(s.SilentAt):
-		// The agent is back, or the way is cut in our direction only. It has little time to answer.
+		// The agent is back, or only this host's packets are lost. The verification time is short.
 		s.Path.Silent, s.Path.Rule = false, unverified
 		s.Path.Reason = "The peer's agent is heard again, and asked whether it hears this host."
 		s.Pending, s.VerifyUntil = nil, s.now.Add(verifyFor)
@@ -131,8 +131,8 @@ func (s *step) heartbeatSilent(i int) {
 	}
 }
 
-// tunnelGone reports whether WireGuard, too, has stopped to hear the peer. Without traffic it tells nothing, and
-// then a relay that claims to reach the peer is the better choice.
+// tunnelGone reports whether WireGuard has stopped receiving from the peer, too. Without traffic the counters cannot
+// show it, and a relay that reports a session of the peer is the better choice.
 func (s *step) tunnelGone() bool {
 	at := s.tunnelEnd()
 	return !at.IsZero() && !s.now.Before(at)
@@ -149,8 +149,8 @@ func (s *step) tunnelEnd() time.Time {
 	return at
 }
 
-// followTunnel goes with a peer that has no agent to tell its new address: WireGuard roams, and the path with it.
-// A path given up comes back the same way.
+// followTunnel moves the path to the address to which WireGuard has roamed, for a peer without an agent that could
+// announce it. A path that was given up returns in the same way.
 func (s *step) followTunnel() {
 	if !s.Path.probed() || s.Path.Alive && !s.Path.Silent || !s.HeardAt.Equal(s.now) || s.HeardAfter.IsZero() {
 		return
@@ -167,7 +167,7 @@ func (s *step) followTunnel() {
 	s.silence()
 }
 
-// know finds or remembers an endpoint at which WireGuard has heard the peer.
+// know returns the probe of an endpoint at which WireGuard has received from the peer, and adds it if needed.
 func (s *step) know(e netip.AddrPort) int {
 	if i := s.find(e); i >= 0 {
 		return i
@@ -175,8 +175,8 @@ func (s *step) know(e netip.AddrPort) int {
 	return s.learn(e, "wireguard")
 }
 
-// takeAdopted takes the endpoint over which WireGuard talked to the peer when this agent started: better a tunnel
-// that works than a relay that may not reach the peer's agent.
+// takeAdopted makes the endpoint over which WireGuard reached the peer before this agent started the path: a working
+// tunnel is better than a relay that may not reach the peer's agent.
 func (s *step) takeAdopted(e netip.AddrPort) {
 	i := s.know(e)
 	if s.LastDirect.IsValid() || s.Path.probed() || i < 0 {
@@ -192,8 +192,8 @@ func (s *step) takeAdopted(e netip.AddrPort) {
 	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
 }
 
-// backToDirect reports whether the last endpoint that worked is a better guess than a relay that says the peer is away:
-// at once after a switch that the relay could not make good, else when the peer does not come back soon.
+// backToDirect reports whether the last endpoint that worked is a better guess than a relay that reports the peer
+// absent. It is: at once after the death of a direct path, otherwise when the absence lasts.
 func (s *step) backToDirect() bool {
 	return s.LastDirect.IsValid() && s.Relay.Absent && (s.now.Sub(s.DirectEnd) < awaySoon ||
 		s.now.Sub(s.AwaySince) >= awayAfter)

@@ -9,8 +9,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// The simulation with WireGuard of its own: it sends where it was told or where it last heard the peer, counts, and
-// goes on without its agent. Relays know who is connected.
+// The simulation with a model of WireGuard, which sends to its configured endpoint or where it last heard the peer,
+// counts bytes, and continues without its agent. The relays know who is connected.
 
 type kernel struct {
 	*sim
@@ -68,7 +68,7 @@ func newKernel(t testing.TB, seed uint64, nat skeinv1.NatType) *kernel {
 	return k
 }
 
-// word is what the relay says about the other node.
+// word is the relay's report about the other node.
 func (k *kernel) word(n *simNode) {
 	c := RelayChoice{ID: relayID, RTT: 2 * k.relay}
 	if !k.ends[1-n.id].sessions {
@@ -134,7 +134,7 @@ func (k *kernel) packet(n *simNode, got func(to *simNode)) {
 		if k.deaf {
 			return
 		}
-		// Past the agents: WireGuard needs none.
+		// WireGuard's packets bypass the agents, which it does not need.
 		k.carry(n, from.wg, func(_ *simNode, src netip.AddrPort) { arrive(src) })
 		return
 	}
@@ -185,7 +185,7 @@ func (k *kernel) kill(hung time.Duration) {
 	k.after(hung, func() { k.ends[1].sessions = false })
 }
 
-// restart begins a new agent with what the disk and the kernel have.
+// restart starts a new agent with the state on disk and in the kernel.
 func (k *kernel) restart() {
 	n, e := k.nodes[1], k.ends[1]
 	n.m = NewMachine(nodeIDs[1], nodeIDs[0], k.now)
@@ -215,7 +215,7 @@ func (k *kernel) want(when string, kind Kind, alive, silent bool, rule string) {
 	}
 }
 
-// An agent that is killed, or hangs, takes nothing from the tunnel, nor does its return.
+// Neither an agent that is killed or hangs nor its return interrupts the tunnel.
 func TestAgentAway(t *testing.T) {
 	for name, c := range map[string]struct{ every, hung time.Duration }{
 		"killed, 50 packets a second":  {20 * time.Millisecond, 0},
@@ -259,7 +259,7 @@ func TestAgentAway(t *testing.T) {
 	}
 }
 
-// An idle pair whose relays say that the peer is gone stays on the endpoint that worked last, without flapping.
+// An idle pair whose relays report the peer absent stays on the endpoint that worked last, without flapping.
 func TestIdlePeerAway(t *testing.T) {
 	k := newKernel(t, 1, natPortRestricted)
 	k.run(30 * time.Second)
@@ -280,7 +280,8 @@ func TestIdlePeerAway(t *testing.T) {
 	}
 }
 
-// The relay that took a dead direct path over turns out not to have the peer: back to the last endpoint, at once.
+// The relay that replaced a dead direct path has no session of the peer: the path returns to the last endpoint at
+// once.
 func TestRelayWithoutThePeer(t *testing.T) {
 	k := newKernel(t, 1, natPortRestricted)
 	k.cut = cutAll
@@ -298,7 +299,7 @@ func TestRelayWithoutThePeer(t *testing.T) {
 	k.want("agent back", Direct, true, false, "direct-proven")
 }
 
-// Where the tunnel dies with its agent, or with its host, nothing pretends that it lives.
+// If the tunnel dies with its agent or its host, no path is reported as alive.
 func TestTunnelDiesWithItsAgent(t *testing.T) {
 	k := newKernel(t, 1, natPortRestricted)
 	k.echo(5 * time.Minute)
@@ -324,7 +325,7 @@ func TestTunnelDiesWithItsAgent(t *testing.T) {
 	k.want("host dead", Direct, false, false, "peer-away")
 }
 
-// Real cuts, one-way ones, too, are never taken for a silent agent: the relay has the traffic within a second.
+// Real cuts, also one-way ones, are never mistaken for a silent agent: the relay has the traffic within a second.
 func TestCutsWithCounters(t *testing.T) {
 	over := 0
 	for seed := range uint64(200) {
@@ -337,7 +338,7 @@ func TestCutsWithCounters(t *testing.T) {
 	}
 }
 
-// A cut that befalls an idle pair is noticed by the end that has something to send, and the other end believes it.
+// A cut of an idle pair is noticed by the end that has traffic, and the other end accepts it.
 func TestIdleCutsWithCounters(t *testing.T) {
 	for seed := range uint64(200) {
 		if d := cutWithCounters(t, seed, true); d > 1250*time.Millisecond {
@@ -346,7 +347,7 @@ func TestIdleCutsWithCounters(t *testing.T) {
 	}
 }
 
-// cutWithCounters cuts a direct path, and returns for how long the first node's echoes stayed away.
+// cutWithCounters cuts a direct path, and returns how long the first node's echoes were missing.
 func cutWithCounters(t *testing.T, seed uint64, idle bool) time.Duration {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(seed, 3))
@@ -379,7 +380,7 @@ func cutWithCounters(t *testing.T, seed uint64, idle bool) time.Duration {
 	return k.worst
 }
 
-// A peer without its agent that gets another address is followed by WireGuard, and by the path.
+// If a peer without its agent gets another address, WireGuard follows it, and the path follows WireGuard.
 func TestSilentPeerRoams(t *testing.T) {
 	k := newKernel(t, 1, natNone)
 	k.echo(time.Minute)

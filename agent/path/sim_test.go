@@ -112,7 +112,7 @@ func (s *sim) sameLAN() {
 	b.inner = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, 1, 3}), 51820)
 }
 
-// record is what STUN would have found out.
+// record is the record that STUN would have led to.
 func (s *sim) record(n *simNode) Node {
 	r := Node{NAT: n.nat, Candidates: []Candidate{{Type: host, Addr: n.inner, Source: "interface"}}}
 	switch n.nat {
@@ -210,7 +210,7 @@ func (s *sim) carry(from *simNode, dst netip.AddrPort, deliver func(to *simNode,
 	})
 }
 
-// awake runs something once the node's process runs; what arrived comes before what is due.
+// awake runs a function once the node's process is awake; arrived inputs come before due timers.
 func (s *sim) awake(n *simNode, after time.Duration, do func()) {
 	if s.stall != nil {
 		if d := s.stall(n.id); d > 0 {
@@ -288,7 +288,7 @@ func (s *sim) used(n *simNode, from, to Path) {
 	s.replay(n, decision(n.m.Peer, from, to))
 }
 
-// replay checks that every decision of every simulation comes out again from its trace, by way of JSON.
+// replay checks that every decision of every simulation can be reproduced from its trace, through JSON.
 func (s *sim) replay(n *simNode, want *skeinv1.PathDecision) {
 	s.t.Helper()
 	b, err := json.Marshal(n.trace.take())
@@ -352,7 +352,7 @@ func (s *sim) punch(n *simNode, reply bool) {
 	s.after(s.relay, func() { s.input(s.nodes[1-n.id], Input{Kind: InputPunch, Addresses: addrs, Reply: reply}) })
 }
 
-// start tells both machines of each other, the second one somewhat later, as gossip would.
+// start gives both machines the other's record, the second one somewhat later, as gossip would.
 func (s *sim) start(withRelay bool) {
 	recs := [2]Node{s.record(s.nodes[0]), s.record(s.nodes[1])}
 	for i, n := range s.nodes {

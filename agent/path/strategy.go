@@ -31,10 +31,10 @@ const (
 // Target is a candidate that is worth pings.
 type Target struct {
 	Candidate
-	After time.Duration // head start that it leaves to better ones
+	After time.Duration // delay after the start of a burst, which gives better candidates a head start
 }
 
-// Skip is a candidate that is not, and why.
+// Skip is a candidate that is not probed, and the reason.
 type Skip struct {
 	Candidate
 	Why string
@@ -47,11 +47,11 @@ type Plan struct {
 	Probe   bool   // some target is worth a ping
 	Targets []Target
 	Skipped []Skip
-	Guess   Guess // ports may be guessed when nothing of the above answers
+	Guess   Guess // port prediction to use when no target answers
 }
 
-// Pair is what two kinds of NAT allow between addresses that they translate: the name of the rule, the reason
-// in a sentence, and whether probing can succeed. It does not matter which is whose.
+// Pair says what two types of NAT allow between their mapped addresses: the rule's name, the reason in a sentence,
+// and whether probing can succeed. The order of the arguments does not matter.
 func Pair(a, b skeinv1.NatType) (rule, reason string, ok bool) {
 	either := func(t skeinv1.NatType) bool { return a == t || b == t }
 	switch {
@@ -77,8 +77,7 @@ func Pair(a, b skeinv1.NatType) (rule, reason string, ok bool) {
 		true
 }
 
-// Strategy chooses which of the peer's candidates are probed. Exclude names the addresses inside
-// the tunnel.
+// Strategy chooses which of the peer's candidates are probed. Argument exclude lists the prefixes inside the tunnel.
 func Strategy(self, peer Node, exclude []netip.Prefix) Plan {
 	rule, reason, ok := Pair(openNAT(self), openNAT(peer))
 	near := samePublicIP(self, peer)
@@ -128,7 +127,7 @@ func Strategy(self, peer Node, exclude []netip.Prefix) Plan {
 	return p
 }
 
-// reachable is for candidates that work although the NATs of the pair do not: no NAT lies before them.
+// reachable reports whether a candidate works although the pair's NATs do not: no NAT lies before it.
 func reachable(c Candidate, self, peer Node) bool {
 	if self.NAT == natBlocked || peer.NAT == natBlocked {
 		return false
@@ -136,7 +135,7 @@ func reachable(c Candidate, self, peer Node) bool {
 	return isOpen(c) || c.Type == host && c.Addr.Addr().Is6() && addr.Public(c.Addr.Addr())
 }
 
-// isOpen tells candidates that accept packets from everybody: configured, granted by the router, or a public address.
+// isOpen reports whether a candidate accepts packets from any source: configured, granted by the router, or public.
 func isOpen(c Candidate) bool {
 	switch c.Source {
 	case "pcp", "natpmp", "upnp", "imds":
@@ -145,7 +144,7 @@ func isOpen(c Candidate) bool {
 	return c.Type == forced || c.Type == host && c.Addr.Addr().Is4() && addr.Public(c.Addr.Addr())
 }
 
-// openNAT is the node's NAT as others meet it: a forwarded port makes any NAT a full cone.
+// openNAT is the node's NAT type as peers experience it: a forwarded port makes any NAT a full cone.
 func openNAT(n Node) skeinv1.NatType {
 	if n.NAT != natNone && n.NAT != natBlocked && slices.ContainsFunc(n.Candidates, isOpen) {
 		return natFullCone
@@ -153,7 +152,7 @@ func openNAT(n Node) skeinv1.NatType {
 	return n.NAT
 }
 
-// unfit says why no packet should go to a candidate at all.
+// unfit returns the reason why no packet may go to a candidate; empty: none.
 func unfit(c Candidate, self Node, exclude []netip.Prefix) string {
 	a := c.Addr.Addr()
 	switch {
@@ -178,7 +177,7 @@ func unfit(c Candidate, self Node, exclude []netip.Prefix) string {
 	return ""
 }
 
-// samePublicIP tells two nodes behind one NAT.
+// samePublicIP reports whether two nodes are behind one public address.
 func samePublicIP(a, b Node) bool {
 	for _, x := range a.Candidates {
 		if x.Type != srflx {
@@ -193,12 +192,12 @@ func samePublicIP(a, b Node) bool {
 	return false
 }
 
-// sorted puts the candidates with the highest priority first; equal ones stay as the record has them.
+// sorted returns the candidates by falling priority; equal ones keep the record's order.
 func sorted(cs []Candidate) []Candidate {
 	out := slices.Clone(cs)
 	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(b.order(), a.order()) })
 	return out
 }
 
-// order is the candidate's priority. In journals of older agents it has none.
+// order is the candidate's priority; candidates from journals of older agents have none and get their type's.
 func (c Candidate) order() uint32 { return cmp.Or(c.Priority, candidate.PriorityOf(c.Type)) }

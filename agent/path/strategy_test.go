@@ -101,8 +101,7 @@ func TestTargetsAreBounded(t *testing.T) {
 	}
 }
 
-// The number in a record is the order in which its addresses are tried, also that of older agents, whose hosts have
-// 100.
+// The priority in a record orders its addresses, also for records of older agents, whose hosts have 100.
 func TestOrderIsThePriority(t *testing.T) {
 	record := func(hosts uint32) *skeinv1.Record {
 		return &skeinv1.Record{NatType: natFullCone, Candidates: []*skeinv1.Candidate{

@@ -2,13 +2,13 @@ package path
 
 import "time"
 
-// A death is dear: a burst, a relay, a new record, and on a host that has too much to do each of these makes more
-// answers late. So a host that was late waits longer before it calls a path dead, by all that it lately was late. Where
-// others can carry what goes through a peer, nothing has to wait for that: the peer is suspected once its answers have
-// been missing for the usual time, not counting the time in which this process did not run. The path stays as it is,
-// its pings go on, and the agent sends through others. A suspicion that was wrong costs two routes.
+// A death is expensive: it causes a burst, a relay session and a new record, and on an overloaded host each of these
+// delays more answers. So a late host waits longer before it declares a path dead. Where other peers can carry the
+// traffic, that wait is not needed: the peer is suspected once its answers have been missing for the usual time, not
+// counting time in which this process did not run. The path and its pings continue, and the agent sends through other
+// peers. A wrong suspicion costs two route changes.
 
-// takeReplaceable takes whether others can carry what goes through the peer.
+// takeReplaceable sets whether other peers can carry the traffic through this one.
 func (s *step) takeReplaceable(is bool) {
 	s.Replaceable = is
 	if !is {
@@ -16,7 +16,7 @@ func (s *step) takeReplaceable(is bool) {
 	}
 }
 
-// noteStall adds up how late this process runs while it waits for an answer: it could not have seen one in that time.
+// noteStall adds up this process's lateness while it waits for an answer, since it could not have seen one then.
 func (s *step) noteStall() {
 	if len(s.Pending) == 0 {
 		return
@@ -30,7 +30,7 @@ func (s *step) noteStall() {
 	}
 }
 
-// stalled is for how long this process did not run since the oldest unanswered ping was sent.
+// stalled is how long this process has slept since it sent the oldest unanswered ping.
 func (s *step) stalled() time.Duration {
 	if len(s.Pending) == 0 || !s.StallOf.Equal(s.Pending[0]) {
 		return 0
@@ -38,8 +38,8 @@ func (s *step) stalled() time.Duration {
 	return s.Stall
 }
 
-// suspectAt is when the peer is suspected if nothing is heard; zero: never, or it is already. A path that is given no
-// more time than usual is given up instead.
+// suspectAt is when the peer is suspected if no answer comes; zero: never, or it is suspected already. Without extra
+// patience the path dies at that time instead.
 func (s *step) suspectAt() time.Time {
 	if !s.Replaceable || s.Path.Silent || s.Path.Suspect || !s.busy() || len(s.Pending) < deadMissed ||
 		s.patience() <= s.leastPatience() {
@@ -55,8 +55,8 @@ func (s *step) suspect() {
 	}
 }
 
-// clearSuspicion ends a suspicion with an answer. The next one has to wait, longer each time: the peer or its host is
-// slow, and each suspicion makes work.
+// clearSuspicion ends a suspicion after an answer. The time until the next one grows, since the peer or its host is
+// slow and each suspicion causes work.
 func (s *step) clearSuspicion() {
 	if !s.Path.Suspect {
 		return
@@ -69,8 +69,8 @@ func (s *step) clearSuspicion() {
 	s.Cleared = min(s.Cleared+1, 10)
 }
 
-// heartbeatRTO is after how long without an answer pings become more frequent: sooner where the peer may be suspected,
-// or too few would be sent until then.
+// heartbeatRTO is the age of an unanswered ping from which pings become more frequent. Where the peer may be
+// suspected it is shorter, so that enough pings are sent before the suspicion.
 func (s *step) heartbeatRTO() time.Duration {
 	if s.mayBeSuspected() {
 		return s.leastRTO()
@@ -78,7 +78,7 @@ func (s *step) heartbeatRTO() time.Duration {
 	return s.rto()
 }
 
-// mayBeSuspected reports whether the peer is one that is suspected as soon as it does not answer.
+// mayBeSuspected reports whether missing answers may make the peer suspected now.
 func (s *step) mayBeSuspected() bool {
 	return s.Replaceable && !s.Path.Suspect && !s.now.Before(s.TrustUntil)
 }

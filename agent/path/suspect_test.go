@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// replaceable is a pair with a direct path and traffic, whose first node was late by what lag.Meter says of it and can
-// send through others instead of the second one.
+// replaceable is a pair with a direct path and traffic. Its first node was late by lag.Meter's reading, and can send
+// through other nodes than the second.
 func replaceable(t *testing.T, seed uint64, late time.Duration) *sim {
 	s := newSim(t, seed, natPortRestricted, natPortRestricted)
 	s.start(true)
@@ -19,7 +19,7 @@ func replaceable(t *testing.T, seed uint64, late time.Duration) *sim {
 	return s
 }
 
-// avoided reports whether nothing goes by the path any more that others can carry.
+// avoided reports whether traffic that others can carry avoids the path.
 func avoided(n *simNode) bool { return n.m.Path.Kind != Direct || !n.m.Path.Alive || n.m.Path.Suspect }
 
 // pause stops a node's process for some time.
@@ -33,7 +33,7 @@ func (s *sim) pause(node int, d time.Duration) {
 	}
 }
 
-// until runs until something holds and returns how long that took.
+// until runs until a condition holds, and returns how long that took.
 func (s *sim) until(holds func() bool) time.Duration {
 	s.t.Helper()
 	began := s.now
@@ -46,8 +46,8 @@ func (s *sim) until(holds func() bool) time.Duration {
 	return s.now.Sub(began)
 }
 
-// An agent that woke 300 ms late some seconds ago, and is on time now, waits no longer than others for a peer in whose
-// place others can carry; it still waits before it gives the path up. The same after an answer that was late.
+// An agent that woke 300 ms late some seconds ago, and is on time now, suspects a replaceable peer as soon as others
+// would; it still waits longer before it gives the path up. The same holds after a late answer.
 func TestDeadPeerIsSuspectedInTime(t *testing.T) {
 	const inTime = heartbeat + deadAfter + fastHeartbeat
 	for name, c := range map[string]struct {
@@ -91,8 +91,8 @@ func TestDeadPeerIsSuspectedInTime(t *testing.T) {
 	}
 }
 
-// A path that is given more time gets as many pings in it, not more: on hosts that have no time to answer, pings are
-// what they have too much of.
+// A path with extra patience gets the same number of pings, not more: hosts that are too busy to answer need fewer
+// pings.
 func TestLateHostsPingNoMore(t *testing.T) {
 	for _, c := range []struct {
 		late        time.Duration
@@ -125,7 +125,7 @@ func TestLateHostsPingNoMore(t *testing.T) {
 	}
 }
 
-// Where nobody can stand in for the peer, nothing is suspected.
+// A peer that no other can replace is never suspected.
 func TestOnlyReplaceablePeersAreSuspected(t *testing.T) {
 	s := replaceable(t, 1, 400*time.Millisecond)
 	n := s.nodes[0]
@@ -144,7 +144,7 @@ func TestOnlyReplaceablePeersAreSuspected(t *testing.T) {
 	}
 }
 
-// The time in which this process does not run is not the peer's: each tick so much later than it was due.
+// Time in which this process sleeps is not held against the peer: each tick comes that much after its time.
 func TestOwnDelaysAreNoSilence(t *testing.T) {
 	ms := time.Millisecond
 	for name, c := range map[string]struct {
@@ -187,7 +187,7 @@ func onTick(n int, late time.Duration) func(int) time.Duration {
 	}
 }
 
-// A process that is late now suspects no peer that answers, though both ends sleep again and again, 300 ms at a time.
+// A process that is late suspects no peer that answers, although both ends sleep 300 ms again and again.
 func TestLateProcessSuspectsNoLivePeer(t *testing.T) {
 	for seed := range uint64(5) {
 		s := replaceable(t, seed, 400*time.Millisecond)
@@ -206,8 +206,8 @@ func TestLateProcessSuspectsNoLivePeer(t *testing.T) {
 	}
 }
 
-// A peer that stands still for 1.2 s again and again is suspected more and more rarely, its path is kept, and what is
-// suspected is cleared by an answer.
+// A peer that freezes for 1.2 s again and again is suspected more and more rarely, its path is kept, and an answer
+// ends each suspicion.
 func TestSuspicionsAreDamped(t *testing.T) {
 	const stop = 1200 * time.Millisecond
 	s := replaceable(t, 1, 1600*time.Millisecond)
@@ -253,7 +253,7 @@ func TestSuspicionsAreDamped(t *testing.T) {
 	}
 }
 
-// However late this process and however patient its paths are: the pings that are remembered suffice for a death.
+// However late this process is and however patient its paths are, the remembered pings suffice for a death.
 func TestMostPatientPathDies(t *testing.T) {
 	s := replaceable(t, 1, 3200*time.Millisecond)
 	n := s.nodes[0]

@@ -10,7 +10,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// TestThenAt: one reading of the journal gives for every peer what ExplainAt gives for it, and what records said.
+// TestThenAt: one pass over the journal gives for every peer the same as ExplainAt, and the contents of records.
 func TestThenAt(t *testing.T) {
 	j := &memory{}
 	a, b := nodeIDs[0], nodeIDs[1]

@@ -9,11 +9,11 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// kindTrace is the journal's name for a Trace: enough to replay one decision exactly.
+// kindTrace is the journal's name for a Trace, which suffices to replay one decision exactly.
 const kindTrace = "trace"
 
-// traceLen bounds the inputs of one generation; a trace holds one to two, which is about two
-// seconds of heartbeats in both directions.
+// traceLen bounds the inputs of one generation; a trace holds one to two generations, about two seconds of heartbeats
+// in both directions.
 const traceLen = 16
 
 // Timed is an input with its time.
@@ -22,13 +22,13 @@ type Timed struct {
 	Input Input
 }
 
-// Trace is a machine and what it was then told. Folding the inputs gives the recorded decision again.
+// Trace is a machine and the inputs that it then received. Folding the inputs reproduces the recorded decision.
 type Trace struct {
 	Machine Machine
 	Inputs  []Timed
 }
 
-// trace collects a Trace in memory. Machines are values, so keeping an old one is keeping a copy; a thousand idle
+// trace collects a Trace in memory. A Machine is a value, so keeping an old one needs no deep copy; a thousand idle
 // peers keep one each, and little else.
 type trace struct {
 	old, cur *generation
@@ -45,8 +45,8 @@ type moment struct {
 	input *Input // nil: a tick
 }
 
-// traceFor is how long ago an input can have led to the next one's decision, for those who read it. Any
-// machine with the inputs since gives the decision again.
+// traceFor is how long an input may matter to a reader of the trace. For a replay any machine with the inputs since
+// suffices.
 const traceFor = 10 * time.Second
 
 func (t *trace) add(m Machine, now time.Time, in Input) {
@@ -78,7 +78,7 @@ func (g *generation) begin(m Machine) {
 	g.machine, g.inputs = m, g.inputs[:0]
 }
 
-// take returns what was collected and starts anew.
+// take returns the collected trace and starts anew.
 func (t *trace) take() Trace {
 	var out Trace
 	for i, g := range []*generation{t.old, t.cur} {
@@ -100,7 +100,7 @@ func (t *trace) take() Trace {
 	return out
 }
 
-// note writes an input that changes something into the journal, for people to read.
+// note writes an input that changes something into the journal, for human readers.
 func (m *Manager) note(now time.Time, id identity.ID, in Input) {
 	if m.cfg.Journal == nil {
 		return
@@ -119,7 +119,7 @@ func (m *Manager) note(now time.Time, id identity.ID, in Input) {
 	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: e}})
 }
 
-// decided writes a change of path: what proved or disproved it, the decision, and the trace to replay it.
+// decided writes a path change: the input that proved or disproved it, the decision, and the trace that replays it.
 func (m *Manager) decided(p *peer, before Path) {
 	t := p.trace.take()
 	if m.cfg.Journal == nil {
@@ -144,7 +144,7 @@ func (m *Manager) decided(p *peer, before Path) {
 		before, path)}})
 }
 
-// reasoned writes that the same path is used for another reason. There is nothing to replay about it.
+// reasoned records a new reason for the same path. It needs no trace.
 func (m *Manager) reasoned(p *peer, before Path) {
 	if m.cfg.Journal != nil {
 		m.write(p.machine.Now,

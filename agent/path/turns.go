@@ -5,18 +5,17 @@ import (
 	"time"
 )
 
-// burstsMax is how many peers of a large mesh may be looked for at a time; half as many for each step that this process
-// is late.
+// burstsMax is how many bursts run at a time in a large mesh; half as many for each step by which this process is
+// late.
 const burstsMax = 16
 
-// turns are the bursts of a large mesh: as many at a time as this host can bear, the others in the order in which they
-// were asked for.
+// turns limits the bursts of a large mesh to what this host can bear. The others wait in the order of their requests.
 type turns struct {
 	waiting []*peer
 	running []*peer
 }
 
-// room is how many bursts may run where the process is so late.
+// room is how many bursts may run when the process is this late.
 func room(late time.Duration) int {
 	n := burstsMax
 	for late > lateStep/2 && n > 1 {
@@ -27,7 +26,7 @@ func room(late time.Duration) int {
 
 const lateStep = 50 * time.Millisecond
 
-// next is when a burst ends for which another waits.
+// next is the time until the first running burst ends, if another burst waits.
 func (t *turns) next(now time.Time) time.Duration {
 	wait := time.Hour
 	if len(t.waiting) > 0 {
@@ -38,7 +37,7 @@ func (t *turns) next(now time.Time) time.Duration {
 	return max(wait, 0)
 }
 
-// takeTurns tells the machines how late this process is, and lets the next bursts begin.
+// takeTurns passes this process's lateness to the machines and begins the next bursts.
 func (m *Manager) takeTurns() {
 	now := m.cfg.Clock()
 	if late := m.cfg.Lag.Level(now); late != m.o.late {
@@ -50,13 +49,13 @@ func (m *Manager) takeTurns() {
 		return
 	}
 	t.running = slices.DeleteFunc(t.running, func(p *peer) bool {
-		return !p.machine.BurstTo.After(now) || p.machine.direct() // what it was for is found
+		return !p.machine.BurstTo.After(now) || p.machine.direct() // a direct path was found
 	})
 	for len(t.waiting) > 0 && len(t.running) < room(m.o.late) {
 		p := t.waiting[0]
 		t.waiting[0], t.waiting = nil, t.waiting[1:]
 		if m.o.peers[p.machine.Peer] != p {
-			continue // it has left the mesh
+			continue // the peer has left the mesh
 		}
 		m.step(p, now, Input{Kind: InputGo})
 		if p.machine.BurstTo.After(now) {

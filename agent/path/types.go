@@ -45,18 +45,18 @@ const ruleRelayUDP = "relay-udp"
 // Path is how WireGuard reaches one peer.
 type Path struct {
 	Kind Kind
-	// of a direct path; of a relayed one: the port that the relay has reserved, not valid when packets travel in its
-	// session
+	// Endpoint of a direct path. Of a relayed path: the port that the relay has reserved; invalid when packets travel
+	// in the relay's session.
 	Endpoint netip.AddrPort
-	Relay    identity.ID // of a relayed path; zero for an idle pair, whose next packet takes what is best then
+	Relay    identity.ID // of a relayed path; zero for an idle pair, whose next packet takes the best relay at that time
 	Since    time.Time
 	RTT      time.Duration // 0: not measured
 	Rule     string        // short name of the rule that decided
 	Reason   string        // one plain sentence
 	Alive    bool          // answered lately; a relayed path lives as long as its relay's session
-	MTU      int           // largest packet of the tunnel that it carries; 0: all of them
+	MTU      int           // largest tunnel packet that the path carries; 0: every size
 	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
-	Suspect  bool          // alive as far as is known, but answers are missing: what others can carry shall not go by it
+	Suspect  bool          // alive, but answers are missing: traffic that other peers can carry avoids this path
 }
 
 // String is the path as the journal keeps it: relay, relay:<id>, relay:<id>,<addr:port>, direct:<addr:port> or none.
@@ -76,7 +76,7 @@ func (p Path) String() string {
 	return "none"
 }
 
-// Transport is the path in one word: direct, relay or down.
+// Transport is the path's kind for users: direct, relay or down.
 func (p Path) Transport() string {
 	switch {
 	case p.Kind == Direct && p.Alive:
@@ -87,51 +87,51 @@ func (p Path) Transport() string {
 	return "down"
 }
 
-// FollowsDead reports whether the path is a relay's because pings over the one before are no longer answered. The relay
-// may not know yet that it does not reach the peer either.
+// FollowsDead reports whether this relay path replaced one whose pings are no longer answered. The relay may not have
+// noticed yet that it cannot reach the peer either.
 func (p Path) FollowsDead() bool {
 	return p.Kind == Relay && (p.Rule == RuleDirectDead || p.Rule == RuleRelayDead)
 }
 
-// Settled reports whether the path is a certain relay's because no direct one was found: not while the first search
-// goes on, and not for an idle pair.
+// Settled reports whether a specific relay carries the path because the search found no direct one. False during the
+// first search and for an idle pair.
 func (p Path) Settled() bool {
 	return p.Kind == Relay && !p.Relay.IsZero() && p.Rule != "no-record" && p.Rule != "relay-first"
 }
 
-// same reports whether two paths carry packets the same way.
+// same reports whether two paths carry packets identically.
 func (p Path) same(o Path) bool {
 	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive &&
 		p.Silent == o.Silent && p.MTU == o.MTU
 }
 
-// Candidate is one way that a record offers to reach a node's WireGuard port.
+// Candidate is one address at which a record says that the node's WireGuard port can be reached.
 type Candidate struct {
 	Type   skeinv1.CandidateType
 	Addr   netip.AddrPort
 	Source string
-	// Priority orders a record's candidates, the highest first; 0: that of the type.
+	// Priority orders a record's candidates, the highest first; 0: the default of the type.
 	Priority uint32 `json:",omitzero"`
 }
 
-// Node is what one end of a path says of itself.
+// Node is the part of a node's own record that paths depend on.
 type Node struct {
 	NAT        skeinv1.NatType
 	Candidates []Candidate
 	Site       string
-	Keepalive  time.Duration // 0: not asked for
-	PortStep   int           // of a symmetric NAT that counts its ports; 0: not predictable
-	Birthday   string        // enabled | disabled: guessing at both ends, with all peers; empty: as the mesh has it
+	Keepalive  time.Duration // 0: the node asks for none
+	PortStep   int           // port increment of a symmetric NAT that counts its ports; 0: not predictable
+	Birthday   string        // enabled | disabled: guess ports at both ends, with all peers; empty: the mesh's setting
 }
 
-// Equal reports whether two nodes are the same as far as paths go.
+// Equal reports whether two nodes are the same for the purposes of this package.
 func (n Node) Equal(o Node) bool {
 	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep &&
 		n.Birthday == o.Birthday && slices.Equal(n.Candidates, o.Candidates)
 }
 
-// NodeOf takes from a record what paths need. Addresses that do not parse are left out: the
-// record's verification has refused them already.
+// NodeOf extracts from a record what paths need. It skips addresses that do not parse: verification of the record has
+// rejected them already.
 func NodeOf(r *skeinv1.Record) Node {
 	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second,
 		PortStep: portStep(r), Birthday: r.GetBirthdayAttack()}
@@ -153,14 +153,15 @@ func NodeOf(r *skeinv1.Record) Node {
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// Settings are the mesh's settings that paths follow; zero values mean the defaults.
+// Settings are the mesh's settings that affect paths; zero values mean the defaults.
 type Settings struct {
 	DirectRetry time.Duration // between attempts at a direct path for a relayed peer
-	// HandshakeTimeout is how long WireGuard may ask in vain over a direct path whose pings are answered; 15 s at least.
+	// HandshakeTimeout is how long WireGuard may wait for an answer on a direct path whose pings are answered; at least
+	// 15 s.
 	HandshakeTimeout time.Duration
 	Keepalive        time.Duration  // between pings on an idle direct path
 	Exclude          []netip.Prefix // addresses inside the tunnel: never an endpoint
-	MTU              int            // largest packet of the tunnel; 0: it is not tried what paths carry
+	MTU              int            // largest packet of the tunnel; 0: no MTU probes
 	Lazy             bool           // pairs without traffic stay with a relay
 
 	NoGuessing    bool            // ports are never guessed on this host
@@ -181,7 +182,7 @@ func (s Settings) sameGuessing(o Settings) bool {
 type RelayChoice struct {
 	ID     identity.ID
 	RTT    time.Duration
-	Absent bool // there is none because the relays say that the peer is not there
+	Absent bool // no relay was chosen because the relays report that the peer has no session
 }
 
 // InputKind names an input.
@@ -190,29 +191,30 @@ type InputKind uint8
 // The inputs of a Machine.
 const (
 	InputTick     InputKind = iota // time has passed
-	InputSelf                      // Node: what this host now says of itself
+	InputSelf                      // Node: this host's own record, changed
 	InputPeer                      // Node: what the peer's record says
 	InputRelay                     // Relay: the relay now chosen for the pair, or none
 	InputSettings                  // Settings
-	InputNetwork                   // a link or address of this host changed
+	InputNetwork                   // a link or an address of this host changed
 	InputPong                      // Endpoint, RTT, Sent: a ping to Endpoint was answered from there
 	InputPing                      // Endpoint: an authenticated ping of the peer came from there
-	InputPunch                     // Addresses, Reply: the peer asks to probe it now
-	// WireGuard carried packets of this peer; Endpoint: it heard the peer there, after Sent
+	InputPunch                     // Addresses, Reply: the peer asks this host to probe it now
+	// WireGuard exchanged packets with this peer; Endpoint: WireGuard received one from there, later than Sent
 	InputTraffic
 	InputSendFailed   // Endpoint, Error: a ping could not be sent
 	InputEndpointSeen // Endpoint: WireGuard accepted a packet from there
-	InputAdopted      // Endpoint: where WireGuard talked to the peer before this agent started
-	InputGuess        // Guess: what became of guessing ports; Endpoint: a hit
-	// Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
+	InputAdopted      // Endpoint: where WireGuard reached the peer before this agent started
+	InputGuess        // Guess: progress or outcome of port prediction; Endpoint: a hit
+	// Relay.ID, Endpoint: the port that a relay has reserved; Reply: both ends are proven, packets pass; without
+	// Endpoint, Error: why there is no port
 	InputReserved
 	InputReady // the prober has the peer's key: pings can be sent and answered
-	InputGo    // the burst that was asked for may begin
-	// the tunnel carried packets of the control net; Reply: some of them were the peer's
+	InputGo    // the manager allows the burst that ActionBurst requested
+	// the tunnel carried packets of the control net; Reply: at least one came from the peer
 	InputControl
-	InputLate        // RTT: how late this process lately woke
-	InputReplaceable // Reply: others can carry what goes through the peer
-	// WireGuard asks for answers over the direct path and hears none; Reply: the peer's does
+	InputLate        // RTT: how late this process woke recently
+	InputReplaceable // Reply: other peers can carry the traffic that goes through this one
+	// WireGuard sends over the direct path and receives nothing; Reply: the peer's WireGuard does, not this host's
 	InputUnheard
 )
 
@@ -228,13 +230,13 @@ func (k InputKind) String() string {
 	return fmt.Sprintf("input %d", k)
 }
 
-// Input is one observation. Which fields count depends on Kind.
+// Input is one observation. Kind determines which fields are set.
 type Input struct {
 	Kind      InputKind
 	Endpoint  netip.AddrPort   `json:",omitzero"`
 	RTT       time.Duration    `json:",omitzero"`
-	Size      int              `json:",omitzero"` // of the answered ping, as a packet of the tunnel; 0: it was not padded
-	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were read before
+	Size      int              `json:",omitzero"` // size of the answered ping, as a tunnel packet; 0: not padded
+	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were last read
 	Node      *Node            `json:",omitempty"`
 	Relay     RelayChoice      `json:",omitzero"`
 	Settings  *Settings        `json:",omitempty"`
@@ -252,25 +254,25 @@ const (
 	ActionPing     ActionKind = iota // send an authenticated ping to Endpoint
 	ActionPunch                      // signal the peer to probe this host's addresses now
 	ActionUse                        // WireGuard shall use Path
-	ActionCheck                      // read WireGuard's counters soon, and ask the relay whether the peer is there
-	ActionGuess                      // guess ports with the peer as Guess says; the zero Guess ends that
+	ActionCheck                      // read WireGuard's counters soon, and ask the relay whether the peer has a session
+	ActionGuess                      // guess ports with the peer as Guess says; the zero Guess ends the attempt
 	ActionReserve                    // ask Relay to reserve a port
-	ActionPortDeaf                   // tell Relay that nothing comes through its port
-	ActionGiveBack                   // let Relay have its port back
-	ActionBurst                      // say InputGo when there is room for another burst
-	ActionWake                       // call Step with a tick at At, or Early before; replaces the earlier wish
+	ActionPortDeaf                   // tell Relay that nothing passes its port
+	ActionGiveBack                   // return the port to Relay
+	ActionBurst                      // send InputGo when another burst may run
+	ActionWake                       // call Step with a tick at At, or up to Early before; replaces the earlier request
 )
 
-// Action is what the shell shall do. Which fields count depends on Kind.
+// Action is what the Manager has to do. Kind determines which fields are set.
 type Action struct {
 	Kind     ActionKind
 	Endpoint netip.AddrPort
-	Size     int  // of a ping: padded as a packet of the tunnel of that size would be; 0: not
+	Size     int  // of a ping: padded like a tunnel packet of this size; 0: not padded
 	Reply    bool // the punch answers the peer's
-	Unheard  bool // the punch says that this host's WireGuard does not hear the peer's
+	Unheard  bool // the punch says that this host's WireGuard receives nothing from the peer
 	Path     Path
 	At       time.Time
-	Early    time.Duration // how much sooner a wake may come, when others are about to be woken
+	Early    time.Duration // how much sooner the wake-up may come if others are due
 	Guess    Guess
 	Relay    identity.ID
 }

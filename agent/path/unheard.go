@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// Pings prove that packets pass, not that WireGuard's do: some firewalls know its messages and drop them alone. So a
-// direct path is left as well when WireGuard asks for answers over it and hears none for handshakeTimeoutSeconds. The
-// peer is told, since its own WireGuard may have nothing to ask. No direct path is used then until a retry is due.
-// Source: WireKube's handshakeTimeoutSeconds, which has the relay take over from a direct path without a handshake.
+// Pings prove that UDP packets pass, but some firewalls recognise WireGuard's messages and drop only those. So a
+// direct path is also given up when WireGuard sends over it and receives nothing for handshakeTimeoutSeconds. A punch
+// informs the peer, whose own WireGuard may have nothing to send. No direct path is used until a retry is due.
+// Source: WireKube's handshakeTimeoutSeconds, after which the relay replaces a direct path without a handshake.
 
 const (
 	unheardDefault = 30 * time.Second // setting handshakeTimeoutSeconds
-	// unheardLeast is how long WireGuard may be silent though all is well: what came one way alone is acknowledged after
-	// KEEPALIVE_TIMEOUT, 10 s, and a lost handshake is tried again after REKEY_TIMEOUT, 5 s.
+	// unheardLeast is how long a healthy WireGuard may receive nothing: it acknowledges one-way traffic after
+	// KEEPALIVE_TIMEOUT, 10 s, and repeats a lost handshake after REKEY_TIMEOUT, 5 s.
 	unheardLeast = 15 * time.Second
-	// without a question for so long, a question begins anew: an open handshake is repeated each 5 s
+	// after such a pause in sending, the wait begins anew: an open handshake is repeated every 5 s
 	unheardGap  = 20 * time.Second
 	unheardMost = time.Hour // longest time without a direct path
 )
 
-// questions follow one peer's counters: since when WireGuard has asked for an answer in vain, and when it did last.
-// The zero value has no open question.
+// questions records since when WireGuard has sent to one peer without receiving anything, and when it sent last. The
+// zero value means that it waits for nothing.
 type questions struct{ since, last time.Time }
 
-// next takes a reading. By a relay is whether WireGuard now sends to one, which says nothing about a direct path, nor
-// does what a relay has brought.
+// next adds a reading. Argument byRelay: WireGuard now sends to a relay, which says nothing about a direct path.
+// Neither does what arrived over a relay.
 func (q questions) next(last, c Counters, byRelay bool) questions {
 	if byRelay || c.rawRx < last.rawRx || c.rawTx < last.rawTx || c.rawRx > last.rawRx && c.Relayed == last.Relayed {
-		return questions{} // elsewhere, another device, or heard
+		return questions{} // sent elsewhere, another device, or received
 	}
 	if sent := c.rawTx - last.rawTx; sent == 0 || sent == keepaliveBytes {
-		return q // nobody answers a keepalive
+		return q // a keepalive gets no answer
 	}
 	if q.since.IsZero() || c.At.Sub(q.last) > unheardGap {
 		q.since = c.At
@@ -41,10 +41,10 @@ func (q questions) next(last, c Counters, byRelay bool) questions {
 	return q
 }
 
-// keepaliveBytes is WireGuard's message without content.
+// keepaliveBytes is the size of WireGuard's message without content.
 const keepaliveBytes = 32
 
-// byRelay reports whether an endpoint of WireGuard's is a relay's.
+// byRelay reports whether WireGuard's endpoint is a relay's.
 func (m *Machine) byRelay(e netip.AddrPort) bool {
 	if e.Addr().IsLoopback() {
 		return true
@@ -53,7 +53,7 @@ func (m *Machine) byRelay(e netip.AddrPort) bool {
 	return i >= 0 && m.Probes[i].Type == relayC
 }
 
-// deaf reports whether WireGuard has asked in vain over the direct path in use for too long, and there is another way.
+// deaf reports whether WireGuard has waited too long for an answer over the direct path, and a relay is available.
 func (m *Machine) deaf(q questions) bool {
 	if m.Path.Kind != Direct || !m.Path.Alive || m.Path.Silent || m.Relay.ID.IsZero() || q.since.IsZero() {
 		return false
@@ -68,8 +68,8 @@ func (s Settings) handshakeTimeout() time.Duration {
 	return max(s.HandshakeTimeout, unheardLeast)
 }
 
-// takeUnheard leaves the direct path for the relay: this host's WireGuard does not hear the peer over it, or the peer,
-// which says so, does not hear this host.
+// takeUnheard gives up the direct path for the relay: this host's WireGuard receives nothing from the peer over it,
+// or the peer reports the same of its own.
 func (s *step) takeUnheard(peers bool) {
 	if s.Path.Kind != Direct || s.Relay.ID.IsZero() {
 		return
@@ -94,7 +94,7 @@ func (s *step) takeUnheard(peers bool) {
 	}
 }
 
-// muted reports whether an endpoint must not be used, whatever answers there, since WireGuard was not heard.
+// muted reports whether an endpoint must not be used although it answers pings, because WireGuard's packets failed.
 func (s *step) muted(p *Probe) bool {
 	return p.Type != relayC && s.now.Before(s.UnheardUntil) && !s.Relay.ID.IsZero()
 }

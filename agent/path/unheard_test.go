@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Something on the way drops WireGuard's packets and lets pings pass: after the timeout both ends have the traffic on
-// the relay, and a direct path is tried again after 120 s, 240 s, and so on. Once the packets pass, it stays.
+// Something on the path drops WireGuard's packets and passes pings: after the timeout both ends use the relay, and a
+// direct path is tried again after 120 s, 240 s, and so on. Once the packets pass, it stays.
 func TestWireGuardIsDropped(t *testing.T) {
 	for seed := range uint64(6) {
 		k := newKernel(t, seed, natPortRestricted)
 		k.every = []time.Duration{20 * time.Millisecond, time.Second, 5 * time.Second}[seed%3]
-		// Else a packet that the relay still has at the switch moves WireGuard back to it, and nothing is lost.
+		// Without this, a packet still in the relay at the switch moves WireGuard back to it, and nothing is lost.
 		k.still = true
 		k.echo(20 * time.Minute)
 		k.run(3 * time.Second)

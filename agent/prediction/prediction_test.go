@@ -17,7 +17,7 @@ func rewriteTo(local uint16, remote string) dataplane.PortRewrite {
 	return dataplane.PortRewrite{Local: local, Remote: netip.MustParseAddrPort(remote)}
 }
 
-// A rewrite stays while a path uses it and for a while after, so that a path that died can come back by it.
+// A rewrite stays while a path uses it and for some time after, so that a path that died can return.
 func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 	var w rewrites
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -59,7 +59,8 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 	}
 }
 
-// What a former run left is kept for a minute, and longer once its peer is known, who is then told.
+// A rewrite of an earlier run is kept for a minute, and longer once its peer is known; the peer's path is then
+// informed.
 func TestRewritesOfAFormerRun(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	a, b := rewriteTo(40001, "198.51.100.1:51820"), rewriteTo(40002, "198.51.100.2:51820")
@@ -102,8 +103,8 @@ func TestBehindOneAddress(t *testing.T) {
 	}
 }
 
-// After this host's network has changed a rewrite lives only as long as a path that lives uses it: behind another NAT
-// it would have the peer hear from a port that it does not know.
+// After a change of this host's network a rewrite lives only while a live path uses it: behind another NAT, its
+// packets would arrive at the peer from a port that it does not know.
 func TestRewritesOfAnotherNetwork(t *testing.T) {
 	var w rewrites
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

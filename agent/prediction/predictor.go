@@ -1,6 +1,6 @@
-// Package prediction finds open ports between two NATs for the paths that wish for it, and has packets go through what
-// was found. agent/path decides when, agent/birthday does it, and what is found here becomes a port rewrite of the data
-// plane before anybody is told.
+// Package prediction finds open ports between two NATs for paths that request it, and directs packets through the
+// ports found. Package agent/path decides when, agent/birthday carries out the attempt. The data plane holds a hit as
+// a port rewrite before the path learns of it.
 package prediction
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// mappingsStep: the record's count of mappings is rounded up to a multiple, so that it seldom changes.
+// mappingsStep: the record's count of mappings is rounded up to a multiple of it, so that the record seldom changes.
 const mappingsStep = 64
 
 var rules = map[path.GuessKind]skeinv1.PairOutcome_Rule{
@@ -36,10 +36,10 @@ var phases = map[birthday.Phase]path.GuessPhase{
 	birthday.Refused: path.GuessRefused, birthday.Silent: path.GuessSilent,
 }
 
-// Config is what a Predictor stands on. All functions may be called from any goroutine.
+// Config is what a Predictor needs. All functions may be called from any goroutine.
 type Config struct {
 	Self     identity.ID
-	StateDir string // keeps former outcomes
+	StateDir string // holds outcomes of earlier attempts
 	Prober   *probe.Prober
 	Port     uint16 // WireGuard's
 	Mark     uint32 // of this agent's packets, so that they never enter the tunnel
@@ -51,19 +51,19 @@ type Config struct {
 	// Attest and Newest are birthday.Config's.
 	Attest func(context.Context, identity.ID, netip.Addr) error
 	Newest func(context.Context) (netip.AddrPort, error)
-	// Changed is told when the data plane's rewrites, or the record, are to be looked at.
+	// Changed is called when the data plane's rewrites, or the record, may have changed.
 	Changed func()
 	Log     *slog.Logger
 }
 
-// Predictor is one host's part in port prediction. A nil one predicts nothing.
+// Predictor is one host's part in port prediction. A nil Predictor predicts nothing.
 type Predictor struct {
 	cfg      Config
 	engine   *birthday.Engine
 	rewrites rewrites
 }
 
-// Open makes it, and takes over the rewrites that the data plane has.
+// Open makes a Predictor and adopts the rewrites that the data plane already has.
 func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
 	memory, err := birthday.OpenMemory(cfg.StateDir, time.Now())
 	if err != nil {
@@ -78,7 +78,7 @@ func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
 	return p
 }
 
-// Close ends attempts, and what only this process keeps alive.
+// Close ends attempts and the proxies, which cannot outlive this process.
 func (p *Predictor) Close() {
 	if p == nil {
 		return
@@ -89,7 +89,7 @@ func (p *Predictor) Close() {
 	}
 }
 
-// Wish does what a path wishes.
+// Wish starts or ends an attempt, as a path requests.
 func (p *Predictor) Wish(peer identity.ID, g path.Guess) {
 	if g.Kind == path.GuessNone {
 		p.engine.Stop(peer)
@@ -98,30 +98,30 @@ func (p *Predictor) Wish(peer identity.ID, g path.Guess) {
 	p.engine.Start(peer)
 }
 
-// TakeSignal takes a peer's word about an attempt.
+// TakeSignal handles a peer's signal about an attempt.
 func (p *Predictor) TakeSignal(from identity.ID, s *skeinv1.Signal_Birthday) {
 	if p != nil {
 		p.engine.TakeSignal(from, s)
 	}
 }
 
-// PingReceived takes a ping of a peer, as its path does.
+// PingReceived handles a ping of a peer. The path handles the same ping.
 func (p *Predictor) PingReceived(ping probe.Ping) {
 	p.engine.PingReceived(ping.Peer, ping.From)
 	if r, ok := p.rewrites.heard(ping.Peer, ping.From, ping.At); ok {
 		if now := p.cfg.Paths().Paths()[ping.Peer]; now.Kind != path.Direct || !now.Alive {
-			// It gets through, so this host's few pings were lost.
+			// The peer's pings pass, so the few pings that this host sent were lost: repeat the hit to the path.
 			p.cfg.Paths().Guessed(ping.Peer, ping.From, pathEvent(r.event))
 		}
 	}
 }
 
-// PongReceived takes a pong of a peer.
+// PongReceived handles a pong of a peer.
 func (p *Predictor) PongReceived(peer identity.ID, from netip.AddrPort) {
 	p.engine.PongReceived(peer, from)
 }
 
-// PortRewrites are those that the data plane shall hold.
+// PortRewrites are the rewrites that the data plane should hold.
 func (p *Predictor) PortRewrites() []dataplane.PortRewrite {
 	if p == nil {
 		return nil
@@ -129,7 +129,7 @@ func (p *Predictor) PortRewrites() []dataplane.PortRewrite {
 	return p.rewrites.list()
 }
 
-// Through is where WireGuard sends for an endpoint: to a proxy, or there.
+// Through is where WireGuard must send to reach an endpoint: the endpoint itself, or a proxy for it.
 func (p *Predictor) Through(at netip.AddrPort) netip.AddrPort {
 	if p == nil {
 		return at
@@ -137,17 +137,17 @@ func (p *Predictor) Through(at netip.AddrPort) netip.AddrPort {
 	return p.rewrites.through(at)
 }
 
-// NetworkChanged says that this host's network has: see rewrites.networkChanged.
+// NetworkChanged reports that this host's network has changed; see rewrites.networkChanged.
 func (p *Predictor) NetworkChanged() {
 	if p != nil {
 		p.rewrites.networkChanged()
 	}
 }
 
-// Stats are the engine's.
+// Stats are the counters of the engine.
 func (p *Predictor) Stats() birthday.Stats { return p.engine.Stats() }
 
-// situation is what is known of a pair that shall guess.
+// situation is what an attempt needs to know of a pair; an error says why there is none.
 func (p *Predictor) situation(peer identity.ID) (birthday.Situation, error) {
 	e, ok := p.cfg.Records()[peer]
 	set := p.cfg.Settings()
@@ -172,7 +172,7 @@ func (p *Predictor) situation(peer identity.ID) (birthday.Situation, error) {
 	}, nil
 }
 
-// publicIPv4 is this host's address as the internet sees it.
+// publicIPv4 is this host's server-reflexive IPv4 address.
 func (p *Predictor) publicIPv4() netip.Addr {
 	if m := path.Mapped4(path.NodeOf(p.cfg.Record())); len(m) > 0 {
 		return m[0].Addr()
@@ -180,7 +180,7 @@ func (p *Predictor) publicIPv4() netip.Addr {
 	return netip.Addr{}
 }
 
-// sharedMappings counts what the nodes behind the same public address say that they use.
+// sharedMappings adds up the mappings that the records of nodes behind the same public address report.
 func (p *Predictor) sharedMappings() int {
 	mine, n := p.publicIPv4(), 0
 	for id, e := range p.cfg.Records() {
@@ -191,12 +191,12 @@ func (p *Predictor) sharedMappings() int {
 	return n
 }
 
-// behind tells whether a record's node is behind a public address.
+// behind reports whether a record's node is behind a public address.
 func behind(r *skeinv1.Record, at netip.Addr) bool {
 	return slices.ContainsFunc(path.Mapped4(path.NodeOf(r)), func(m netip.AddrPort) bool { return m.Addr() == at })
 }
 
-// toldOutcomes are the outcomes between two public addresses that the nodes behind them tell of.
+// toldOutcomes are the outcomes between two public addresses, from the records of the nodes behind them.
 func (p *Predictor) toldOutcomes(s birthday.Situation) (out []birthday.Outcome) {
 	now := time.Now()
 	for id, e := range p.cfg.Records() {
@@ -209,7 +209,7 @@ func (p *Predictor) toldOutcomes(s birthday.Situation) (out []birthday.Outcome) 
 	return out
 }
 
-// InRecord adds to this node's record what others need to know of its attempts.
+// InRecord adds to this node's record what other nodes need to know of its attempts.
 func (p *Predictor) InRecord(r *skeinv1.Record) {
 	if p == nil {
 		return
@@ -220,8 +220,8 @@ func (p *Predictor) InRecord(r *skeinv1.Record) {
 	}
 }
 
-// onEvent takes what became of an attempt. What was found at one of many sockets is told when WireGuard's packets go
-// through it, and not before: the peer would switch, and lose what it sends.
+// onEvent handles the progress or outcome of an attempt. A hit at one of many sockets is announced only once
+// WireGuard's packets leave through that socket's port: the peer would switch earlier, and lose what it sends.
 func (p *Predictor) onEvent(peer identity.ID, e birthday.Event) {
 	if e.Phase == birthday.Hit && e.Local != 0 {
 		old := p.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer,
@@ -246,10 +246,10 @@ func (p *Predictor) tell(peer identity.ID, e birthday.Event) {
 			e.Sockets, "took", e.Took)
 	}
 	p.cfg.Paths().Guessed(peer, e.Remote, pathEvent(e))
-	p.cfg.Changed() // the record's count of mappings
+	p.cfg.Changed() // the record's count of mappings may have changed
 }
 
-// Held is called when the data plane holds these rewrites.
+// Held is called when the data plane holds the given rewrites.
 func (p *Predictor) Held(held []dataplane.PortRewrite) {
 	if p == nil {
 		return
@@ -260,7 +260,7 @@ func (p *Predictor) Held(held []dataplane.PortRewrite) {
 	}
 }
 
-// Proxy does in this process what the kernel cannot: nftables has failed.
+// Proxy carries the packets of rewrites in this process when nftables has failed.
 func (p *Predictor) Proxy(ctx context.Context, wanted []dataplane.PortRewrite) {
 	if p == nil {
 		return
@@ -292,7 +292,8 @@ func (p *Predictor) dropProxy(at netip.AddrPort, proxy *birthday.Proxy) {
 	proxy.Close()
 }
 
-// Follow drops rewrites that no path uses, and tells paths of those that a former run left, by the records of peers.
+// Follow drops rewrites that no path uses, and announces adopted ones to the paths of the peers whose records name
+// them.
 func (p *Predictor) Follow(records map[identity.ID]*skeinv1.Record, now time.Time) {
 	if p == nil {
 		return

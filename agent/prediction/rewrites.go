@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// that no path uses: longer than NATs keep a mapping, so that a path can come back
+	// for a rewrite that no path uses: longer than NATs keep a mapping, so that a path can return
 	rewriteRests = 3 * time.Minute
-	adoptedFor   = time.Minute            // a rewrite of a former run, until its peer is known
-	heardEvery   = 500 * time.Millisecond // between two hints that the peer's pings come by a rewrite
+	adoptedFor   = time.Minute            // for an adopted rewrite, until its peer is known
+	heardEvery   = 500 * time.Millisecond // between two repetitions of a hit because of the peer's pings
 )
 
-// rewrites are the port rewrites that the data plane shall hold. It is safe for concurrent use.
+// rewrites are the port rewrites that the data plane should hold. It is safe for concurrent use.
 type rewrites struct {
 	mu  sync.Mutex
 	all map[netip.AddrPort]*rewrite
@@ -27,13 +27,13 @@ type rewrites struct {
 
 type rewrite struct {
 	dataplane.PortRewrite
-	peer   identity.ID // zero: of a former run, and not known yet
+	peer   identity.ID // zero: from an earlier run, peer not known yet
 	used   time.Time   // last time a path used it
 	event  birthday.Event
 	told   bool
-	pinged time.Time       // last time the peer's ping was passed on
-	proxy  *birthday.Proxy // instead of a rule in the kernel
-	stale  bool            // this host's network has changed since: its NAT may be another
+	pinged time.Time       // when the hit was last repeated because of a ping
+	proxy  *birthday.Proxy // replaces the kernel's rule
+	stale  bool            // this host's network has changed since, and perhaps its NAT
 }
 
 func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
@@ -42,7 +42,7 @@ func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
 	}
 }
 
-// add takes a rewrite in the place of an older one to the same address, and gives that one's proxy.
+// add replaces any older rewrite to the same address, and returns that one's proxy.
 func (w *rewrites) add(r rewrite) (old *birthday.Proxy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +56,7 @@ func (w *rewrites) add(r rewrite) (old *birthday.Proxy) {
 	return old
 }
 
-// list is what the data plane shall hold.
+// list returns the rewrites that the data plane should hold.
 func (w *rewrites) list() []dataplane.PortRewrite {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,7 +69,7 @@ func (w *rewrites) list() []dataplane.PortRewrite {
 	return out
 }
 
-// proxied notes that a proxy does what a rewrite should; false if nobody wants it any more.
+// proxied records that a proxy replaces a rewrite; false if the rewrite has been dropped.
 func (w *rewrites) proxied(at netip.AddrPort, p *birthday.Proxy) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +80,7 @@ func (w *rewrites) proxied(at netip.AddrPort, p *birthday.Proxy) bool {
 	return ok
 }
 
-// through is where WireGuard sends for an endpoint: to a proxy, or there.
+// through is where WireGuard must send to reach an endpoint: the endpoint itself, or a proxy for it.
 func (w *rewrites) through(at netip.AddrPort) netip.AddrPort {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,8 +90,8 @@ func (w *rewrites) through(at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-// news are those of a Spec that were not told yet; now they are. One that was found while the Spec was being applied is
-// not among them: its peer's packets would still leave by WireGuard's own port.
+// news returns the rewrites of a Spec that were not announced yet, and marks them announced. A rewrite found while
+// the Spec was being applied is left out: packets to its peer would still leave by WireGuard's own port.
 func (w *rewrites) news(spec []dataplane.PortRewrite) (out []rewrite) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func (w *rewrites) news(spec []dataplane.PortRewrite) (out []rewrite) {
 	return out
 }
 
-// heard gives the rewrite by which a peer's ping came, once in a while.
+// heard returns the rewrite through which a peer's ping came, at most once per heardEvery.
 func (w *rewrites) heard(peer identity.ID, from netip.AddrPort, now time.Time) (rewrite, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,7 +128,7 @@ func (w *rewrites) strays() (out []netip.AddrPort) {
 	return out
 }
 
-// claim says whose an adopted rewrite is.
+// claim assigns an adopted rewrite to its peer.
 func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,8 +137,8 @@ func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) 
 	}
 }
 
-// networkChanged has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and
-// behind another NAT a rewrite would only have the peer hear from a port that it does not know.
+// networkChanged marks each rewrite to be dropped as soon as no live path uses it. Behind another NAT, a rewrite
+// would only make packets arrive at the peer from a port that it does not know.
 func (w *rewrites) networkChanged() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,7 +147,7 @@ func (w *rewrites) networkChanged() {
 	}
 }
 
-// expire drops what no path has used for long, and gives the proxies that are not needed any more.
+// expire drops rewrites that no path has used for long, and returns their proxies for closing.
 func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) map[netip.AddrPort]*birthday.Proxy {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -17,19 +17,19 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Options are what a Client needs to know.
+// Options are the options of a Client.
 type Options struct {
 	NetNS string // path of the network namespace; empty: the calling thread's
-	// what is ours there; the zero value: the default ones, as in every namespace but a host's own
+	// numbers that this package uses there; the zero value: the defaults, as in every namespace except a host's own
 	Numbers dataplane.Numbers
 	Driver  string // of tunnels: auto | kernel | userspace
 	Log     *slog.Logger
 }
 
-// ErrClosed says that the Client was closed.
+// ErrClosed is returned after Close.
 var ErrClosed = errors.New("the egress client of this namespace is closed")
 
-// Client keeps one network namespace. Its methods may be used concurrently; they run one after the other.
+// Client manages one network namespace. Its methods are safe for concurrent use and run one after the other.
 type Client struct {
 	opts       Options
 	ns         netns.NsHandle
@@ -44,7 +44,7 @@ type Client struct {
 	closed bool
 }
 
-// Open enters a namespace. What an earlier process left there is adopted by the first Apply.
+// Open enters a namespace. The first Apply adopts what an earlier process left there.
 func Open(o Options) (*Client, error) {
 	return open(o, func(ns string) (fou.Driver, error) {
 		return fou.Open(fou.Options{NetNS: ns, Driver: o.Driver, Log: o.Log})
@@ -62,7 +62,7 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 	}
 	c := &Client{opts: o, ns: ns, filter: filter{ns, o.Numbers.ClientNftTable}}
 	c.watched.Store(&watched{})
-	// The driver is opened later, perhaps on a thread that is elsewhere, or when the path is gone.
+	// The driver is opened later, possibly on a thread in another namespace or after the path was removed.
 	c.openDriver = func() (fou.Driver, error) { return driver(fmt.Sprintf("/proc/self/fd/%d", int(ns))) }
 	k, err := openKernel(ns, o.Numbers)
 	if err != nil {
@@ -73,7 +73,7 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 	return c, nil
 }
 
-// Close ends what this process does in the namespace; rules, routes and devices stay.
+// Close ends the work in this process; rules, routes and devices stay.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +89,7 @@ func (c *Client) Close() error {
 	return errors.Join(err, c.ns.Close())
 }
 
-// Driver is kernel or userspace; empty while there are no tunnels.
+// Driver is the tunnels' driver, kernel or userspace; empty while there are no tunnels.
 func (c *Client) Driver() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,9 +109,9 @@ func (c *Client) Stats() (fou.Stats, error) {
 	return c.driver.Stats()
 }
 
-// Apply makes the namespace as the spec has it. It tells how many changes that took and what cannot be done. Also when
-// it fails, no packet for the destinations leaves outside the tunnels, unless rules or routes themselves cannot be
-// written.
+// Apply brings the namespace to the spec. It returns the number of changes, and notes about impossible parts. Even
+// after an error no packet to the destinations leaves outside the tunnels, unless rules or routes themselves cannot
+// be written.
 func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err 
 	return writes, notes, err
 }
 
-// Remove takes away what is ours: rules first, so that packets take the usual way before their tunnel ends.
+// Remove removes this package's objects: rules first, so that packets take the normal route before their tunnel ends.
 func (c *Client) Remove() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,7 @@ func (c *Client) Remove() error {
 	}
 	_, err = c.write(After(State{}, actual))
 	if _, _, derr := c.devices(fou.Spec{}, false); derr != nil {
-		return errors.Join(err, derr) // whoever is not let in now stays out
+		return errors.Join(err, derr) // the filter stays, so that its protection remains
 	}
 	have, ferr := c.filter.read()
 	if ferr == nil {
@@ -149,8 +149,7 @@ func (c *Client) Remove() error {
 	return errors.Join(err, ferr)
 }
 
-// Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall
-// be.
+// Diff lists what Apply would change in rules, routes and devices, from a fresh read; it is empty if nothing differs.
 func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	s = numbered(s, c.opts.Numbers)
 	c.mu.Lock()
@@ -178,8 +177,8 @@ func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	return out, nil
 }
 
-// numbered is a spec with the numbers of the agent. In a host's own namespace flows have no marks where those would be
-// among the bits that these numbers have for themselves: flows then move with their client.
+// numbered sets the agent's numbers in a spec. In a host's own namespace flows get no marks if these would use bits
+// of the numbers' mark mask; flows then move with their client.
 func numbered(s dataplane.ClientSpec, n dataplane.Numbers) dataplane.ClientSpec {
 	s.Numbers = n
 	if s.Host && n.Filled().MarkMask&dataplane.FlowMask != 0 {
@@ -192,7 +191,7 @@ func numbered(s dataplane.ClientSpec, n dataplane.Numbers) dataplane.ClientSpec 
 	return s
 }
 
-// State is what the kernel has of ours in the namespace.
+// State is this package's state in the kernel.
 func (c *Client) State() (State, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +201,7 @@ func (c *Client) State() (State, error) {
 	return c.k.read()
 }
 
-// view is what is decided on.
+// view is the kernel's state and the derived devices, on which reconcile decides.
 type view struct {
 	actual  State
 	own     []netip.Addr
@@ -259,13 +258,13 @@ func (c *Client) readLinks(d fou.Spec) (map[string]link, error) {
 	return links, nil
 }
 
-// reconcile makes what a spec says, in an order in which nothing leaves beside the tunnels.
+// reconcile applies a spec in an order in which no packet bypasses the tunnels.
 func (c *Client) reconcile(s dataplane.ClientSpec) (writes int, notes []string, err error) {
 	v, err := c.view(s)
 	if err != nil {
 		return 0, nil, errors.Join(err, c.refuse(s))
 	}
-	// Nobody but the ends of tunnels sends to their port, from before the port is open; what ends goes last.
+	// The filter comes before the port is open. Ends that are no longer wanted are removed last.
 	let, err := c.filter.let(wantFilter(s).with(v.filter.Filter), &v.filter)
 	if err != nil {
 		return let, nil, errors.Join(err, c.refuse(s))
@@ -286,7 +285,7 @@ func (c *Client) reconcile(s dataplane.ClientSpec) (writes int, notes []string, 
 	want, _ = Want(s, v.own, func(remote netip.Addr) bool { return v.links[dataplane.FoULink(remote)].up })
 	flows, rest := early(After(want, v.actual))
 	ways, werr := c.write(flows)
-	// A flow is recalled from before new ones are led elsewhere, and until they are led where it goes.
+	// A flow is recalled before new flows change their slot, and until its routes no longer differ from theirs.
 	both := wantFilter(s).with(v.filter.Filter)
 	both.Flows = set(append(both.Flows, v.actual.flows()...))
 	recalled, rerr := c.filter.write(both, &v.filter)
@@ -295,35 +294,35 @@ func (c *Client) reconcile(s dataplane.ClientSpec) (writes int, notes []string, 
 	return writes + ways + recalled + last + kept, notes, errors.Join(err, derr, werr, rerr, lerr, ferr)
 }
 
-// refuse makes all destinations unreachable where not even reading went well; whatever of it can be done.
+// refuse makes all destinations unreachable, as far as possible, after a failed read.
 func (c *Client) refuse(s dataplane.ClientSpec) error {
 	actual, err := c.k.read()
 	if err != nil {
-		return nil // it was told already
+		return nil // the caller has reported an error already
 	}
 	want, _ := Want(s, nil, func(netip.Addr) bool { return true })
 	_, err = c.write(Before(want, actual, func(string) bool { return false }))
 	return err
 }
 
-// shakes says that a tunnel's device is not there as it shall be, so that the driver will make it, or make it anew.
+// shakes reports whether the driver will create or recreate the tunnel's device, since it differs from its spec.
 func (c *Client) shakes(name string, v view) bool {
 	l := v.links[name]
 	i := slices.IndexFunc(v.devices.Tunnels, func(t fou.Tunnel) bool { return dataplane.FoULink(t.Remote) == name })
 	if i < 0 || !l.up {
 		return true
 	}
-	if l.tunnel == nil { // a TUN device is never made anew, unless the driver changes
+	if l.tunnel == nil { // a TUN device is never recreated, unless the driver changes
 		return c.driver != nil && c.driver.Name() == fou.Kernel
 	}
 	return *l.tunnel != v.devices.Tunnels[i]
 }
 
-// devices has the driver make the tunnels. several says that flows to one destination may go by several of them.
+// devices makes the tunnels. Argument several: flows to one destination may use several tunnels.
 func (c *Client) devices(d fou.Spec, several bool) (writes int, notes []string, err error) {
 	if c.driver == nil {
 		if left, err := c.k.hasTunnels(); len(d.Tunnels) == 0 && (err != nil || !left) {
-			return 0, nil, err // nothing to make, and nothing to take away
+			return 0, nil, err // nothing to make or remove
 		}
 		if c.driver, err = c.openDriver(); err != nil {
 			c.driver = nil
@@ -355,7 +354,7 @@ func (c *Client) devices(d fou.Spec, several bool) (writes int, notes []string, 
 	return writes, notes, nil
 }
 
-// write does what it can; one failure need not be the next one's.
+// write executes all operations, since one failure need not cause the next.
 func (c *Client) write(ops []Op) (n int, err error) {
 	var errs []error
 	for _, o := range ops {
@@ -368,13 +367,13 @@ func (c *Client) write(ops []Op) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// set is a list in order, each once.
+// set sorts a list and removes duplicates.
 func set[T cmp.Ordered](list []T) []T {
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-// distinct is a list in order, each once, without some.
+// distinct sorts a list and removes duplicates and the given addresses.
 func distinct(list, without []netip.Addr) []netip.Addr {
 	list = slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(without, a) })
 	slices.SortFunc(list, netip.Addr.Compare)

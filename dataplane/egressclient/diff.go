@@ -4,10 +4,10 @@ import (
 	"slices"
 )
 
-// Verb says what an Op does.
+// Verb is the kind of an Op.
 type Verb uint8
 
-// The things that can happen.
+// The kinds of Op.
 const (
 	AddRoute Verb = iota
 	ReplaceRoute
@@ -25,7 +25,7 @@ type Op struct {
 	Route Route
 }
 
-// String is the operation in words.
+// String describes the operation.
 func (o Op) String() string {
 	if o.Verb == AddRule || o.Verb == DelRule {
 		return verbs[o.Verb] + " " + o.Rule.Family.String() + " " + o.Rule.String()
@@ -33,9 +33,10 @@ func (o Op) String() string {
 	return verbs[o.Verb] + " table " + tableName(o.Route.Table) + " " + o.Route.String()
 }
 
-// Before is what comes before the tunnels are touched. What is not led into a tunnel yet, or whose device shakes (it
-// will be made anew), becomes unreachable; then come rules, lowest priority number first, so that the ones that keep
-// private networks as they are stand before the one that leads everything away.
+// Before lists the operations that precede the tunnels. A destination without a working tunnel, or whose device will
+// be recreated, becomes unreachable. Then rules are added, lowest priority number first, so that the exceptions for
+// private networks exist before the rule that redirects all other traffic. Argument shakes reports whether the driver
+// will recreate a device.
 func Before(want, actual State, shakes func(link string) bool) []Op {
 	var ops []Op
 	for _, r := range want.Routes {
@@ -55,8 +56,8 @@ func Before(want, actual State, shakes func(link string) bool) []Op {
 	return ops
 }
 
-// After is what remains to be done when the tunnels stand as well as they can: their routes, then removals, rules first
-// and the highest priority number first.
+// After lists the operations that follow the tunnels: their routes, then removals. Rules are removed first, the
+// highest priority number first.
 func After(want, actual State) []Op {
 	var ops []Op
 	for _, r := range want.Routes {
@@ -80,8 +81,8 @@ func After(want, actual State) []Op {
 	return ops
 }
 
-// early splits steps: those that make the ways of flows by other slots come first. Such flows are led there only when
-// the filter recalls them, and new flows are led elsewhere only after that.
+// early separates the operations that add routes and rules for flows by other slots, which come first. Flows use them
+// only once the filter recalls these flows, and new flows change their slot only after that.
 func early(ops []Op) (flows, rest []Op) {
 	for _, o := range ops {
 		switch {
@@ -95,7 +96,7 @@ func early(ops []Op) (flows, rest []Op) {
 	return flows, rest
 }
 
-// place is what it takes to have a route.
+// place lists the operations that put a route into the kernel.
 func place(r Route, actual State) []Op {
 	if slices.Contains(actual.Routes, r) {
 		return nil

@@ -1,19 +1,18 @@
 // Package egressclient makes one network namespace use egresses: policy rules, routes into tunnels, and the tunnels'
-// devices (package fou). It keeps them so while others change what is ours, and takes away exactly what is ours.
+// devices (package fou). It repairs changes by other programs, and removes only its own objects.
 //
-// Invariants. Nothing that an egress shall carry leaves the namespace another way while its tunnel is being made,
-// replaced or cannot be made: its destination is unreachable meanwhile. What carries a tunnel's own packets never leads
-// into a tunnel. A namespace that is as it should be is read and not written. A route of a tunnel is the only one of
-// its destination once the tunnel stands, so that tables and rules read as they are documented; a device that somebody
-// else deletes takes its routes along, and until they are repaired, which begins with the kernel's notice, the
-// destination is led as if there were no egress.
+// Invariants. While a tunnel is being made or replaced, or cannot be made, its egress's destinations are unreachable,
+// so that no packet for them leaves another way. A tunnel's own packets never enter a tunnel. A namespace in the
+// wanted state is only read, not written. Once a tunnel works, its route is the only one of its destination, so that
+// tables and rules read as documented. If another program deletes a tunnel's device, its routes vanish with it; until
+// the repair, which the kernel's notification starts, the destination is routed as if there were no egress.
 //
-// Nobody but the ends of tunnels sends to the tunnels' port (filter.go): the filter is there before the port is open,
-// and lets a new end in before anything leads there.
+// Only the ends of tunnels can send to the tunnels' port (filter.go): the filter exists before the port is open, and
+// admits a new end before any route leads there.
 //
-// Ours are the table "inet skein_client", the routes with protocol 30 in tables 117 and 118, and the rules with
-// protocol 30 and our priorities. What is to be is decided by pure functions (Want, Before, After). A Client may be
-// used concurrently.
+// This package owns the table "inet skein_client", routes with protocol 30 in tables 117 and 118, and rules with
+// protocol 30 and this package's priorities. Pure functions decide the wanted state (Want, Before, After). A Client
+// is safe for concurrent use.
 //
 // Source: DESIGN.md sections 9 and 11 of the project; shared/seeds/coil-egress-nat.txt.
 package egressclient

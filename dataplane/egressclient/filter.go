@@ -18,9 +18,9 @@ import (
 
 // The table "inet skein_client" of a client's network namespace. Its rules about flows are in flows.go.
 //
-// Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
-// the ends of the client's egresses may, by the link that leads to them: it drops the rest before sockets and devices
-// see it.
+// A packet sent to the tunnels' port enters the namespace without passing the firewalls of its links. So only the
+// ends of the client's egresses may send there, and only over the links that lead to them. All other packets to the
+// port are dropped before they reach sockets and devices.
 const (
 	filterChain = "skein_fou"
 	setEnds4    = "skein_ends_ipv4"
@@ -29,21 +29,21 @@ const (
 	setPorts    = "skein_ports" // of tunnels
 )
 
-// filterSets are the sets of the table.
+// filterSets are the names of the sets that filter who may send to the port.
 var filterSets = []string{setEnds4, setEnds6, setLinks, setPorts}
 
-// Filter is who may send to the tunnels' port, and which flows stay with their slot. The zero value is no table at all.
+// Filter says who may send to the tunnels' port, and which flows keep their slot. The zero value means no table.
 type Filter struct {
 	Ends  []netip.Addr // sorted
 	Links []string     // sorted
 	Ports []uint16     // of tunnels, sorted
 	Ways  []Way        // sorted
 	Flows []int        // slots whose flows are recalled, sorted
-	Host  bool         // a host's own namespace, which passes on what is others'
+	Host  bool         // a host's own namespace, which also forwards packets of others
 }
 
-// wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still
-// taken.
+// wantFilter is the filter for a client. It admits the endpoints of all slots of its egresses, since former slots
+// still send answers.
 func wantFilter(s dataplane.ClientSpec) Filter {
 	if len(s.Tunnels) == 0 {
 		return Filter{}
@@ -67,7 +67,7 @@ func wantFilter(s dataplane.ClientSpec) Filter {
 	return f
 }
 
-// with is a filter that lets in what either does, and treats flows as f does.
+// with admits what either filter admits, and treats flows like f.
 func (f Filter) with(o Filter) Filter {
 	return Filter{Ends: distinct(slices.Concat(f.Ends, o.Ends), nil), Links: set(slices.Concat(f.Links, o.Links)),
 		Ports: set(slices.Concat(f.Ports, o.Ports)), Ways: f.Ways, Flows: f.Flows, Host: f.Host}
@@ -75,7 +75,7 @@ func (f Filter) with(o Filter) Filter {
 
 func (f Filter) empty() bool { return len(f.Ends) == 0 }
 
-// String is the filter in a plan's words.
+// String describes the filter in a plan.
 func (f Filter) String() string {
 	if f.empty() {
 		return "anybody"
@@ -83,22 +83,23 @@ func (f Filter) String() string {
 	return fmt.Sprintf("only %v, by %v", f.Ends, f.Links)
 }
 
-// filter writes and reads the table of one network namespace. It holds no socket: there are as many clients as pods.
+// filter writes and reads the table of one network namespace. It holds no open socket, as there are as many clients
+// as pods.
 type filter struct {
 	ns    netns.NsHandle
 	table string // its name, family inet
 }
 
-// filterState is what the kernel has of the filter. Of Filter it says who is let in.
+// filterState is the kernel's state. Of the embedded Filter only the admitted ends, links and ports are set.
 type filterState struct {
 	Filter
 	nftable.State
 }
 
-// lets reports whether the kernel has the table of a filter, and nothing else in it.
+// lets reports whether the kernel has exactly the table of a filter.
 func (s filterState) lets(f filter, want Filter) bool { return len(f.steps(want, s)) == 0 }
 
-// steps are what turns the table into that of a filter.
+// steps are the operations that turn the kernel's table into that of a filter.
 func (f filter) steps(want Filter, have filterState) []nftable.Op {
 	if want.empty() && !have.There && len(have.Chains) == 0 {
 		return nil
@@ -106,7 +107,7 @@ func (f filter) steps(want Filter, have filterState) []nftable.Op {
 	return nftable.Diff(f.of(want), have.State, true)
 }
 
-// read is what the kernel has.
+// read reads the table from the kernel.
 func (f filter) read() (have filterState, err error) {
 	c, err := nftable.Open(int(f.ns))
 	if err != nil {
@@ -125,13 +126,13 @@ func (f filter) read() (have filterState, err error) {
 	return have, nil
 }
 
-// let lets in what it shall, and leaves rules as they are where there are some.
+// let writes the table except for existing rules, so that all wanted ends are admitted.
 func (f filter) let(want Filter, have *filterState) (writes int, err error) {
 	return f.make(want, have, func(o nftable.Op) bool { return o.Verb != nftable.SetRules })
 }
 
-// write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before
-// and after.
+// write writes the complete table in one transaction, and returns the number of writes. It updates have to the new
+// state.
 func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 	return f.make(want, have, func(nftable.Op) bool { return true })
 }
@@ -170,7 +171,7 @@ func (f filter) of(want Filter) nftable.Table {
 	return t
 }
 
-// note takes an element that the kernel has in one of the sets.
+// note adds an element that the kernel has in one of the sets.
 func (f *Filter) note(set string, key []byte) {
 	switch {
 	case set == setLinks:
@@ -184,7 +185,7 @@ func (f *Filter) note(set string, key []byte) {
 	}
 }
 
-// elements are those of one of the sets.
+// elements are the elements of one of the sets.
 func (f Filter) elements(set string) map[string]string {
 	out := map[string]string{}
 	switch set {
@@ -220,12 +221,12 @@ func chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
 	return nftable.Chain{Name: name, Type: kind, Hook: hook, Priority: int32(*priority)}
 }
 
-// toFoU matches what is sent to the tunnels' ports.
+// toFoU matches packets to the tunnels' ports.
 func toFoU() []expr.Any {
 	return append(nftable.L4(unix.IPPROTO_UDP), nftable.DestPort(), nftable.In(setPorts))
 }
 
-// filterRules let the ends in by the links, and nobody else to the tunnels' port.
+// filterRules admit the ends over the links, and drop all other packets to the tunnels' port.
 func filterRules() [][]expr.Any {
 	end := func(f nftable.IP, set string) []expr.Any {
 		return slices.Concat(toFoU(), []expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.In(setLinks)}, f.Source(),

@@ -15,15 +15,15 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// A flow stays with the slot that it began by. The connection table notes the slot of the tunnel that a flow's last
-// packet left by, under dataplane.FlowMask of the connection's mark. When the client's slot becomes another, flows of
-// the former are recalled: their packets get the note as their own mark, and policy rules lead them into the former
-// slot's tunnel. An answer that comes out of another slot's tunnel than its flow's is dropped.
+// A flow stays with the slot by which it began. Under dataplane.FlowMask, the connection's mark holds the slot of the
+// tunnel that the flow's last packet left by. After the client's slot has changed, flows of the former slot are
+// recalled: their packets get the connection's mark, and policy rules route these into the former slot's tunnel. An
+// answer from the tunnel of another slot than its flow's is dropped.
 const (
-	chainNote     = "skein_note"     // postrouting: notes the slot
-	chainRecall   = "skein_recall"   // output: of what this namespace sends
-	chainAnswers  = "skein_answers"  // prerouting: answers, and flows that this namespace passes on
-	chainOuterIn  = "skein_outer_in" // prerouting, before conntrack: tunnels' own packets need no entry
+	chainNote     = "skein_note"     // postrouting: stores the slot in the connection
+	chainRecall   = "skein_recall"   // output: packets that this namespace sends
+	chainAnswers  = "skein_answers"  // prerouting: answers, and flows that this namespace forwards
+	chainOuterIn  = "skein_outer_in" // prerouting, before conntrack: tunnels' own packets are not tracked
 	chainOuterOut = "skein_outer_out"
 )
 
@@ -42,7 +42,7 @@ func compareWays(a, b Way) int {
 	return cmp.Or(cmp.Compare(a.Link, b.Link), cmp.Compare(a.Slot, b.Slot))
 }
 
-// flowChains are the chains about flows.
+// flowChains are the chains for flows.
 func (f Filter) flowChains() []nftable.Chain {
 	mangle, raw := nftables.ChainPriorityMangle, nftables.ChainPriorityRaw
 	notes := chain(chainNote, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, mangle)
@@ -56,7 +56,7 @@ func (f Filter) flowChains() []nftable.Chain {
 	for _, w := range f.Ways {
 		m := dataplane.FlowMark(w.Slot)
 		add(&notes, nftable.Link(expr.MetaKeyOIFNAME, w.Link), noted(nftable.Differ, m), setNote(m))
-		for i, slot := range w.Spread { // each takes its part of what those before it left
+		for i, slot := range w.Spread { // each takes its share of what the earlier ones left
 			add(&recall, nftable.Link(expr.MetaKeyOIFNAME, w.Link), noted(nftable.Equal, 0), oneIn(len(w.Spread)-i),
 				setMark(dataplane.FlowMark(slot)), []expr.Any{nftable.Accept})
 		}
@@ -66,11 +66,11 @@ func (f Filter) flowChains() []nftable.Chain {
 	for _, slot := range f.Flows {
 		m := dataplane.FlowMark(slot)
 		add(&recall, noted(nftable.Equal, m), setMark(m))
-		if !f.Host { // what a host passes on is not led by its own egresses
+		if !f.Host { // packets that a host forwards do not use its own egresses
 			add(&answers, noTunnel(), noted(nftable.Equal, m), setMark(m))
 		}
 	}
-	if !f.Host { // a host's may be looked at by others' rules
+	if !f.Host { // not on a host, where rules of other programs may need these connections
 		add(&in, outer(nftable.IPv4.Source(), setEnds4))
 		add(&in, outer(nftable.IPv6.Source(), setEnds6))
 		add(&out, outer(nftable.IPv4.Destination(), setEnds4))
@@ -79,26 +79,26 @@ func (f Filter) flowChains() []nftable.Chain {
 	return []nftable.Chain{notes, recall, answers, in, out}
 }
 
-// oneIn matches one packet in n, by chance.
+// oneIn matches one packet in n at random.
 func oneIn(n int) []expr.Any {
 	const random = 1 // NFT_NG_RANDOM
 	return []expr.Any{&expr.Numgen{Register: nftable.Reg, Modulus: uint32(n), Type: random},
 		nftable.Equal(nftable.Native(0)...)}
 }
 
-// noTunnel matches what did not come out of a tunnel.
+// noTunnel matches packets that did not come out of a tunnel.
 func noTunnel() []expr.Any {
 	return []expr.Any{nftable.Meta(expr.MetaKeyIIFNAME), nftable.Differ([]byte("fou")...)}
 }
 
 var note = &expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg}
 
-// noted compares what a packet's connection has noted. A packet without a connection does not match.
+// noted compares the slot in the connection's mark. A packet without a connection does not match.
 func noted(is func(...byte) expr.Any, mark uint32) []expr.Any {
 	return []expr.Any{note, nftable.Masked(nftable.Native(dataplane.FlowMask), nil), is(nftable.Native(mark)...)}
 }
 
-// withFlow leaves the bits of a mark alone that are others'.
+// withFlow leaves the other bits of a mark unchanged.
 func withFlow(mark uint32) expr.Any {
 	return nftable.Masked(nftable.Native(^uint32(dataplane.FlowMask)), nftable.Native(mark))
 }
@@ -111,12 +111,12 @@ func setMark(mark uint32) []expr.Any {
 	return []expr.Any{nftable.Meta(expr.MetaKeyMARK), withFlow(mark), nftable.SetMark()}
 }
 
-// outer matches a tunnel's own packet by one of its addresses, and has no connection made of it.
+// outer matches a tunnel's own packet by one of its addresses, and exempts it from tracking.
 func outer(address []expr.Any, set string) []expr.Any {
 	return slices.Concat(toFoU(), address, []expr.Any{nftable.In(set), &expr.Notrack{}})
 }
 
-// Flows are the slots that flows to some destinations go by, in order, from the namespace's connection table.
+// Flows returns the slots with flows to the given destinations, in order, from the namespace's connection table.
 func (c *Client) Flows(to []netip.Prefix) ([]int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,10 +21,10 @@ import (
 type kernel struct {
 	n dataplane.Numbers
 	c *rtnl.Conn
-	// What was read last, as the kernel has it, for deleting.
+	// Results of the last read in the kernel's form, needed for deletion.
 	rawRules  map[Rule]netlink.Rule
 	rawRoutes map[Route]netlink.Route
-	// flows are slots whose tables are read though no rule leads there: a run that was broken off may have left routes.
+	// flows are slots whose tables are read even without a rule: an interrupted run may have left routes there.
 	flows []int
 }
 
@@ -53,7 +53,7 @@ func toRule(r Rule) *netlink.Rule {
 	return k
 }
 
-// fromRule keeps what a rule of ours has, and whatever else it has as text.
+// fromRule decodes a rule; anything that this package's rules do not have goes into Other.
 func fromRule(f Family, k netlink.Rule) Rule {
 	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: rtnl.Prefix(k.Src), To: rtnl.Prefix(k.Dst),
 		Mark: k.Mark, Local: k.IifName == "lo"}
@@ -86,7 +86,7 @@ func toRoute(r Route, link int) *netlink.Route {
 	return k
 }
 
-// fromRoute recognises a route; linkName tells the name of a link by its index.
+// fromRoute decodes a route; linkName returns the name for a link's index.
 func fromRoute(f Family, k netlink.Route, linkName func(int) string) Route {
 	dst := rtnl.Prefix(k.Dst)
 	if !dst.IsValid() {
@@ -109,7 +109,7 @@ func fromRoute(f Family, k netlink.Route, linkName func(int) string) Route {
 	return r
 }
 
-// read reads what is ours.
+// read reads this package's rules and routes.
 func (k *kernel) read() (State, error) {
 	var s State
 	k.rawRules, k.rawRoutes = map[Rule]netlink.Rule{}, map[Route]netlink.Route{}
@@ -153,7 +153,7 @@ func (k *kernel) read() (State, error) {
 	return s, nil
 }
 
-// tables are those to read: the two of every client, and those of flows by other slots, which rules lead to.
+// tables are the tables to read: the two of every client, and those of flows by other slots.
 func (k *kernel) tables(rules []Rule) []int {
 	out := []int{k.n.ClientNarrowTable(), k.n.ClientWideTable()}
 	for _, r := range rules {
@@ -202,11 +202,11 @@ func (k *kernel) apply(o Op) error {
 	return err
 }
 
-// link is a device as far as it matters here.
+// link is the part of a device's state that this package needs.
 type link struct {
 	there, up bool
 	mtu       int
-	tunnel    *fou.Tunnel // of a kernel's tunnel device
+	tunnel    *fou.Tunnel // set for a tunnel device of the kernel driver
 }
 
 func (k *kernel) link(name string) (link, error) {
@@ -228,7 +228,7 @@ func (k *kernel) link(name string) (link, error) {
 	return out, nil
 }
 
-// hasTunnels says whether there are devices of tunnels.
+// hasTunnels reports whether tunnel devices exist.
 func (k *kernel) hasTunnels() (bool, error) {
 	links, err := k.c.One().LinkList()
 	if err != nil {
@@ -241,7 +241,7 @@ func tunnelName(name string) bool {
 	return strings.HasPrefix(name, "fou4_") || strings.HasPrefix(name, "fou6_")
 }
 
-// own reads the addresses of a host that are not the mesh's: those of all links but ours.
+// own returns a host's addresses outside the mesh: those of all links except skein's.
 func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 	links, err := k.c.One().LinkList()
 	if err != nil {
@@ -265,13 +265,13 @@ func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 	return distinct(out, not), nil
 }
 
-// ourLink says that a link of this name belongs to a tunnel, a pod or a gateway.
+// ourLink reports whether a link's name is that of a tunnel, a pod's link or a gateway's.
 func ourLink(name string) bool {
 	const podLink = len("sk") + 12 // podnet.HostLink: sk and 12 digits
 	return tunnelName(name) || strings.HasPrefix(name, "sk") && len(name) == podLink
 }
 
-// Addresses reads which addresses a link of a network namespace has that can be a client's: the first of each family.
+// Addresses returns the first usable address of each family of a link in a network namespace.
 func Addresses(path, device string) (ipv4, ipv6 netip.Addr, err error) {
 	ns, err := rtnl.Namespace(path)
 	if err != nil {

@@ -20,29 +20,29 @@ const (
 	IPv6 = dataplane.IPv6
 )
 
-// Priorities of rules that dataplane has no name for: those of a host's own namespace, and of inside networks.
+// Priorities without a name in dataplane: those of a host's own namespace, and of inside networks.
 const (
 	hostPodsRule   = 1795 // to 1798: only in a host's own namespace; Numbers.FirstRule
 	hostMeshRule   = 1796
 	hostMarkRule   = 1797
 	hostOwnRule    = 1798
-	insideRule     = 2003 // and the next, one for each network
+	insideRule     = 2003 // and the following, one per network
 	lastInsideRule = dataplane.ClientFlowWideRule - 1
 )
 
-// Rule is a policy rule, as it is or shall be. Other is whatever else a rule of ours in the kernel selects by: never
-// wanted.
+// Rule is a policy rule, wanted or in the kernel. Other holds unrecognised selectors of a rule in the kernel; such a
+// rule is never wanted.
 type Rule struct {
 	Family     Family
 	Priority   int
 	From, To   netip.Prefix // not valid: all
 	Mark, Mask uint32
-	Local      bool // only what this namespace itself sends
+	Local      bool // applies only to packets that this namespace itself sends
 	Table      int
 	Other      string
 }
 
-// String is the rule in ip's words.
+// String is the rule in the syntax of ip.
 func (r Rule) String() string {
 	s := fmt.Sprintf("%d: from all", r.Priority)
 	if r.From.IsValid() {
@@ -64,7 +64,7 @@ func (r Rule) String() string {
 	return s
 }
 
-// host is a prefix as ip writes it: a single address without its length.
+// host formats a prefix like ip: a single address without its length.
 func host(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
@@ -79,7 +79,7 @@ func tableName(n int) string {
 	return fmt.Sprint(n)
 }
 
-// each says what a row of the table stands for.
+// each says how many rules a row of the table stands for.
 type each uint8
 
 const (
@@ -88,12 +88,12 @@ const (
 	insideAway       // a rule for each inside network that this namespace has no address in
 	insideOpen       // a rule for each inside network that no rule for private destinations covers
 	onlyOnAHost      // once, in a host's own namespace
-	flowSlot         // a rule for each slot that flows go by which new ones do not take
+	flowSlot         // a rule for each slot with flows that new flows do not take
 )
 
 func (e each) host() bool { return e == ownAddress || e == insideAway || e == onlyOnAHost }
 
-// row is one line of the table that all rules come from.
+// row is one line of the table from which all rules are derived.
 type row struct {
 	family Family // 0: both
 	each   each
@@ -109,7 +109,7 @@ var (
 	private6 = []netip.Prefix{netip.MustParsePrefix("fc00::/7")}
 )
 
-// rows is the table, in order of priority, with the default numbers; see moved.
+// rows is the table in order of priority, with the default numbers; moved applies others.
 var rows = makeRows()
 
 func makeRows() []row {
@@ -150,7 +150,7 @@ func makeRows() []row {
 			"of egresses"})
 }
 
-// moved is a rule of the table with other numbers than the default ones.
+// moved replaces the default numbers in a rule by others.
 func moved(r Rule, to dataplane.Numbers) Rule {
 	from := dataplane.DefaultNumbers()
 	r.Priority += to.FirstRule - from.FirstRule
@@ -175,16 +175,16 @@ func movedTable(table int, to dataplane.Numbers) int {
 	return table + to.FirstTable - from.FirstTable
 }
 
-// RuleInfo is a rule for people.
+// RuleInfo describes a rule for documents.
 type RuleInfo struct {
 	Priority int
 	Family   Family
-	Text     string // in ip's words, without the priority; NETWORK and ADDRESS stand for one of several
+	Text     string // in the syntax of ip, without the priority; NETWORK and ADDRESS are placeholders
 	Why      string
 	Host     bool // only in a host's own namespace; there all rules have iif lo besides
 }
 
-// Rules is every rule that a namespace may get, with the default numbers, in the order in which the kernel asks them,
+// Rules lists every rule that a namespace may get, with the default numbers, in the kernel's order of evaluation,
 // IPv4 first.
 func Rules() []RuleInfo {
 	var out []RuleInfo
@@ -210,17 +210,17 @@ func Rules() []RuleInfo {
 	return out
 }
 
-// ground is what rules depend on besides the table.
+// ground is the input for rules besides the table.
 type ground struct {
 	numbers dataplane.Numbers
 	host    bool
 	own     []netip.Addr   // the host's addresses outside the mesh
-	self    []netip.Addr   // the client's own
+	self    []netip.Addr   // the client's addresses
 	inside  []netip.Prefix // the mesh's networks
-	flows   []int          // slots that flows go by which new ones do not take
+	flows   []int          // slots with flows that new flows do not take
 }
 
-// rulesOf makes the rules of one family.
+// rulesOf derives the rules of one family.
 func rulesOf(f Family, g ground) []Rule {
 	var out []Rule
 	for _, r := range rows {
@@ -228,7 +228,7 @@ func rulesOf(f Family, g ground) []Rule {
 			continue
 		}
 		rule := moved(r.rule, g.numbers)
-		rule.Family, rule.Local = f, g.host // what a host passes on for others is none of its own egresses' business
+		rule.Family, rule.Local = f, g.host // packets that a host forwards for others do not use its own egresses
 		switch r.each {
 		case ownAddress:
 			for _, a := range g.own {
@@ -264,7 +264,7 @@ func rulesOf(f Family, g ground) []Rule {
 	return out
 }
 
-// private says that a prefix lies in one of the private ranges.
+// private reports whether a prefix lies in one of the private ranges.
 func private(p netip.Prefix) bool {
 	return slices.ContainsFunc(append(private4, private6...), func(r netip.Prefix) bool { return covers(r, p) })
 }
@@ -273,8 +273,8 @@ func covers(outer, inner netip.Prefix) bool {
 	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
 }
 
-// ours says whether a rule with our protocol is one of this package's. In a host's own namespace others of skein's lie
-// among them: those that lead to pods, to gateways and to nodes of other sites.
+// ours reports whether a rule with skein's protocol belongs to this package. In a host's own namespace other rules of
+// skein lie among them: those for pods, gateways and nodes of other sites.
 func ours(priority, table int, n dataplane.Numbers) bool {
 	if priority < n.FirstRule || priority > n.LastRule() {
 		return false

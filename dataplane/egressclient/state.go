@@ -10,21 +10,21 @@ import (
 	"github.com/skeinmesh/skein/dataplane/fou"
 )
 
-// fallbackMetric puts an unreachable route behind a tunnel's.
+// fallbackMetric ranks an unreachable route behind a tunnel's route.
 const fallbackMetric = 30000
 
-// Kind says what a route does.
+// Kind is the effect of a route.
 type Kind uint8
 
-// What routes do.
+// The kinds of route.
 const (
-	Tunnel      Kind = iota // leads into a tunnel
-	Unreachable             // refuses, while there is no tunnel
-	Throw                   // goes on with the next rule
+	Tunnel      Kind = iota // into a tunnel
+	Unreachable             // rejects packets while there is no tunnel
+	Throw                   // continues with the next rule
 )
 
-// Route is a route of ours in table 117 or 118, or in one of those that flows by other slots have. Other is set for one
-// that is none of ours' kinds: never wanted.
+// Route is a route of this package in table 117 or 118, or in a table of flows by other slots. Other holds an
+// unrecognised route; it is never wanted.
 type Route struct {
 	Table int
 	Dst   netip.Prefix
@@ -34,7 +34,7 @@ type Route struct {
 	Other string
 }
 
-// String is the route in ip's words.
+// String is the route in the syntax of ip.
 func (r Route) String() string {
 	dst := host(r.Dst)
 	if r.Dst.Bits() == 0 {
@@ -55,19 +55,19 @@ func (r Route) String() string {
 	return s
 }
 
-// same says that two routes stand in each other's place in the kernel.
+// same reports whether the kernel cannot have both routes at once.
 func (r Route) same(o Route) bool {
 	return r.Table == o.Table && r.Dst == o.Dst && (r.Kind == Unreachable) == (o.Kind == Unreachable) &&
 		r.Other == "" && o.Other == ""
 }
 
-// State is what the kernel has, or shall have, of ours in the namespace.
+// State is this package's state in the namespace, wanted or in the kernel.
 type State struct {
 	Rules  []Rule  // by family and priority
 	Routes []Route // by table, family, destination
 }
 
-// Lines is the state in ip's words, by family: rules, then tables.
+// Lines is the state in the syntax of ip, by family: rules, then tables.
 func (s State) Lines() []string {
 	var out []string
 	for _, f := range []Family{IPv4, IPv6} {
@@ -87,7 +87,7 @@ func (s State) Lines() []string {
 	return out
 }
 
-// tables are those of the routes, in order.
+// tables are the tables of the routes, in order.
 func (s State) tables() (out []int) {
 	for _, r := range s.Routes {
 		out = append(out, r.Table)
@@ -95,7 +95,7 @@ func (s State) tables() (out []int) {
 	return set(out)
 }
 
-// flows are the slots that rules lead flows by.
+// flows are the slots of the rules for flows.
 func (s State) flows() (out []int) {
 	for _, r := range s.Rules {
 		if slot, ok := dataplane.FlowSlot(r.Mark); ok && r.Mask == dataplane.FlowMask && flowTable(r.Table) {
@@ -105,7 +105,7 @@ func (s State) flows() (out []int) {
 	return out
 }
 
-// flowTable tells whether a table is one of flows that began by another slot than new ones take.
+// flowTable reports whether a table is for flows by another slot than that of new flows.
 func flowTable(n int) bool {
 	for _, first := range []int{dataplane.ClientFlowNarrowTable, dataplane.ClientFlowWideTable} {
 		if n >= first && n < first+dataplane.ClientFlowSlots {
@@ -115,8 +115,8 @@ func flowTable(n int) bool {
 	return false
 }
 
-// Want is the state for a client. own are the host's addresses outside the mesh, which only a host's namespace needs;
-// ready tells whether the device of a tunnel stands. Notes say what of the spec cannot be.
+// Want derives a client's state. Argument own are the host's addresses outside the mesh, needed only for a host's
+// namespace; ready reports whether a tunnel's device works. Notes describe impossible parts of the spec.
 func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr) bool) (State, []string) {
 	var out State
 	var notes []string
@@ -159,7 +159,7 @@ func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr
 	return out, notes
 }
 
-// routes are those of a narrow and a wide table; leads tells whether a tunnel stands.
+// routes derives the routes of a narrow and a wide table; leads reports whether a tunnel works.
 func routes(s dataplane.ClientSpec, list []dataplane.ClientRoute, narrow, wide int, leads func(netip.Addr) bool,
 	note func(string, ...any)) (out []Route) {
 	taken := map[netip.Prefix]bool{}
@@ -174,7 +174,7 @@ func routes(s dataplane.ClientSpec, list []dataplane.ClientRoute, narrow, wide i
 		}
 		taken[dst] = true
 		route := Route{Table: wide, Dst: dst, Link: dataplane.FoULink(r.Remote)}
-		if private(dst) { // the rules for private networks would catch it
+		if private(dst) { // otherwise the rules for private networks would match first
 			route.Table = narrow
 		}
 		if s.Host {
@@ -206,7 +206,7 @@ func (s *State) sort() {
 	})
 }
 
-// self is the client's address of a remote's family; invalid: it has none.
+// self is the client's address of remote's family; invalid: it has none.
 func self(s dataplane.ClientSpec, remote netip.Addr) netip.Addr {
 	return dataplane.Pick(remote, s.Addr4, s.Addr6)
 }
@@ -219,8 +219,8 @@ func within(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
 	return of[i], true
 }
 
-// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes. Notes say which cannot
-// be.
+// Devices derives the spec for the tunnels' driver; mtu is the uplink's, in bytes. Notes name tunnels that are
+// impossible.
 func Devices(s dataplane.ClientSpec, mtu int) (out fou.Spec, notes []string) {
 	const least6 = 1280 // RFC 8200
 	seen := map[string]bool{}

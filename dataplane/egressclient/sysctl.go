@@ -13,17 +13,17 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and
+// Values of reverse path filters, net.ipv4.conf.*.rp_filter. The kernel uses the higher of a device's value and
 // conf.all's.
 const (
 	filterOff   = "0"
 	filterLoose = "2"
 )
 
-// letIn keeps reverse path filters from dropping what comes in by the device for answers from other addresses, or by
-// one of several tunnels: the way back leads into another tunnel. Where conf.all has a filter the device's own cannot
-// switch it off, and the loose one drops everything on a device without an address: then the device gets the client's,
-// which nothing else chooses there.
+// letIn prevents the reverse path filter from dropping packets of a device whose senders are reached by another
+// tunnel: the device for answers from other addresses, and each of several tunnels. If conf.all has a filter, the
+// device's value cannot disable it, and the loose filter drops everything on a device without an address. Then the
+// device gets the client's address, which nothing there selects as source.
 func (c *Client) letIn(device string, self netip.Addr) (writes int, err error) {
 	all, own, err := c.filters(device, "")
 	if err != nil || own == "" {
@@ -43,7 +43,7 @@ func (c *Client) letIn(device string, self netip.Addr) (writes int, err error) {
 	return writes, err
 }
 
-// filters reads conf.all's filter and a device's, and sets the latter unless it shall stay.
+// filters reads the filters of conf.all and of a device; with set not empty it sets the latter instead.
 func (c *Client) filters(device, set string) (all, own string, err error) {
 	err = rtnl.Inside(c.ns, func() (err error) {
 		path := func(device string) string { return rtnl.Setting(unix.AF_INET, device, "rp_filter") }
@@ -58,7 +58,7 @@ func (c *Client) filters(device, set string) (all, own string, err error) {
 	return all, own, err
 }
 
-// readSetting is empty where there is no such setting.
+// readSetting reads a sysctl; empty: it does not exist.
 func readSetting(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +67,7 @@ func readSetting(path string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// address gives a device an address that is good for nothing but having one.
+// address gives a device without an IPv4 address one that has no other effect.
 func (k *kernel) address(device string, a netip.Addr) (writes int, err error) {
 	l, err := k.c.One().LinkByName(device)
 	if err != nil {

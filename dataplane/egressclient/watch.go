@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Watch calls changed, from any goroutine, whenever something of ours in the namespace may have changed, until Close:
-// then Apply is to be called again. Our own writes are not told apart: an Apply that finds nothing to do is cheap.
+// Watch calls changed, from any goroutine, whenever this package's objects may have changed, until Close; the caller
+// should then call Apply. Its own writes are reported, too: an Apply without changes is cheap.
 func (c *Client) Watch(changed func()) error {
 	c.listener.Log = c.opts.Log
 	groups := uint32(rtnl.Links | rtnl.Addresses | rtnl.Routes | rtnl.Rules)
@@ -23,11 +23,11 @@ func (c *Client) Watch(changed func()) error {
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", c.opts.NetNS, err)
 	}
-	changed() // what changed until now was not told
+	changed() // for changes before the subscription
 	return nil
 }
 
-// concerns says whether a notification may be about something of ours.
+// concerns reports whether a notification may concern this package's objects.
 func (c *Client) concerns(m netlink.Message) bool {
 	n := c.opts.Numbers
 	switch {
@@ -46,7 +46,7 @@ func (c *Client) concerns(m netlink.Message) bool {
 	return false
 }
 
-// watched is what of a spec says which notifications concern it.
+// watched is the part of a spec that decides which notifications concern it.
 type watched struct {
 	uplink string
 	host   bool

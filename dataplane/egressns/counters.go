@@ -17,27 +17,27 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Counters are what a namespace has counted since its table was made, at the last start or before.
+// Counters are a namespace's counts since its table was made, which an earlier run may have done.
 type Counters struct {
 	Slots   map[int]SlotCounters
 	Dropped Dropped
 	Tunnels fou.Stats // since this process opened them
-	// Conntrack is how many connections the namespace tracks, ConntrackMax how many it may.
+	// Conntrack is the number of tracked connections, ConntrackMax the limit.
 	Conntrack, ConntrackMax uint32
 }
 
-// SlotCounters are a slot's: sent by its clients, and received for them. Bytes are of the packets as they are without
-// tunnel.
+// SlotCounters count a slot's packets: sent by its clients, and received for them. Bytes are those of the packets
+// inside the tunnel.
 type SlotCounters struct {
 	SentPackets, SentBytes, ReceivedPackets, ReceivedBytes uint64
 }
 
-// Dropped are packets by what was wrong with them.
+// Dropped counts dropped packets by reason.
 type Dropped struct {
-	Strangers   uint64 // from no client, from a client's tunnel with another source inside, or an answer to nothing
+	Strangers   uint64 // from no client, with another source than the tunnel's client, or an answer without a connection
 	Invalid     uint64 // conntrack calls it invalid
-	Lease       uint64 // its slot's lease is not ours, or has run out
-	Destination uint64 // to where the egress does not lead
+	Lease       uint64 // its slot has no lease here, or the lease has ended
+	Destination uint64 // to a destination outside the egress
 	Nested      uint64 // a tunnel inside the tunnel
 }
 
@@ -47,7 +47,7 @@ func (n *NS) Read() (Counters, error) {
 		return Counters{}, fmt.Errorf("counters of egress %s: %w", n.o.Egress, err)
 	}
 	out := Counters{Slots: map[int]SlotCounters{}}
-	// A socket for once: that of Apply may be in use.
+	// A socket of its own, since that of Apply may be in use.
 	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(n.ns.Fd())))
 	if err != nil {
 		return fail(err)
@@ -100,8 +100,7 @@ func (n *NS) Read() (Counters, error) {
 	return out, nil
 }
 
-// tracked reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no
-// conntrack.
+// tracked reads how many connections a namespace tracks, and the limit. Both are 0 while conntrack is not loaded.
 func tracked(ns *os.File) (have, most uint32, err error) {
 	err = inside(ns, func() error {
 		for name, to := range map[string]*uint32{"count": &have, "max": &most} {
@@ -123,8 +122,8 @@ func tracked(ns *os.File) (have, most uint32, err error) {
 	return have, most, err
 }
 
-// Flows are how many flows go by each slot, by the namespace's connection table. TCP connections that have ended, and
-// are only remembered, do not count.
+// Flows returns the number of flows by slot, from the namespace's connection table. Ended TCP connections that are
+// only remembered do not count.
 func (n *NS) Flows() (map[int]int, error) {
 	const timeWait, closed = 7, 8 // of linux/netfilter/nf_conntrack_tcp.h
 	out := map[int]int{}

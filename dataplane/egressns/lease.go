@@ -14,25 +14,25 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// What callers decide by.
+// Sentinel errors.
 var (
-	// ErrTicket says that a ticket is of no use: another slot's, dropped, or of a former run.
+	// ErrTicket: the ticket is another slot's, was dropped, or is from an earlier run.
 	ErrTicket = errors.New("no such ticket")
-	// ErrNoQueue says that this kernel cannot hand packets to a queue.
+	// ErrNoQueue: this kernel cannot give packets to a queue.
 	ErrNoQueue = errors.New("this kernel has no NFQUEUE for nftables (modules nft_queue, xt_NFQUEUE)")
 )
 
-// Ticket is one countdown in the kernel. It does nothing until it is granted to its slot, and nothing after it ran out.
+// Ticket is one countdown in the kernel. It has no effect before it is granted to its slot, and none after its end.
 type Ticket uint32
 
-// leases writes what concerns leases and holding. It has a socket of its own, so that it never waits for a large Apply.
+// leases writes leases and holds. It has its own socket, so that it never waits for a large Apply.
 type leases struct {
 	mu      sync.Mutex
 	t       *table
 	next    Ticket
-	granted map[int]Ticket  // as the kernel has it
-	begun   map[int][]begun // tickets that may live, the oldest first
-	held    map[int]bool    // as the kernel has it
+	granted map[int]Ticket  // in the kernel
+	begun   map[int][]begun // tickets that may still run, the oldest first
+	held    map[int]bool    // in the kernel
 }
 
 type begun struct {
@@ -45,7 +45,7 @@ func openLeases(t *table) (*leases, error) {
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	l.next = Ticket(binary.NativeEndian.Uint32(b[:]))
-	// What a former run held nobody takes out of the queue any more.
+	// Nothing reads the queue of an earlier run's holds any more.
 	t.Nft().FlushSet(setOf(SetHeld))
 	if err := t.Nft().Flush(); err != nil {
 		return nil, errors.Join(fmt.Errorf("clearing what a former run held: %w", err), t.Renew())
@@ -53,7 +53,7 @@ func openLeases(t *table) (*leases, error) {
 	return l, l.reread()
 }
 
-// reread takes from the kernel which slots have which tickets.
+// reread reads from the kernel which slots have which tickets.
 func (l *leases) reread() error {
 	es, err := l.t.Nft().GetSetElements(setOf(MapGranted))
 	if err != nil {
@@ -70,8 +70,8 @@ func (l *leases) reread() error {
 	return nil
 }
 
-// transact fills a transaction and sends it. When the kernel refuses, because somebody has changed what was remembered,
-// it is filled anew after a look at the kernel.
+// transact fills a transaction and sends it. If the kernel refuses, since another program has changed what is
+// remembered here, it rereads the kernel's state and tries once more.
 func (l *leases) transact(what string, slot int, fill func() error) error {
 	for try := 0; ; try++ {
 		err := fill()
@@ -95,7 +95,7 @@ func checkSlot(slot int) error {
 	return nil
 }
 
-// begin makes a ticket that lives for lease from now on.
+// begin makes a ticket that runs for lease from now on.
 func (l *leases) begin(slot int, lease time.Duration) (Ticket, error) {
 	if err := checkSlot(slot); err != nil {
 		return 0, err
@@ -109,7 +109,7 @@ func (l *leases) begin(slot int, lease time.Duration) (Ticket, error) {
 	t := l.next
 	now := time.Now()
 	live := slices.DeleteFunc(l.begun[slot], func(b begun) bool { return b.until.Before(now) })
-	l.begun[slot] = append(live, begun{t, now.Add(lease + time.Second)}) // not too early by another clock
+	l.begun[slot] = append(live, begun{t, now.Add(lease + time.Second)}) // a margin for different clocks
 	err := l.transact("beginning a lease", slot, func() error {
 		return l.t.Nft().SetAddElements(setOf(SetTickets),
 			[]nftables.SetElement{{Key: []byte(number(uint32(t))), Timeout: lease}})
@@ -117,7 +117,7 @@ func (l *leases) begin(slot int, lease time.Duration) (Ticket, error) {
 	return t, err
 }
 
-// grant lets the slot's packets pass as long as the ticket lives.
+// grant lets the slot's packets pass while the ticket runs.
 func (l *leases) grant(slot int, t Ticket) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *leases) grant(slot int, t Ticket) error {
 		return fmt.Errorf("granting ticket %d to slot %d: %w", t, slot, ErrTicket)
 	}
 	if had, ok := l.granted[slot]; ok && had != t && ours(had) && int32(had-t) > 0 {
-		return nil // answers overtook each other, and the later one counts
+		return nil // answers arrived out of order, and the later ticket counts
 	}
 	return l.transact("granting a lease", slot, func() error {
 		m, key := setOf(MapGranted), []byte(slotKey(slot))
@@ -154,7 +154,7 @@ func (l *leases) drop(slot int) error {
 	for _, b := range l.begun[slot] {
 		gone = append(gone, nftables.SetElement{Key: []byte(number(uint32(b.ticket))), Timeout: time.Second})
 	}
-	delete(l.begun, slot) // an answer that is still to come grants nothing
+	delete(l.begun, slot) // an answer that arrives later grants nothing
 	return l.transact("ending the lease", slot, func() error {
 		if _, ok := l.granted[slot]; ok {
 			if err := l.t.Nft().SetDeleteElements(setOf(MapGranted),
@@ -166,7 +166,7 @@ func (l *leases) drop(slot int) error {
 		if len(gone) == 0 {
 			return nil
 		}
-		// Some may have run out, and what is not there cannot be deleted: they are added first.
+		// Some may have ended, and deleting a missing element fails: so they are added first.
 		if err := l.t.Nft().SetAddElements(setOf(SetTickets), gone); err != nil {
 			return err
 		}
@@ -191,7 +191,7 @@ func (l *leases) holdSlot(slot int, on bool) error {
 	c, set, key := l.t.Nft(), setOf(SetHeld), []nftables.SetElement{{Key: []byte(slotKey(slot))}}
 	err := l.transact("holding packets", slot, func() error {
 		err := c.SetAddElements(set, key)
-		if err == nil && !on { // it may not have been there, when the table was made anew
+		if err == nil && !on { // it may be missing if the table was made anew
 			err = c.SetDeleteElements(set, key)
 		}
 		return err
@@ -202,7 +202,7 @@ func (l *leases) holdSlot(slot int, on bool) error {
 	return err
 }
 
-// know is told the slots that there are; when that is all, what others have is ended.
+// know ends the leases of slots that the plan lacks, if the plan is complete.
 func (l *leases) know(p plan) error {
 	l.mu.Lock()
 	var gone []int
@@ -219,7 +219,7 @@ func (l *leases) know(p plan) error {
 	return errors.Join(errs...)
 }
 
-// forget is told that the table was made anew.
+// forget forgets the kernel's state after the table was made anew.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// links keeps the veth pair, addresses, routes and rules of one namespace.
+// links manages the veth pair, addresses, routes and rules of one namespace.
 type links struct {
 	file, egress string
 	ns, host     *os.File   // the two namespaces
@@ -32,26 +32,26 @@ type links struct {
 	expected expectation
 }
 
-// linkState is what the kernel has.
+// linkState is the kernel's state.
 type linkState struct {
-	uplink, lo, end netlink.Link // end: the host's
-	addrs           []netip.Addr // of the uplink, in order, without those that the kernel makes itself
+	uplink, lo, end netlink.Link // end: the host's; the other two are in the namespace
+	addrs           []netip.Addr // of the uplink, in order, without those that the kernel generates
 	endAddrs        []netip.Addr
 	main            []netlink.Route // of the uplink, in the main table
 	rules           map[int]bool    // by family
 	slots           map[slotRule]bool
 	clients         map[clientWay]int
-	strays          []netlink.Route // of ours in the clients' tables that lead to no single address
+	strays          []netlink.Route // skein's routes in the clients' tables not to a single address
 	devices         map[string]int  // index by name
 }
 
-// clientWay is where the route to a client is.
+// clientWay identifies the route to a client.
 type clientWay struct {
 	table int
 	addr  netip.Addr
 }
 
-// slotRule is the rule that leads answers by a slot to the slot's table.
+// slotRule identifies the rule that sends the answers of a slot's flows to the slot's table.
 type slotRule struct{ family, slot int }
 
 func openLinks(file, owner, egress string, ns *os.File) (*links, error) {
@@ -80,10 +80,10 @@ func (l *links) close() error {
 
 func (l *links) forget() { l.cache = nil }
 
-// alias names the host's end in a list of links. It is none of a pod's.
+// alias is the alias of the host's end. It cannot be mistaken for a pod's.
 func (l *links) alias() string { return "skein-egress/1 " + l.egress }
 
-// ensurePair makes the veth pair where it is not whole, and reads both ends.
+// ensurePair makes the veth pair unless it is intact, and reads both ends.
 func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 	for try := 0; ; try++ {
 		up, err = l.in.One().LinkByName(Uplink)
@@ -127,7 +127,7 @@ func (l *links) makePair(mtu int) error {
 	})
 }
 
-// read reads everything.
+// read reads the kernel's complete state.
 func (l *links) read(mtu int) (*linkState, error) {
 	s := &linkState{rules: map[int]bool{}, slots: map[slotRule]bool{}, clients: map[clientWay]int{},
 		devices: map[string]int{}}
@@ -186,12 +186,12 @@ func (l *links) read(mtu int) (*linkState, error) {
 	return s, nil
 }
 
-// clientTable tells whether a table is one with routes to clients.
+// clientTable reports whether a table is one with routes to clients.
 func clientTable(n int) bool {
 	return n == dataplane.GatewayTable || n >= dataplane.GatewaySlotTable && n <= dataplane.GatewaySlotTable+maxAlso
 }
 
-// ruleOf is a slot's rule.
+// ruleOf is the kernel's form of a slot's rule.
 func ruleOf(s slotRule) *netlink.Rule {
 	r, mask := netlink.NewRule(), ^uint32(0)
 	r.Family, r.Priority, r.IifName, r.Protocol = s.family, dataplane.GatewaySlotRule, Uplink, dataplane.RouteProtocol
@@ -205,7 +205,7 @@ func sameSlotRule(r netlink.Rule, slot int) bool {
 		(r.Mask == nil || *r.Mask == ^uint32(0)) && r.Src == nil && r.Dst == nil && !r.Invert
 }
 
-// slotRules are the rules that a plan wants.
+// slotRules are the rules that the plan requires.
 func (p plan) slotRules() map[slotRule]bool {
 	out := map[slotRule]bool{}
 	for _, c := range p.clients {
@@ -216,7 +216,7 @@ func (p plan) slotRules() map[slotRule]bool {
 	return out
 }
 
-// remade forgets which index a device has, since tunnels were made or removed.
+// remade forgets the indexes of devices, after tunnels were made or removed.
 func (l *links) remade() { l.cache.devices = map[string]int{} }
 
 func single(r netlink.Route) (netip.Addr, bool) {
@@ -224,8 +224,7 @@ func single(r netlink.Route) (netip.Addr, bool) {
 	return p.Addr(), p.IsValid() && p.IsSingleIP()
 }
 
-// addressesOf are a link's in the order that the kernel has them; those of the link itself only when they are asked
-// for.
+// addressesOf returns a link's addresses in the kernel's order; IPv6 link-local ones only if all is set.
 func addressesOf(c *rtnl.Conn, l netlink.Link, all bool) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -242,7 +241,7 @@ func addressesOf(c *rtnl.Conn, l netlink.Link, all bool) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// doing counts a write, and says what failed.
+// doing counts a write, and adds context to its error.
 func (l *links) doing(what string, err error) error {
 	l.writes++
 	if err != nil {
@@ -251,7 +250,7 @@ func (l *links) doing(what string, err error) error {
 	return nil
 }
 
-// uplink makes everything right but the routes to clients.
+// uplink brings everything to the plan except the routes to clients.
 func (l *links) uplink(p plan) error {
 	s := l.cache
 	if s == nil {
@@ -267,7 +266,7 @@ func (l *links) uplink(p plan) error {
 	return errors.Join(l.hostEnd(s, p.mtu), l.ownEnd(s, p.mtu), l.addresses(s, p), l.ways(s, p))
 }
 
-// start makes the pair and sets it up; one that is there keeps its MTU.
+// start makes the pair and sets it up; an existing pair keeps its MTU.
 func (l *links) start() error {
 	up, end, err := l.ensurePair(dataplane.MTU)
 	if err != nil {
@@ -333,7 +332,8 @@ func (l *links) ownEnd(s *linkState, mtu int) error {
 	return errors.Join(errs...)
 }
 
-// addresses of the uplink: the namespace's own is IPv4's first, so that the kernel sends with it.
+// addresses sets the uplink's addresses. The namespace's own IPv4 address comes first, so that the kernel uses it as
+// source.
 func (l *links) addresses(s *linkState, p plan) error {
 	want := p.addresses()
 	var errs []error
@@ -365,7 +365,7 @@ func (l *links) addresses(s *linkState, p plan) error {
 	return errors.Join(errs...)
 }
 
-// ways are the routes to the host and the rule.
+// ways adds the routes to the host, and the rule.
 func (l *links) ways(s *linkState, p plan) error {
 	var errs []error
 	index := s.uplink.Attrs().Index
@@ -412,9 +412,9 @@ func clientRoute(w clientWay, index int) *netlink.Route {
 		Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
-// unroute takes away the routes of clients that are gone, before their devices go; and late, when all others have
-// theirs, those that clients have no more. Flows by a slot that becomes its client's own are led by its table until the
-// client's leads there.
+// unroute removes routes: first those of clients that are gone, before their devices are removed; with late, after
+// all other routes are in place, those that remaining clients no longer need. Flows by a slot that becomes their
+// client's own use the slot's table until the client's route leads there.
 func (l *links) unroute(p plan, late bool) error {
 	if !p.complete {
 		return nil
@@ -457,8 +457,8 @@ func (l *links) unroute(p plan, late bool) error {
 	return errors.Join(errs...)
 }
 
-// route leads each client's packets into its tunnel. The ways of flows by other slots come first: until they stand
-// those flows are led by the client's own.
+// route directs each client's packets into its tunnel. Routes for flows by other slots come first; until they exist,
+// those flows use the client's own route.
 func (l *links) route(p plan, link func(local, remote netip.Addr) string) error {
 	s := l.cache
 	var errs []error
@@ -500,7 +500,7 @@ func (l *links) route(p plan, link func(local, remote netip.Addr) string) error 
 	return errors.Join(errs...)
 }
 
-// slotRules adds the rules that are missing.
+// slotRules adds missing rules.
 func (l *links) slotRules(want map[slotRule]bool) (errs []error) {
 	for r := range want {
 		if !l.cache.slots[r] {

@@ -17,10 +17,10 @@ import (
 	"github.com/skeinmesh/skein/internal/netnsdir"
 )
 
-// inside runs f on a thread of its own in a network namespace.
+// inside runs f in a network namespace, on a separate thread.
 func inside(ns *os.File, f func() error) error { return rtnl.Inside(netns.NsHandle(ns.Fd()), f) }
 
-// obtain opens the namespace at file, and makes it where there is none.
+// obtain opens the namespace at file, and makes it if there is none.
 func obtain(file string) (ns *os.File, made bool, err error) {
 	unlock, err := netnsdir.Prepare(filepath.Dir(file), 0o700)
 	if err != nil {
@@ -34,7 +34,7 @@ func obtain(file string) (ns *os.File, made bool, err error) {
 	case !errors.Is(err, podnet.ErrNoNetNS):
 		return nil, false, err
 	}
-	// A former run may have ended between making the file and mounting, or the machine was started anew since.
+	// An earlier run may have ended between making the file and mounting, or the machine has rebooted since.
 	st, err := os.Lstat(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -51,7 +51,7 @@ func obtain(file string) (ns *os.File, made bool, err error) {
 	return ns, true, err
 }
 
-// mounted makes a file for mount to mount a namespace at.
+// mounted makes a file on which mount then mounts a namespace.
 func mounted(file string, mount func(file string) error) error {
 	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -65,7 +65,7 @@ func mounted(file string, mount func(file string) error) error {
 	return nil
 }
 
-// mountNew makes a namespace and binds it to the file, by which it lives on without a process.
+// mountNew makes a namespace and binds it to the file, which keeps it alive without a process.
 func mountNew(file string) error {
 	done := make(chan error, 1)
 	go func() {
@@ -79,8 +79,8 @@ func mountNew(file string) error {
 	return <-done
 }
 
-// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left
-// alone; of two names of one namespace to stays.
+// Rename renames a namespace without interrupting it. If from is no namespace, nothing happens; if both names are of
+// one namespace, from is removed.
 func Rename(from, to string) error {
 	if from == to {
 		return nil
@@ -95,7 +95,7 @@ func Rename(from, to string) error {
 	if err != nil {
 		return fmt.Errorf("renaming network namespace %s to %s: %w", from, to, err)
 	}
-	if !same { // else an agent was stopped between the two steps
+	if !same { // otherwise an earlier rename was interrupted between its two steps
 		if err := bind(from, to); err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func bind(from, to string) error {
 	return mounted(to, func(to string) error { return unix.Mount(from, to, "", unix.MS_BIND, "") })
 }
 
-// sameFile reports whether two names are of one namespace. One that is another's already is an error.
+// sameFile reports whether two names are of one namespace. If the second is another namespace's, it returns an error.
 func sameFile(from, to string) (bool, error) {
 	switch err := podnet.CheckNetNS(to); {
 	case errors.Is(err, podnet.ErrNoNetNS):
@@ -133,8 +133,8 @@ func sameFile(from, to string) (bool, error) {
 	return true, nil
 }
 
-// Remove takes away the namespace at file with everything in it, the link to the host included. What is gone is no
-// error, and a file of another kind is left alone.
+// Remove removes the namespace at file with everything in it, including the link to the host. A missing file is no
+// error, and a file of another kind is kept.
 func Remove(file string) error {
 	err := podnet.CheckNetNS(file)
 	switch {
@@ -144,13 +144,13 @@ func Remove(file string) error {
 			return nil
 		}
 		if serr == nil && st.Mode().IsRegular() && st.Size() == 0 {
-			return errors.Join(os.Remove(file), netnsdir.Release(filepath.Dir(file))) // a start that was not finished
+			return errors.Join(os.Remove(file), netnsdir.Release(filepath.Dir(file))) // left by an interrupted start
 		}
 		return fmt.Errorf("removing an egress's network namespace: %w", err)
 	case err != nil:
 		return err
 	}
-	// A namespace goes some time after its last user. Its link goes now, and forwarding with it.
+	// The kernel frees a namespace some time after its last use. Its link is removed now, which ends forwarding.
 	var errs []error
 	if err := removeUplink(file); err != nil {
 		errs = append(errs, fmt.Errorf("removing the link of network namespace %s: %w", file, err))
@@ -179,7 +179,7 @@ func removeUplink(file string) error {
 	return c.One().LinkDel(l)
 }
 
-// Files are the namespaces in a directory, sorted. A directory that is not there has none.
+// Files lists the namespaces in a directory, sorted. A missing directory has none.
 func Files(dir string) ([]string, error) {
 	es, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

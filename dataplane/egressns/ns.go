@@ -21,17 +21,17 @@ import (
 // Options say which namespace to open.
 type Options struct {
 	File   string // where the namespace is mounted; its directory is made
-	Egress string // namespace/name, for messages; the name of the link on the host follows from it, and from Owner
+	Egress string // namespace/name, for messages; determines, with Owner, the name of the link on the host
 	Owner  string // dataplane.Numbers.Owner of the agent
 	Driver string // of the tunnels: auto, kernel or userspace
 	Log    *slog.Logger
-	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply repairs it. It may be
-	// nil.
+	// Changed is called, from any goroutine, when another program has changed something of this namespace; Apply
+	// repairs it. It may be nil.
 	Changed func()
 }
 
-// NS is the network namespace of one egress on a gateway node. Apply and Close are for one goroutine; the others may be
-// called at any time beside them.
+// NS is the network namespace of one egress on a gateway node. Apply and Close must be called from one goroutine; the
+// other methods may be called concurrently with them.
 type NS struct {
 	o      Options
 	log    *slog.Logger
@@ -43,18 +43,18 @@ type NS struct {
 
 	listener rtnl.Listener
 
-	dirty   atomic.Bool    // somebody has changed something
+	dirty   atomic.Bool    // another program has changed something
 	cache   *nftable.State // of the table
-	tunnels fou.Spec       // as the driver has them
-	tunnel  bool           // and it has
+	tunnels fou.Spec       // as applied by the driver
+	tunnel  bool           // tunnels is valid
 	fails   int
-	former  []netip.Addr // of slots; connections that leave with them are still to be ended
+	former  []netip.Addr // former addresses of slots, whose connections must still be ended
 
-	driving sync.Mutex // the driver is for one at a time
+	driving sync.Mutex // serialises use of the driver
 }
 
-// Open makes the namespace with its link to the calling thread's own, or adopts them: what a former run let pass goes
-// on. It forwards nothing before Apply and Grant.
+// Open makes the namespace with its link to the calling thread's namespace, or adopts them; forwarding of an earlier
+// run continues. A new namespace forwards nothing before Apply and Grant.
 func Open(o Options) (_ *NS, err error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -79,7 +79,7 @@ func Open(o Options) (_ *NS, err error) {
 		n.log.Info("packets are held by another way than nftables' own queue", "egress", o.Egress, "way",
 			string(n.table.hold))
 	}
-	// The table comes before anything that forwards. One that is there goes on with what it has.
+	// The table comes before anything that forwards. An existing table keeps its elements.
 	have, err := n.table.read()
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func Open(o Options) (_ *NS, err error) {
 	return n, nil
 }
 
-// Close ends what this process does. The namespace stays, and goes on as long as its leases.
+// Close ends the work in this process. The namespace stays, and forwards until its leases end.
 func (n *NS) Close() error {
 	errs := []error{n.listener.Close()}
 	if n.driver != nil {
@@ -142,28 +142,29 @@ func (n *NS) Driver() string { return n.driver.Name() }
 // Path is the file that the namespace is mounted at.
 func (n *NS) Path() string { return n.o.File }
 
-// Holds says whether this kernel can hold packets; Hold fails with ErrNoQueue where not.
+// Holds reports whether this kernel can hold packets; if not, Hold fails with ErrNoQueue.
 func (n *NS) Holds() bool { return n.table.hold != holdNot }
 
-// Begin starts the kernel's countdown for a slot and names it: a Grant before it is over lets the slot's packets pass
-// until then. It is called before the leader is asked, so that an answer that comes late grants what is over.
+// Begin starts the kernel's countdown for a slot and returns its ticket: once granted, it lets the slot's packets
+// pass until the countdown ends. Call it before asking the leader, so that a late answer grants a ticket that has
+// ended.
 func (n *NS) Begin(slot int, lease time.Duration) (Ticket, error) {
 	t, err := n.leases.begin(slot, lease)
 	return t, n.lost(err)
 }
 
-// Grant lets the slot's packets pass as long as the ticket lives. An earlier ticket than the one that is granted
-// changes nothing. The error is ErrTicket for one that Begin did not give for this slot, or that was dropped.
+// Grant lets the slot's packets pass while the ticket runs. A ticket older than the granted one changes nothing. The
+// error is ErrTicket if Begin did not make the ticket for this slot, or it was dropped.
 func (n *NS) Grant(slot int, t Ticket) error { return n.lost(n.leases.grant(slot, t)) }
 
-// Drop stops the slot's packets at once, and makes all its tickets useless.
+// Drop stops the slot's packets at once, and invalidates all its tickets.
 func (n *NS) Drop(slot int) error { return n.lost(n.leases.drop(slot)) }
 
-// Hold hands the slot's packets of both directions to HoldQueue before conntrack sees them, or ends that. Those that
-// are in the queue then stay there. A queue that nobody reads holds nothing.
+// Hold gives the slot's packets of both directions to HoldQueue before conntrack, or stops that. Packets already
+// queued stay there. Without a reader of the queue no packet is held.
 func (n *NS) Hold(slot int, on bool) error { return n.lost(n.leases.holdSlot(slot, on)) }
 
-// lost sees to it that the table is looked at after an error: it may not be there.
+// lost requests a reconciliation after an error, since the table may be missing.
 func (n *NS) lost(err error) error {
 	if err != nil && !errors.Is(err, ErrTicket) && !errors.Is(err, ErrNoQueue) {
 		n.changed()
@@ -171,10 +172,10 @@ func (n *NS) lost(err error) error {
 	return err
 }
 
-// Forget has the next Apply read the kernel again. It may be called from anywhere.
+// Forget makes the next Apply read the kernel again. It is safe for concurrent use.
 func (n *NS) Forget() { n.dirty.Store(true) }
 
-// changed notes that the kernel has to be read again, and says so.
+// changed makes the next Apply read the kernel again, and notifies Options.Changed.
 func (n *NS) changed() {
 	n.Forget()
 	if n.o.Changed != nil {
@@ -182,8 +183,8 @@ func (n *NS) changed() {
 	}
 }
 
-// Apply makes the namespace what the Spec says. It returns how many messages that took, and notes about what in the
-// Spec cannot be. What it fails at it tries again the next time.
+// Apply brings the namespace to the Spec. It returns the number of messages written, and notes about parts of the
+// Spec that are impossible. The next Apply retries what failed.
 func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err error) {
 	defer func() {
 		if err != nil {
@@ -213,7 +214,7 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 	if err := n.links.uplink(p); err != nil {
 		return writes, notes, err
 	}
-	// A way goes before its device, and comes after it and after the client may send.
+	// A route is removed before its device, and added after the device and after the client may send.
 	errs := []error{n.links.unroute(p, false)}
 	if t := p.tunnels(); !n.tunnel || !sameTunnels(t, n.tunnels) {
 		n.driving.Lock()
@@ -244,14 +245,14 @@ func sameTunnels(a, b fou.Spec) bool {
 		slices.Equal(a.Tunnels, b.Tunnels)
 }
 
-// Limits of what a Spec may say.
+// Limits of a Spec.
 const (
-	minMTU = 1280 + dataplane.FoUOverhead6 // a tunnel carries what IPv6 asks for
+	minMTU = 1280 + dataplane.FoUOverhead6 // the tunnel must carry IPv6's minimum
 	maxMTU = 65535
 )
 
-// write makes the steps that lead from have to w. A slot whose source changes has no lease from then on, and no
-// connection with the address that it had: the next ticket is one for the new address.
+// write executes the steps from have to w. A slot whose source address changes loses its lease, and all connections
+// with the former address are ended, so that the next ticket is for the new address only.
 func (n *NS) write(p plan, ops []nftable.Op, have nftable.State, w nftable.Table, anew bool) (int, error) {
 	if anew || n.leases == nil { // no ticket outlives a new table
 		sent, err := n.table.write(ops)
@@ -281,7 +282,7 @@ func (n *NS) write(p plan, ops []nftable.Op, have nftable.State, w nftable.Table
 	return sent + more, err
 }
 
-// forgetFormer ends connections with addresses that slots had, and remembers the addresses until that has succeeded.
+// forgetFormer ends connections with former addresses of slots, and keeps the addresses until that has succeeded.
 func (n *NS) forgetFormer() error {
 	if err := forgetConnections(n.ns, n.former); err != nil {
 		return err
@@ -290,10 +291,10 @@ func (n *NS) forgetFormer() error {
 	return nil
 }
 
-// writeTable makes the table what the plan wants, from what it is.
+// writeTable changes the table from have to w.
 func (n *NS) writeTable(p plan, have nftable.State, w nftable.Table, fails *int) (int, error) {
 	ops := nftable.Diff(w, have, p.complete)
-	if fails != nil && *fails > 1 { // small steps do not help: start over
+	if fails != nil && *fails > 1 { // repeated failures: make the table anew
 		ops = nftable.Diff(w, nftable.State{}, p.complete)
 	}
 	if len(ops) == 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// newPlan checks a Spec, and notes what in it cannot be.
+// newPlan checks a Spec, and notes its impossible parts.
 func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
 	say := func(format string, args ...any) {
 		notes = append(notes, "egress "+s.Egress+": "+fmt.Sprintf(format, args...))
@@ -88,7 +88,7 @@ slots:
 	return p, notes
 }
 
-// others are a client's address at the slots that it has flows by besides its own.
+// others lists a client's address at its other slots with flows.
 func others(a netip.Addr, c dataplane.GatewayClient, bySlot map[int]dataplane.GatewaySlot) (out []client) {
 	for _, n := range slices.Compact(slices.Sorted(slices.Values(c.Also))) {
 		s, ok := bySlot[n]
@@ -114,8 +114,8 @@ func or(a, b netip.Addr) netip.Addr {
 	return b
 }
 
-// keep adds to a plan that is not complete what the kernel has of a former run: slots and clients that nobody has named
-// yet.
+// keep adds to an incomplete plan the slots and clients that an earlier run left in the kernel and the Spec does not
+// name yet.
 func (p plan) keep(have nftable.State) plan {
 	if p.complete || !have.There {
 		return p
@@ -176,13 +176,13 @@ func (p plan) keep(have nftable.State) plan {
 	return p
 }
 
-// isProbe says that an address is one of the health probe's.
+// isProbe reports whether an address is one of the health probe's.
 func isProbe(a netip.Addr) bool {
 	return netip.PrefixFrom(probe4, 24).Contains(a) || netip.PrefixFrom(probe6, 64).Contains(a)
 }
 
-// addresses are those of eth0, in order. The slots' sources are among them so that the host finds them by ARP and NDP;
-// what is sent to them and is no answer is dropped.
+// addresses are eth0's addresses, in order. They include the slots' sources, so that the host finds these by ARP and
+// NDP; packets to them that are no answers are dropped.
 func (p plan) addresses() []netip.Addr {
 	var out []netip.Addr
 	add := func(as ...netip.Addr) {
@@ -199,7 +199,7 @@ func (p plan) addresses() []netip.Addr {
 	return out
 }
 
-// tunnels are what the plan wants of FoU.
+// tunnels are the tunnels of the plan.
 func (p plan) tunnels() fou.Spec {
 	out := fou.Spec{Gateway: true, Ports: p.ports}
 	for _, s := range p.slots {

@@ -14,28 +14,28 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// The chains. Those without a hook are gone to from others.
+// The chains. Those without a hook are reached by goto.
 const (
 	chainIn         = "skein_in"         // prerouting, before conntrack
-	chainDoor       = "skein_door"       // what is sent to an endpoint
+	chainDoor       = "skein_door"       // packets to an endpoint
 	chainLocal      = "skein_local"      // output, before conntrack
 	chainForward    = "skein_forward"    // forward
 	chainOut        = "skein_out"        // from a client
-	chainOutLease   = "skein_out_lease"  // and its slot was granted a ticket
-	chainBackLease  = "skein_back_lease" // the same of an answer
-	chainSent       = "skein_sent_by"    // from a client, let through
+	chainOutLease   = "skein_out_lease"  // from a client whose slot was granted a ticket
+	chainBackLease  = "skein_back_lease" // the same for an answer
+	chainSent       = "skein_sent_by"    // from a client, allowed
 	chainBack       = "skein_back"       // from eth0
 	chainReceived   = "skein_received_by"
-	chainProbe      = "skein_probe" // from a gateway without a slot
+	chainProbe      = "skein_probe" // from the probe of a gateway without a slot
 	chainSource     = "skein_source"
 	chainInput      = "skein_input" // to the namespace itself
-	chainLast       = "skein_last"  // what leaves, whoever sent it
+	chainLast       = "skein_last"  // leaving packets, whoever sent them
 	chainLastLease  = "skein_last_lease"
 	chainLastTicket = "skein_last_ticket"
-	chainRecall     = "skein_recall" // prerouting, behind conntrack and before routing
+	chainRecall     = "skein_recall" // prerouting, after conntrack and before routing
 )
 
-// direction says which packets a rule is for.
+// direction is the set of packets that a rule applies to.
 type direction uint8
 
 const (
@@ -45,15 +45,15 @@ const (
 	both    = outward | inward
 )
 
-// rule is one rule, with what a packet's way through the table is drawn from.
+// rule is one rule, with what Way needs for drawing a packet's path.
 type rule struct {
 	nftable.Rule
 	way   direction
-	next  string // the chain that it goes to
+	next  string // the chain that it jumps to
 	sixth bool   // for IPv6
 }
 
-// chain is one chain with its rules. hook is nil for one that is gone to.
+// chain is one chain with its rules. hook is nil for a chain reached by goto.
 type chain struct {
 	name     string
 	kind     nftables.ChainType
@@ -63,7 +63,7 @@ type chain struct {
 	rules    []rule
 }
 
-// declared is the chain as it is written.
+// declared is the chain in the form that nftable writes.
 func (c chain) declared() nftable.Chain {
 	out := nftable.Chain{Name: c.name, Type: c.kind, Hook: c.hook, Priority: c.priority, Drop: c.drop}
 	for _, r := range c.rules {
@@ -72,7 +72,7 @@ func (c chain) declared() nftable.Chain {
 	return out
 }
 
-// part is a piece of a rule.
+// part is a part of a rule.
 type part struct {
 	text  string
 	exprs []expr.Any
@@ -102,7 +102,7 @@ type family struct {
 	slot, source, endpoint, address, way, to, inside string // the sets and maps
 }
 
-// families in the order that rules come in.
+// families are in the order of their rules.
 var families = []family{
 	{nftable.IPv4, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, MapWay4, SetTo4, SetInside4},
 	{nftable.IPv6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, MapWay6, SetTo6, SetInside6},
@@ -110,7 +110,7 @@ var families = []family{
 
 func (f family) six() bool { return f.Proto == unix.NFPROTO_IPV6 }
 
-const regAfter = unix.NFT_REG32_04 // behind an interface's name
+const regAfter = unix.NFT_REG32_04 // register after an interface's name
 
 func iif(name string) part {
 	return part{fmt.Sprintf("iifname %q", name), nftable.Link(expr.MetaKeyIIFNAME, name)}
@@ -120,7 +120,7 @@ func oif(name string) part {
 	return part{fmt.Sprintf("oifname %q", name), nftable.Link(expr.MetaKeyOIFNAME, name)}
 }
 
-// iifTunnel is any tunnel's device.
+// iifTunnel matches the device of any tunnel.
 func iifTunnel() part {
 	const prefix = "fou"
 	return part{`iifname "` + prefix + `*"`,
@@ -130,7 +130,7 @@ func iifTunnel() part {
 func (f family) saddr() part { return part{f.Word + " saddr", f.Source()} }
 func (f family) daddr() part { return part{f.Word + " daddr", f.Destination()} }
 
-// fromTunnel is the device with the source address.
+// fromTunnel is the device concatenated with the source address.
 func (f family) fromTunnel() part {
 	return part{"iifname . " + f.Word + " saddr", append(f.Only(), nftable.Meta(expr.MetaKeyIIFNAME),
 		nftable.Load(expr.PayloadBaseNetworkHeader, f.Src, f.Len, regAfter))}
@@ -139,9 +139,8 @@ func (f family) fromTunnel() part {
 func in(set string) part    { return part{"@" + set, []expr.Any{nftable.In(set)}} }
 func notIn(set string) part { return part{"!= @" + set, []expr.Any{nftable.NotIn(set)}} }
 
-// marked gives the packet the mark that a map has for an address: its slot's. Marks are known in this namespace only,
-// and are how a rule goes on from one map to the next: a command that lists rules cannot show maps that lead into one
-// another.
+// marked sets the packet's mark to the map's value for a key. Marks are local to this namespace. They pass a value
+// from one map to the next, since a common version of nft crashes when it lists maps that feed each other directly.
 func marked(key part, m string) part {
 	return part{"meta mark set " + key.text + " map @" + m, append(key.exprs, nftable.Mapped(m), nftable.SetMark())}
 }
@@ -150,7 +149,7 @@ func byMark() part                    { return part{"meta mark", []expr.Any{nfta
 func is(a netip.Addr) part            { return part{a.String(), []expr.Any{nftable.Equal(a.AsSlice()...)}} }
 func l4(name string, proto byte) part { return part{"meta l4proto " + name, nftable.L4(proto)} }
 
-// neighbours are IPv6's questions and answers for neighbours; none of them leaves a link.
+// neighbours matches IPv6 neighbour solicitations and advertisements, which never leave a link.
 func neighbours() part {
 	const solicit, advertise = 135, 136
 	return part{"icmpv6 type nd-neighbor-solicit-nd-neighbor-advert", append(nftable.L4(unix.IPPROTO_ICMPV6),
@@ -177,7 +176,7 @@ func ctState(text string, bits uint32, without bool) part {
 		nftable.Masked(nftable.Native(bits), nil), is(make([]byte, 4)...)}}
 }
 
-// clamp makes both ends of a TCP connection send segments that fit the route.
+// clamp limits the MSS of a TCP connection at both ends to what the route carries.
 func clamp() rule { return one(both, part{"meta l4proto tcp " + nftable.ClampText, nftable.Clamp()}) }
 
 func count(name string) part {
@@ -195,29 +194,29 @@ func goTo(chain string) part {
 	return part{"goto " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}}
 }
 
-// limited is the most that a gateway without a slot probes.
+// limited is the rate limit for probes of a gateway without a slot.
 func limited() part {
 	const rate, burst = 50, 50
 	return part{fmt.Sprintf("limit rate %d/second burst %d packets", rate, burst), []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}}}
 }
 
-// snat gives the packet its slot's source.
+// snat translates the packet's source to its slot's.
 func (f family) snat() part {
 	return part{"snat " + f.Word + " to meta mark map @" + f.source, append(f.Only(), nftable.Meta(expr.MetaKeyMARK),
 		nftable.Mapped(f.source),
 		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: nftable.Reg})}
 }
 
-// holdNot is the form of a kernel that queues no packets from a rule of nftables.
+// holdNot: this kernel queues no packets from a rule of nftables.
 const holdNot hold.Form = ""
 
-// queue hands the packet to HoldQueue; with nobody there it goes on, and meets the lease.
+// queue gives the packet to HoldQueue. Without a reader it continues to the lease check.
 func queue(h hold.Form) part {
 	return part{fmt.Sprintf("queue flags bypass to %d", HoldQueue), []expr.Any{h.Statement(HoldQueue)}}
 }
 
-// each makes a rule for each family.
+// each makes one rule per family.
 func each(way direction, parts func(f family) []part) (out []rule) {
 	for _, f := range families {
 		r := one(way, parts(f)...)
@@ -227,7 +226,7 @@ func each(way direction, parts func(f family) []part) (out []rule) {
 	return out
 }
 
-// chains is the whole table of rules, in the order that a packet meets them.
+// chains is the complete table of rules, in the order in which a packet meets them.
 func chains(h hold.Form) []chain {
 	return []chain{
 		{name: chainIn, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
@@ -261,7 +260,7 @@ func chains(h hold.Form) []chain {
 		{name: chainBack, rules: slices.Concat(
 			[]rule{
 				one(inward, ctState("!= established,related", ctEstablished|ctRelated, true), count(countStrangers), drop),
-				one(inward, oif(Uplink), count(countStrangers), drop), // its client is gone, and it would go back
+				one(inward, oif(Uplink), count(countStrangers), drop), // its client is gone, and the packet would be sent back
 			},
 			each(0, func(f family) []part {
 				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.six())), accept}
@@ -277,7 +276,7 @@ func chains(h hold.Form) []chain {
 		{name: chainSource, kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
 		{name: chainLast, kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: 300,
-			// the host looks for a slot's address before its lease runs
+			// the host resolves a slot's address before its lease runs
 			rules: slices.Concat([]rule{one(0, oif(Uplink), neighbours(), accept)},
 				each(outward, func(f family) []part {
 					return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)}
@@ -315,27 +314,27 @@ func inRules(h hold.Form) []rule {
 		}))
 }
 
-// destinations drop what goes elsewhere.
+// destinations drops packets to destinations outside the egress.
 func destinations(way direction) []rule {
 	return slices.Concat(
 		each(way, func(f family) []part { return []part{f.daddr(), in(f.inside), count(countDestination), drop} }),
 		each(way, func(f family) []part { return []part{f.daddr(), notIn(f.to), count(countDestination), drop} }))
 }
 
-// wayOf marks packets with the slot that they came by.
+// wayOf marks packets with the slot whose tunnel they came by.
 func wayOf() []rule {
 	return each(outward, func(f family) []part { return []part{marked(f.fromTunnel(), f.way)} })
 }
 
-// remember notes in the connection which slot it takes; the last packet counts. A client that belongs to another slot
-// by now keeps flows by this one.
+// remember stores the packet's slot in its connection's mark; the last packet counts. So flows keep their slot after
+// their client has changed to another.
 func remember() part {
 	return part{"ct mark set meta mark", []expr.Any{nftable.Meta(expr.MetaKeyMARK),
 		&expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg, SourceRegister: true}}}
 }
 
-// recall marks an answer with the slot that its connection takes. One that has none noted is from before there were
-// notes, and takes the client's.
+// recall marks an answer with its connection's slot. A connection without a mark is older than these marks and uses
+// the client's slot.
 func recall() rule {
 	return one(inward, part{"ct mark != 0 meta mark set ct mark", []expr.Any{
 		&expr.Ct{Key: expr.CtKeyMARK, Register: nftable.Reg}, nftable.Differ(make([]byte, 4)...), nftable.SetMark()}})
@@ -346,12 +345,12 @@ func slotOf(way direction, client func(family) part) []rule {
 	return each(way, func(f family) []part { return []part{marked(client(f), f.slot)} })
 }
 
-// leased goes on with the ticket that the slot was granted as the mark, and drops where it has none.
+// leased continues with the mark set to the slot's granted ticket, and drops packets if there is none.
 func leased(way direction, next string) []rule {
 	return []rule{one(way, marked(byMark(), MapGranted), goTo(next)), one(way, count(countLease), drop)}
 }
 
-// live goes on when the ticket lives.
+// live continues if the ticket has not ended.
 func live(way direction, next string) []rule {
 	return []rule{one(way, byMark(), in(SetTickets), goTo(next)), one(way, count(countLease), drop)}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// setting is a switch of the kernel, with / for the dots of its name.
+// setting is a sysctl, with / in place of the dots in its name.
 type setting struct{ name, value string }
 
-// own are the settings inside the namespace. What has default in its name is for the tunnels' devices.
+// own are the settings inside the namespace. Those of default apply to the tunnels' devices.
 var own = []setting{
 	{"ipv4/ip_forward", "1"},
 	{"ipv6/conf/all/forwarding", "1"},
-	// A client's packets come by its tunnel, while the way back to its address, but for what has come in by eth0, is eth0.
+	// A client's packets arrive by its tunnel, but except for packets from eth0 the route to its address leads to eth0.
 	{"ipv4/conf/all/rp_filter", "0"},
 	{"ipv4/conf/default/rp_filter", "0"},
 	{"ipv4/conf/" + Uplink + "/rp_filter", "0"},
@@ -31,14 +31,14 @@ var own = []setting{
 	{"ipv6/conf/default/accept_ra", "0"},
 	{"ipv6/conf/" + Uplink + "/accept_ra", "0"},
 	{"ipv6/conf/" + Uplink + "/accept_redirects", "0"},
-	// A connection that conntrack has not seen begin, after a move without its entries, goes on if it can.
+	// Lets a connection continue if conntrack has not seen its beginning, as after a move without its entries.
 	{"netfilter/nf_conntrack_tcp_loose", "1"},
 }
 
-// ofEnd are those of the host's end (docs/decisions/0022).
+// ofEnd are the settings of the host's end (docs/decisions/0022).
 func ofEnd(link string, strict bool) []setting {
 	filter := "0"
-	// the kernel takes the greater of two, and what a slot sends just after it moved has its way back elsewhere
+	// the kernel uses the higher of two values, and just after a slot's move the route to its senders leads elsewhere
 	if strict {
 		filter = "2"
 	}
@@ -50,7 +50,7 @@ func ofEnd(link string, strict bool) []setting {
 	}
 }
 
-// set writes a setting that is different, in the calling thread's namespace, and counts that.
+// set writes a setting unless it has the value already, in the calling thread's namespace, and counts the write.
 func (s setting) set(writes *int) error {
 	file := "/proc/sys/net/" + s.name
 	b, err := os.ReadFile(file)
@@ -68,7 +68,7 @@ func (s setting) set(writes *int) error {
 	return nil
 }
 
-// settings makes both namespaces' right.
+// settings sets those of both namespaces.
 func (l *links) settings() error {
 	err := inside(l.ns, func() error {
 		var errs []error

@@ -13,16 +13,16 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// change is what a new source address means for who sends already.
+// change is the effect of new source addresses on slots that already send.
 type change struct {
-	first  []nftable.Op // they go into one transaction, with the end of the slots' tickets
-	rest   []nftable.Op // and these after it
-	slots  []int        // whose source is another now
-	former []netip.Addr // what their connections leave with
+	first  []nftable.Op // part of the transaction that ends the slots' tickets
+	rest   []nftable.Op // steps after it
+	slots  []int        // slots whose source changes
+	former []netip.Addr // former source addresses of their connections
 }
 
-// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses,
-// which are nobody's lease.
+// sourcesIn separates the steps that change slots' source addresses. Argument own are the namespace's local
+// addresses, which need no lease.
 func sourcesIn(ops []nftable.Op, have nftable.State, own ...netip.Addr) (c change) {
 	slot := func(key string) {
 		if n, ok := toSlot(key); ok && n != nobody && !slices.Contains(c.slots, n) {
@@ -48,7 +48,7 @@ func sourcesIn(ops []nftable.Op, have nftable.State, own ...netip.Addr) (c chang
 				address(e.Key)
 			}
 		}
-		// The way back stays until no connection has the address any more: a start after a crash finishes that.
+		// The reverse map keeps the address until no connection has it, so that a start after a crash can finish.
 		if source || back && o.Verb != nftable.DelElements {
 			c.first = append(c.first, o)
 		} else {
@@ -58,8 +58,8 @@ func sourcesIn(ops []nftable.Op, have nftable.State, own ...netip.Addr) (c chang
 	return c
 }
 
-// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of
-// which no step tells what changes.
+// formerIn returns the slots' source addresses that are in have and no longer in w. It is for a table that is made
+// anew, whose steps do not show what changes.
 func formerIn(w nftable.Table, have nftable.State, own ...netip.Addr) (former []netip.Addr) {
 	add := func(key string) {
 		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
@@ -83,8 +83,8 @@ func formerIn(w nftable.Table, have nftable.State, own ...netip.Addr) (former []
 	return former
 }
 
-// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for
-// them before grants nothing any more.
+// change executes the first part of a change and ends the slots' leases, in one transaction. Tickets begun before
+// grant nothing any more.
 func (l *leases) change(c change) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,13 +105,13 @@ func (l *leases) change(c change) (int, error) {
 	return sent, nil
 }
 
-// elementOp is a step about one element.
+// elementOp is a step for one element.
 func elementOp(v nftable.Verb, set string, e nftable.Element) nftable.Op {
 	return nftable.Op{Verb: v, Name: set, Set: *nftable.Table{Sets: sets()}.Set(set), Elements: []nftable.Element{e}}
 }
 
-// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on
-// translating to them, whatever the map says by now.
+// forgetConnections ends connections with former addresses of slots, since the kernel would continue to translate to
+// them, whatever the map says.
 func forgetConnections(ns *os.File, former []netip.Addr) error {
 	if len(former) == 0 {
 		return nil

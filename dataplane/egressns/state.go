@@ -17,8 +17,8 @@ var (
 	mark        = nftables.TypeMark
 )
 
-// layout is the table without elements, on a kernel that holds packets in this form. A set that is Exact loses at once
-// what the plan does not have: plan.keep has what a former run left.
+// layout is the table without elements, for a kernel with this form of holding. From an Exact set, unplanned elements
+// are removed even before the plan is complete; plan.keep has included those of an earlier run.
 func layout(h hold.Form) nftable.Table {
 	t := nftable.Table{Name: tableName, Counters: dropCounters, Sets: sets()}
 	for _, c := range chains(h) {
@@ -53,12 +53,12 @@ func sets() []nftable.Set {
 	}
 }
 
-// setOf is a set in the library's form.
+// setOf is a set in the form of the nftables library.
 func setOf(name string) *nftables.Set {
 	return nftable.Table{Name: tableName, Sets: sets()}.Kernel(name)
 }
 
-// number is a mark as a key or value.
+// number encodes a mark as a key or value.
 func number(n uint32) string { return string(binary.NativeEndian.AppendUint32(nil, n)) }
 
 func toNumber(b string) (uint32, bool) {
@@ -68,7 +68,7 @@ func toNumber(b string) (uint32, bool) {
 	return binary.NativeEndian.Uint32([]byte(b)), true
 }
 
-// slotKey is a slot as a key or value.
+// slotKey encodes a slot as a key or value.
 func slotKey(slot int) string { return number(markSlots | uint32(slot)) }
 
 func toSlot(b string) (int, bool) {
@@ -78,10 +78,10 @@ func toSlot(b string) (int, bool) {
 
 func bytesOf(a netip.Addr) string { return string(a.AsSlice()) }
 
-// tunnelKey is a device with the source that may come out of it.
+// tunnelKey encodes a device and the source that may come out of it.
 func tunnelKey(link string, a netip.Addr) string { return string(nftable.LinkName(link)) + bytesOf(a) }
 
-// want is the table that a checked plan asks for. link is the device of a tunnel.
+// want is the table for a checked plan. Argument link names the device of a tunnel.
 func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftable.Table {
 	t := layout(h)
 	put := t.Put
@@ -134,7 +134,7 @@ func want(p plan, link func(local, remote netip.Addr) string, h hold.Form) nftab
 	return t
 }
 
-// with is the table with the destinations, or all elements, that the kernel has.
+// with replaces the table's destinations, or with all every element, by the kernel's.
 func with(t nftable.Table, have nftable.State, all bool) nftable.Table {
 	for i := range t.Sets {
 		s := &t.Sets[i]
@@ -145,14 +145,14 @@ func with(t nftable.Table, have nftable.State, all bool) nftable.Table {
 	return t
 }
 
-// plan is a Spec that was checked and, where it is not complete, has what the kernel has besides.
+// plan is a checked Spec. If it is not complete, keep has added what the kernel has besides.
 type plan struct {
 	local4, local6 netip.Addr
 	mtu            int
 	auto           bool
 	ports          dataplane.FoUPorts
 	slots          []dataplane.GatewaySlot // sources filled in
-	clients        []client                // by address; of those of one address all but the first are also ones
+	clients        []client                // by address; all but the first of an address have also set
 	to, inside     []netip.Prefix
 	complete       bool
 }
@@ -161,11 +161,11 @@ type plan struct {
 type client struct {
 	addr netip.Addr
 	slot int
-	end  netip.Addr // our end of its tunnel
-	also bool       // it has flows by this slot, and new ones take another
+	end  netip.Addr // local end of its tunnel
+	also bool       // it has flows by this slot, but new flows take another
 }
 
-// table is where the route to the client is.
+// table is the table of the route to the client.
 func (c client) table() int {
 	if c.also {
 		return dataplane.GatewaySlotTable + c.slot

@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// table writes and reads our table in one network namespace.
+// table reads and writes this package's table in one network namespace.
 type table struct {
 	*nftable.Conn
 	hold hold.Form
@@ -25,7 +25,7 @@ func openTable(ns int) (*table, error) {
 	return &table{Conn: c, hold: hold.Native}, nil
 }
 
-// probeHold finds out how this kernel can hold packets, by chains of a table of its own that no packet meets.
+// probeHold finds the form in which this kernel can hold packets. It tries each in a table that no packet meets.
 func (t *table) probeHold() error {
 	for _, h := range hold.Forms() {
 		x := &nftables.Table{Name: tableName + "_trial", Family: nftables.TableFamilyINet}

@@ -11,8 +11,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// listen has the kernel's notifications of the namespace, and of the link's end on the host, compared with what is
-// expected.
+// listen compares the kernel's notifications about the namespace and the link's host end with the expectation.
 func (n *NS) listen() error {
 	n.listener.Log = n.log.With("egress", n.o.Egress)
 	own, host := int(n.ns.Fd()), int(n.links.host.Fd())
@@ -29,18 +28,18 @@ func (n *NS) listen() error {
 	return err
 }
 
-// expectation is what notifications are compared with. Those of our own changes are in accordance with it.
+// expectation is the wanted state for comparison with notifications. This process's own changes conform to it.
 type expectation struct {
 	mtu         int
 	uplink, end int          // indices
-	devices     map[int]bool // that routes lead to
+	devices     map[int]bool // devices of the clients' routes
 	addrs       map[netip.Addr]bool
 	clients     map[clientWay]bool
 	slots       map[slotRule]bool
 	complete    bool
 }
 
-// expect is told what is wanted from now on, before it is written.
+// expect sets the expectation before the plan is written.
 func (l *links) expect(p plan) {
 	e := expectation{mtu: p.mtu, addrs: map[netip.Addr]bool{}, clients: map[clientWay]bool{}, slots: p.slotRules(),
 		complete: p.complete}
@@ -56,7 +55,7 @@ func (l *links) expect(p plan) {
 	l.expected = e
 }
 
-// depend is told on which links all that depends.
+// depend sets the links whose removal matters.
 func (l *links) depend(s *linkState) {
 	devices := map[int]bool{}
 	for _, i := range s.clients {
@@ -67,7 +66,7 @@ func (l *links) depend(s *linkState) {
 	l.expected.uplink, l.expected.end, l.expected.devices = s.uplink.Attrs().Index, s.end.Attrs().Index, devices
 }
 
-// concerned says that a notification is about something of ours inside, and against what is expected.
+// concerned reports whether a notification inside the namespace contradicts the expectation.
 func (l *links) concerned(m netlink.Message) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,12 +99,12 @@ func (l *links) concerned(m netlink.Message) bool {
 	return false
 }
 
-// against says that something came that is not wanted, or went that is.
+// against reports whether something unwanted appeared, or something wanted disappeared.
 func (e *expectation) against(wanted, came bool) bool {
 	return wanted != came && (e.complete || wanted)
 }
 
-// asWanted says that a link is up and has the MTU.
+// asWanted reports whether a link is up and has the wanted MTU.
 func (e *expectation) asWanted(m netlink.Message) bool {
 	flags, _ := rtnl.LinkFlags(m)
 	mtu, ok := rtnl.Number(m, unix.IFLA_MTU)

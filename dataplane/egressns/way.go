@@ -7,14 +7,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// Rule is one line of the table in the namespace, for documents.
+// Rule is one rule of the namespace's table, for documents.
 type Rule struct {
-	Hook  string // of its chain, with the priority; empty for a chain that others go to
+	Hook  string // of its chain, with the priority; empty for a chain reached by goto
 	Chain string
-	Text  string // in nft's words
+	Text  string // in nft's syntax
 }
 
-// Rules are all rules, made from what is written to the kernel, in the order that a packet meets their chains.
+// Rules returns all rules as they are written to the kernel, in the order in which a packet passes their chains.
 func Rules() []Rule {
 	var out []Rule
 	for _, c := range chains(hold.Native) {
@@ -35,16 +35,16 @@ func (c chain) at() string {
 	return fmt.Sprintf("%s %d", nftable.HookName(c.hook), c.priority)
 }
 
-// Step is a station on a packet's way through the namespace.
+// Step is one station of a packet in the namespace.
 type Step struct {
-	Where string // the hook with its priority, or what else of the kernel
+	Where string // the hook with its priority, or another part of the kernel
 	Chain string // empty outside nftables
 	Text  string
-	Depth int // of a chain that was gone to
+	Depth int // number of gotos before it
 }
 
-// Way is a packet's way through the namespace: from a client to its destination, or, with back, that of the answer. It
-// has what the kernel does besides, and the rules that such a packet can meet, of IPv4.
+// Way is the path of a packet through the namespace: from a client to its destination or, with back, that of the
+// answer. It includes other steps of the kernel, and the IPv4 rules that such a packet can meet.
 func Way(back bool) []Step {
 	way := outward
 	var out []Step
@@ -80,7 +80,7 @@ func Way(back bool) []Step {
 	return out
 }
 
-// stepsOf are the rules of a chain that are for one direction, each followed by those of the chain it goes to.
+// stepsOf lists a chain's rules for one direction, each followed by those of the chain it jumps to.
 func stepsOf(name string, way direction, at string, depth int) []Step {
 	var out []Step
 	for _, c := range chains(hold.Native) {

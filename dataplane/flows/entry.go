@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/conntrack"
 )
 
-// ErrEntry is wrapped by what is said of an entry that is malformed or not of the slot.
+// ErrEntry is wrapped by errors about an entry that is malformed or not of the slot.
 var ErrEntry = errors.New("flow entry refused")
 
 // MaxEntryBytes is the size of the largest entry.
@@ -30,7 +30,7 @@ const (
 	maxScale   = 14     // RFC 7323 section 2.3
 )
 
-// Of linux/netfilter/nf_conntrack_tcp.h and others: the states an entry may have, and the flags that are carried over.
+// From linux/netfilter/nf_conntrack_tcp.h and others: the valid states of an entry, and the flags that are moved.
 const (
 	tcpStateMin   = 1 // SYN_SENT
 	tcpStateMax   = 9 // SYN_SENT2
@@ -55,7 +55,7 @@ type entry struct {
 	// The original direction. For ICMP, srcPort is the identifier and dstPort has type and code.
 	src, dst         netip.Addr
 	srcPort, dstPort uint16
-	// The translated source, to which answers go; for ICMP natPort is the identifier outside.
+	// The translated source, to which answers go; for ICMP natPort is the translated identifier.
 	nat     netip.Addr
 	natPort uint16
 
@@ -63,10 +63,10 @@ type entry struct {
 	scale   [2]uint8 // TCP: window scale, original and reply
 	flags   [2]uint8 // TCP
 	vtag    [2]uint32
-	invalid error // of a table's entry: why it cannot be moved
+	invalid error // for an entry from the kernel's table: why it cannot be moved
 }
 
-// append adds the entry in the form that goes to other nodes.
+// append appends the entry in its form for other nodes.
 func (e *entry) append(b []byte) []byte {
 	family := uint8(4)
 	if e.src.Is6() {
@@ -93,7 +93,7 @@ func (e *entry) append(b []byte) []byte {
 	return b
 }
 
-// parse reads an entry. What it returns is good in itself; whose it is, Match says.
+// parse parses and checks an entry. Match must still check whose it is.
 func parse(b []byte) (entry, error) {
 	var e entry
 	if len(b) < headBytes {
@@ -140,7 +140,7 @@ func parse(b []byte) (entry, error) {
 	return e, e.check()
 }
 
-// check says what is wrong with the entry in itself.
+// check returns an error if the entry by itself is invalid.
 func (e *entry) check() error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: "+format, append([]any{ErrEntry}, a...)...)
@@ -185,7 +185,7 @@ func (e *entry) check() error {
 	return nil
 }
 
-// answer is the ICMP type and code that answers the entry's, as the connection table pairs them.
+// answer is the ICMP type and code of the answer to the entry's, as the connection table pairs them.
 func (e *entry) answer() (uint16, bool) {
 	if (e.proto == unix.IPPROTO_ICMP) != e.src.Is4() || e.dstPort&0xff != 0 {
 		return 0, false
@@ -200,5 +200,5 @@ func (e *entry) answer() (uint16, bool) {
 	return 0, false
 }
 
-// icmp tells whether the entry has an identifier where others have ports.
+// icmp reports whether the entry has an identifier in place of ports.
 func (e *entry) icmp() bool { return e.proto == unix.IPPROTO_ICMP || e.proto == unix.IPPROTO_ICMPV6 }

@@ -9,15 +9,15 @@ import (
 	"github.com/skeinmesh/skein/dataplane/conntrack"
 )
 
-// Match says which flows are of a slot. Source4 and Source6 are where it translates to; a flow of that family must
-// answer there. Clients are whose flows they are; where it is not empty a flow must begin at one of them. An empty
-// Match has none, and a family without a source has none unless there are clients.
+// Match selects the flows of a slot. Source4 and Source6 are its translated source addresses; a flow of that family
+// must have the same. If Clients is not empty, a flow must begin at one of them. An empty Match selects nothing, and
+// a family without a source nothing unless Clients is set.
 type Match struct {
 	Source4, Source6 netip.Addr
 	Clients          []netip.Addr
 }
 
-// has says why the entry is not of the slot.
+// has returns an error if the entry is not of the slot.
 func (m Match) has(e *entry) error {
 	source := m.Source4
 	if e.src.Is6() {
@@ -34,7 +34,7 @@ func (m Match) has(e *entry) error {
 	return nil
 }
 
-// sorted is the Match for many questions.
+// sorted prepares the Match for many calls.
 func (m Match) sorted() sortedMatch {
 	m.Clients = slices.Clone(m.Clients)
 	slices.SortFunc(m.Clients, netip.Addr.Compare)
@@ -55,11 +55,11 @@ func (m sortedMatch) has(e *entry) error {
 	return one.has(e)
 }
 
-// MaxEntries bounds what one Dump returns and one Load takes.
+// MaxEntries limits the result of one Dump and the input of one Load.
 const MaxEntries = 1 << 20
 
 // Dump reads the slot's flows from the connection table of the network namespace at path; "" is the calling thread's
-// own. What cannot be moved (other protocols, destination translation, flows that are about to end) is left out.
+// own. It skips flows that cannot be moved: other protocols, destination translation, flows about to end.
 func Dump(path string, match Match) ([][]byte, error) {
 	t, err := conntrack.OpenPath(path)
 	if err != nil {
@@ -68,7 +68,7 @@ func Dump(path string, match Match) ([][]byte, error) {
 	defer t.Close()
 	m := match.sorted()
 	var out [][]byte
-	var room []byte // entries share blocks
+	var room []byte // entries share blocks of memory
 	err = t.Dump(func(f *conntrack.Flow) error {
 		e := entryOf(f)
 		if e.invalid != nil || e.check() != nil || m.has(&e) != nil {
@@ -91,9 +91,9 @@ func Dump(path string, match Match) ([][]byte, error) {
 	return out, nil
 }
 
-// Load writes entries into the connection table of the network namespace at path; "" is the calling thread's own. A
-// flow that is there already is replaced. An entry that is malformed, or not of match, is refused with ErrEntry and
-// counts as failed; err tells the first failure, and the others are loaded all the same.
+// Load writes entries into the connection table of the network namespace at path; "" is the calling thread's own. It
+// replaces existing flows. A malformed entry, or one that does not fit match, is refused with ErrEntry and counts as
+// failed; err is the first failure, and the other entries are still loaded.
 func Load(path string, match Match, entries [][]byte) (loaded, failed int, err error) {
 	if len(entries) > MaxEntries {
 		return 0, len(entries), fmt.Errorf("loading flows: %d entries, more than %d", len(entries), MaxEntries)

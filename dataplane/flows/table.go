@@ -13,7 +13,7 @@ import (
 
 var errForeign = errors.New("not a flow whose source alone is translated")
 
-// entryOf is an entry of the kernel's table. One that cannot be moved is invalid.
+// entryOf converts a flow of the kernel's table. If it cannot be moved, invalid is set.
 func entryOf(f *conntrack.Flow) entry {
 	o, reply := f.Original, f.Reply
 	e := entry{proto: o.Proto, timeout: min(f.Timeout, maxTimeout), mark: f.Mark, zone: f.Zone,
@@ -35,7 +35,7 @@ func entryOf(f *conntrack.Flow) entry {
 	return e
 }
 
-// flow is the entry as the kernel's table shall have it: liberal about windows.
+// flow converts the entry for the kernel's table: liberal about windows.
 func (e *entry) flow() conntrack.Flow {
 	f := conntrack.Flow{
 		Original: conntrack.Tuple{Proto: e.proto, Src: e.src, Dst: e.dst, SrcPort: e.srcPort, DstPort: e.dstPort},
@@ -55,8 +55,8 @@ func (e *entry) flow() conntrack.Flow {
 	return f
 }
 
-// load writes entries; of those the kernel refuses, as there is a flow with one of their two directions, what is in the
-// way is deleted first. It tells how many are written, and the first failure.
+// load writes entries. If the kernel refuses one because a flow with one of its directions exists, that flow is
+// deleted first. It returns the number written, and the first failure.
 func load(t *conntrack.Conn, entries []entry) (loaded int, first error) {
 	note := func(e *entry, errno unix.Errno) {
 		if first == nil {
@@ -103,7 +103,7 @@ func load(t *conntrack.Conn, entries []entry) (loaded int, first error) {
 	return loaded, first
 }
 
-// keys name the flows, and others that answer where they do.
+// keys identify the entries' flows, and other flows with the same reply direction.
 func keys(entries []entry) (out []conntrack.Key) {
 	for i := range entries {
 		f := entries[i].flow()

@@ -1,17 +1,17 @@
-// Package hold keeps packets of an egress slot waiting in the kernel while the slot moves to this gateway, and lets
-// them go in the order in which they came.
+// Package hold queues packets of an egress slot in the kernel while the slot moves to this gateway, and releases them
+// in order of arrival.
 //
 // A rule of the gateway's network namespace gives the packets to a queue at prerouting's raw priority, before the
-// connection table sees them. So they find the flows that are loaded while they wait. The kernel keeps the packets;
-// this process learns only their number and mark.
+// connection table. So after their release they find the flows loaded meanwhile. The kernel keeps the packets; this
+// process receives only their number and mark.
 //
-// What nobody has accepted is dropped when the queue closes, or the process ends, and so is what finds the queue full
-// (MaxPackets). What comes while nobody has the queue goes on to the rules behind: a gateway's ask whether its lease
-// runs.
+// Packets that are not accepted are dropped when the queue closes or the process ends; so are packets that find the
+// queue full (MaxPackets). While no process has the queue, packets continue to the next rules, and a gateway's check
+// the lease.
 //
-// The rule ends with the Statement of the Form that the kernel takes. Where slots that share a queue move at different
-// times, rules give packets a mark before they queue them, and Accept lets go the packets of one mark; each packet goes
-// on without its mark.
+// The rule ends with the Statement of the Form that the kernel accepts. If slots that share a queue move at different
+// times, rules mark packets before queueing, and Accept releases the packets of one mark; each packet continues
+// without its mark.
 //
 // All methods are safe for concurrent use. Needs CAP_NET_ADMIN and CAP_SYS_ADMIN. Source: DESIGN.md section 11 of the
 // project; linux/netfilter/nfnetlink_queue.h.

@@ -13,7 +13,7 @@ import (
 	"github.com/skeinmesh/skein/internal/nfnl"
 )
 
-// MaxPackets is how many packets wait at most. It is 1.6 s of 10,000 packets a second.
+// MaxPackets is the most packets that are queued: 1.6 s of 10,000 packets a second.
 const MaxPackets = 16384
 
 // Numbers of linux/netfilter/nfnetlink_queue.h and linux/netfilter.h.
@@ -41,8 +41,8 @@ const (
 )
 
 const (
-	receiveBuffer = 64 << 20 // bytes: what is told of MaxPackets packets, with the kernel's overhead of about 2 kB each
-	batch         = 256      // verdicts of one system call
+	receiveBuffer = 64 << 20 // bytes: messages about MaxPackets packets, of about 2 kB each with the kernel's overhead
+	batch         = 256      // verdicts per system call
 	quiet         = 5 * time.Millisecond
 )
 
@@ -58,7 +58,7 @@ type Queue struct {
 
 	mu      sync.Mutex
 	waiting []packet // by arrival
-	all     bool     // released
+	all     bool     // all packets are released
 	passing map[uint32]bool
 	w       nfnl.Writer
 	closed  bool
@@ -67,8 +67,8 @@ type Queue struct {
 
 type packet struct{ id, mark uint32 }
 
-// Open takes over a queue of the network namespace at path; "" is the calling thread's own. It fails when somebody else
-// has it.
+// Open takes over a queue of the network namespace at path; "" is the calling thread's own. It fails if another
+// process has the queue.
 func Open(path string, queue uint16, log *slog.Logger) (*Queue, error) {
 	c, err := nfnl.DialPath(path, receiveBuffer)
 	if err != nil {
@@ -119,7 +119,7 @@ func (q *Queue) acknowledged(seq uint32) error {
 			errno, ok := m.Err()
 			switch {
 			case !ok || m.Seq != seq:
-				q.note(m) // a packet, as soon as the queue is bound
+				q.note(m) // packets may arrive as soon as the queue is bound
 			case errno == unix.EPERM || errno == unix.EBUSY:
 				return fmt.Errorf("%w: another process has it, or this one lacks CAP_NET_ADMIN", errno)
 			case errno != 0:
@@ -131,7 +131,7 @@ func (q *Queue) acknowledged(seq uint32) error {
 	}
 }
 
-// read takes note of packets until the queue is closed.
+// read records packets until the queue is closed.
 func (q *Queue) read() {
 	defer close(q.done)
 	b := make([]byte, 1<<16)
@@ -164,7 +164,8 @@ func (q *Queue) read() {
 	}
 }
 
-// drain lets go what came before the deadline of Close and was not read by then, since this program did not run.
+// drain releases packets that arrived before the deadline of Close and were not yet read, since this process was
+// delayed.
 func (q *Queue) drain(b []byte) {
 	for q.all {
 		got, err := q.c.Waiting(b)
@@ -181,7 +182,7 @@ func (q *Queue) drain(b []byte) {
 	}
 }
 
-// note queues one packet, or adds its verdict to those that are sent next.
+// note queues one packet, or adds its verdict to the next ones sent.
 func (q *Queue) note(m nfnl.Message) {
 	if m.Type != subsystem<<8|msgPacket {
 		return
@@ -208,7 +209,7 @@ func decode(attributes []byte) (p packet, ok bool) {
 	return p, ok
 }
 
-// pass adds the verdict that lets a packet go, without its mark.
+// pass adds the verdict that releases a packet, without its mark.
 func (q *Queue) pass(p packet) {
 	q.w.Begin(subsystem, msgVerdict, 0, 0, unix.AF_UNSPEC, q.queue)
 	var v [8]byte
@@ -233,15 +234,14 @@ func (q *Queue) flush() error {
 	return nil
 }
 
-// Waiting is how many packets wait.
+// Waiting is the number of queued packets.
 func (q *Queue) Waiting() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting)
 }
 
-// Release lets all packets go in the order in which they came, and those that come later at once. It tells how many
-// waited.
+// Release releases all packets in order of arrival, and later ones at once. It returns how many were queued.
 func (q *Queue) Release() (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -249,7 +249,7 @@ func (q *Queue) Release() (n int, err error) {
 	return q.release(func(packet) bool { return true })
 }
 
-// Accept is Release for the packets with a mark.
+// Accept is Release for the packets with one mark.
 func (q *Queue) Accept(mark uint32) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -257,7 +257,7 @@ func (q *Queue) Accept(mark uint32) (n int, err error) {
 	return q.release(func(p packet) bool { return p.mark == mark })
 }
 
-// Keep takes back Accept: packets with the mark that come from now on wait.
+// Keep reverts Accept: packets with the mark that arrive from now on are queued.
 func (q *Queue) Keep(mark uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -284,8 +284,8 @@ func (q *Queue) release(goes func(packet) bool) (n int, err error) {
 	return n, errors.Join(append(errs, q.flush(), q.broken)...)
 }
 
-// Close ends the queue. Packets that wait are dropped. After Release it lets go what is still coming, until nothing
-// has come for 5 ms: the rule must be gone by then.
+// Close closes the queue and drops queued packets. After Release it continues to release arriving packets until none
+// has arrived for 5 ms; the rule must have been removed before.
 func (q *Queue) Close() error {
 	q.mu.Lock()
 	if q.closed {
@@ -301,7 +301,7 @@ func (q *Queue) Close() error {
 		_ = q.c.Deadline(time.Now().Add(quiet))
 		select {
 		case <-q.done:
-		case <-time.After(time.Second): // the rule is still there: what it sends is dropped from here on
+		case <-time.After(time.Second): // the rule still exists: its packets are dropped from here on
 		}
 	}
 	err := q.c.Close()

@@ -7,21 +7,22 @@ import (
 	"github.com/google/nftables/xt"
 )
 
-// Form is how a rule of nftables gives packets to a queue. A kernel that does not take a form refuses the transaction.
+// Form is how a rule of nftables gives packets to a queue. A kernel without support for a form refuses the
+// transaction.
 type Form string
 
-// Native is nftables' own statement. Target is the statement of iptables inside a rule of nftables, for kernels that
-// are built without the first (NFT_QUEUE) but with NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE.
+// Native is nftables' own statement. Target is iptables' target inside a rule of nftables, for kernels built without
+// NFT_QUEUE but with NFT_COMPAT and NETFILTER_XT_TARGET_NFQUEUE.
 const (
 	Native Form = "queue"
 	Target Form = "target"
 )
 
-// Forms are all, the one to be tried first in front.
+// Forms lists all forms in the order in which to try them.
 func Forms() []Form { return []Form{Native, Target} }
 
-// Statement is the last expression of a rule that gives packets to a queue, and lets them go on to the next rule when
-// nobody has it.
+// Statement is the last expression of a rule that gives packets to a queue. While no process has the queue, packets
+// continue to the next rule.
 func (f Form) Statement(queue uint16) expr.Any {
 	if f == Native {
 		return &expr.Queue{Num: queue, Total: 1, Flag: expr.QueueFlagBypass}

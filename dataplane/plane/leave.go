@@ -18,9 +18,9 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Leave removes what an agent has left under former numbers and does not have under its present ones, those of the
-// options. It is for an agent whose data plane stands under the present ones and whose pods podnet.Move has moved: then
-// packets find their way before and after. What is not there is no error.
+// Leave removes what an agent has left under former numbers and does not use under its present ones, those of the
+// options. Precondition: the data plane works under the present numbers, and podnet.Move has moved the pods, so that
+// packets are routed throughout. Missing objects are no error.
 func Leave(ctx context.Context, o Options, former dataplane.Numbers) error {
 	o = o.filled()
 	return o.aside(ctx, func() error { return leave(o, former.Filled()) })
@@ -40,8 +40,7 @@ func leave(o Options, former dataplane.Numbers) error {
 	for _, link := range links {
 		l.links[link.Attrs().Index] = link
 	}
-	// What marks packets goes first, then the rules that lead them and all others away from the tables, then the
-	// tables.
+	// First the tables that mark packets, then the rules that send packets to the routing tables, then the routes.
 	errs := []error{l.nftTables()}
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
 		errs = append(errs, l.family(f))
@@ -124,8 +123,8 @@ func (l leaving) family(f int) error {
 	return errors.Join(errs...)
 }
 
-// isOurs tells a route from one that Coil has made in the tables of pods, with the same protocol: Coil's lead to its
-// own pods, whose links have no alias of ours.
+// isOurs distinguishes skein's routes from those that Coil has made in the tables of pods with the same protocol:
+// Coil's lead to its own pods, whose links do not have skein's alias.
 func (l leaving) isOurs(r netlink.Route) bool {
 	if r.Table != l.former.PodTable() && r.Table != l.former.ExportTable() || r.Type == unix.RTN_UNREACHABLE ||
 		r.Type == unix.RTN_THROW {
@@ -140,7 +139,7 @@ func (l leaving) isOurs(r netlink.Route) bool {
 	return pod || name == l.former.Link || name == l.now.Link
 }
 
-// ownLinks removes the tunnel's links; that of plain peers ends with its process.
+// ownLinks removes the tunnel's links; the link of plain peers ends with its process.
 func (l leaving) ownLinks() error {
 	var errs []error
 	if name := l.former.Link; !slices.Contains(l.now.Links(), name) {

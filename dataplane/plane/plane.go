@@ -23,7 +23,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/wireguard"
 )
 
-// statusEvery is how often peers are read to see what no notification tells.
+// statusEvery is the interval of reading peers, whose changes cause no notification.
 const statusEvery = 600 * time.Millisecond
 
 // ErrClosed is returned by every method after Close.
@@ -31,22 +31,22 @@ var ErrClosed = errors.New("the data plane is closed")
 
 // Options of Open and Purge.
 type Options struct {
-	Numbers dataplane.Numbers // what the plane holds; the zero value: the default ones
+	Numbers dataplane.Numbers // numbers that the plane uses; the zero value: the defaults
 	Driver  string            // auto, kernel or userspace
 	MTU     int               // of a new TUN link until the first Spec; dataplane.MTU if 0
 	Log     *slog.Logger
-	// OnDrift is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was repaired.
-	// It runs on the runner's goroutine: it must not block, nor call the plane.
+	// OnDrift is called after a repaired change of another program to a subsystem (wireguard, nft, route, hop). It runs
+	// on the runner's goroutine: it must not block or call the plane.
 	OnDrift func(subsystem string)
-	// OnBroken is told that such a change could not be repaired at once. It is tried again; the next Apply says why it
-	// fails. It must not block either.
+	// OnBroken is called when such a change could not be repaired at once. The repair is retried; the next Apply
+	// returns the error. It must not block or call the plane.
 	OnBroken func(subsystem string)
 	// Namespace to work in; nil: the process's own.
 	Namespace *netns.NsHandle
 }
 
-// Subsystems are the names of all reconcilers, as OnDrift, OnBroken and Report have them. The bits of touched are in
-// the same order.
+// Subsystems are the names of all reconcilers, as in OnDrift, OnBroken and Report. The bits of touched have the same
+// order.
 var Subsystems = []string{"wireguard", "route", "hop", "nft"}
 
 // subsystem is one reconciler.
@@ -69,28 +69,28 @@ type Plane struct {
 
 	// Owned by the runner's goroutine.
 	wg         *wireguard.Reconciler
-	nft        *nft.Reconciler    // nil: this host has no nftables
-	hop        *hopnet.Reconciler // nil: this host cannot have it
-	parts      []*part            // in the order in which they are written
+	nft        *nft.Reconciler    // nil: nftables is not available
+	hop        *hopnet.Reconciler // nil: not available
+	parts      []*part            // in the order of writing
 	route      *reconcile.Target
 	spec       *dataplane.Spec
 	lastStatus time.Time
-	device     <-chan struct{} // that somebody waits for
+	device     <-chan struct{} // the device whose end a goroutine awaits
 
 	listener rtnl.Listener
 	helpers  sync.WaitGroup
-	pods     atomic.Pointer[podSet] // of the Spec, for the listener
+	pods     atomic.Pointer[podSet] // of the Spec, for the notifications
 }
 
-// part is a subsystem with what the runner knows of it.
+// part is a subsystem with its target in the runner.
 type part struct {
 	subsystem
 	target *reconcile.Target
 	bit    touched
-	notes  []string // of the last look
+	notes  []string // of the last reconciliation
 }
 
-// Open creates or adopts the link and starts to watch. Nothing else is written before the first Apply.
+// Open creates or adopts the link and begins to watch. It writes nothing else before the first Apply.
 func Open(ctx context.Context, o Options) (*Plane, error) {
 	run, end := context.WithCancel(context.Background())
 	p := &Plane{opts: o.filled(), end: end, done: make(chan struct{})}
@@ -120,25 +120,25 @@ func (o Options) filled() Options {
 	return o
 }
 
-// Driver is kernel or userspace: which one runs.
+// Driver is the WireGuard driver in use: kernel or userspace.
 func (p *Plane) Driver() string { return p.driver }
 
-// Apply makes the kernel what the Spec says. Every subsystem is tried; the error joins theirs, and they
-// are tried again by themselves until they succeed or another Spec comes.
+// Apply brings the kernel to the Spec. Every subsystem is tried, and the error joins theirs. Failed subsystems are
+// retried until they succeed or another Spec is applied.
 func (p *Plane) Apply(ctx context.Context, s dataplane.Spec) (r dataplane.Report, err error) {
 	s.Numbers = p.opts.Numbers
 	doErr := p.do(ctx, func() { r, err = p.apply(s) })
 	return r, errors.Join(doErr, err)
 }
 
-// Peers reads what the device knows of its peers, sorted by key.
+// Peers reads the peers' status from the device, sorted by key.
 func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err error) {
 	doErr := p.do(ctx, func() { peers, err = p.status() })
 	return peers, errors.Join(doErr, err)
 }
 
-// Hops counts the packets that travelled inside others, and those that were dropped, since the device was opened. With
-// kernel WireGuard it knows the latter since the guards were made, and not all of them.
+// Hops counts packets that travelled inside others, and dropped ones, since the device was opened. With kernel
+// WireGuard the dropped ones are counted since the guards were made, and only in part.
 func (p *Plane) Hops(ctx context.Context) (c hop.Counts, err error) {
 	doErr := p.do(ctx, func() {
 		if c = p.wg.HopCounts(); p.hop != nil && p.driver == wireguard.Kernel {
@@ -148,7 +148,7 @@ func (p *Plane) Hops(ctx context.Context) (c hop.Counts, err error) {
 	return c, errors.Join(doErr, err)
 }
 
-// Rewrites reads the port rewrites that the kernel has, of a former run too.
+// Rewrites reads the port rewrites in the kernel, including those of an earlier run.
 func (p *Plane) Rewrites(ctx context.Context) (rs []dataplane.PortRewrite, err error) {
 	doErr := p.do(ctx, func() {
 		if p.nft != nil {
@@ -158,7 +158,7 @@ func (p *Plane) Rewrites(ctx context.Context) (rs []dataplane.PortRewrite, err e
 	return rs, errors.Join(doErr, err)
 }
 
-// Diff tells line by line what Apply of this Spec would change, from a fresh read of the kernel.
+// Diff lists line by line what Apply of this Spec would change, from a fresh read of the kernel.
 func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err error) {
 	s.Numbers = p.opts.Numbers
 	doErr := p.do(ctx, func() {
@@ -173,15 +173,15 @@ func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err
 	return lines, errors.Join(doErr, err)
 }
 
-// Close stops repair and lets go of the kernel, leaving everything in place. A userspace device ends
-// with it, and the table of the tunnel then refuses what was to enter the tunnel.
+// Close stops repairs and leaves the kernel's state in place. A userspace device ends with it; the tunnel's routing
+// table then rejects packets that would have entered the tunnel.
 func (p *Plane) Close() error {
 	p.end()
 	<-p.done
 	return nil
 }
 
-// do runs f, which is bounded since it only talks to the kernel, on the runner's goroutine.
+// do runs f on the runner's goroutine. f only talks to the kernel, so its duration is limited.
 func (p *Plane) do(ctx context.Context, f func()) error {
 	err := p.runner.Do(ctx, f)
 	if errors.Is(err, reconcile.ErrEnded) {
@@ -190,7 +190,7 @@ func (p *Plane) do(ctx context.Context, f func()) error {
 	return err
 }
 
-// enter locks the calling goroutine to a thread in the wanted namespace. The thread is not given back.
+// enter locks the calling goroutine to a thread in the given namespace. The thread is not reused afterwards.
 func enter(ns *netns.NsHandle) error {
 	if ns == nil {
 		return nil
@@ -240,7 +240,7 @@ func (p *Plane) open() (err error) {
 	return nil
 }
 
-// broken stands for a subsystem that this host has not, so that the others work all the same.
+// broken replaces a subsystem that is not available on this host, so that the others still work.
 type broken struct {
 	name string
 	err  error
@@ -253,7 +253,7 @@ func (b broken) Diff(dataplane.Spec) ([]string, error)           { return nil, b
 func (b broken) Forget()                                         {}
 func (b broken) Close() error                                    { return nil }
 
-// add makes a part of a subsystem.
+// add makes a subsystem a part.
 func (p *Plane) add(s subsystem) {
 	x := &part{subsystem: s, bit: 1 << slices.Index(Subsystems, s.Name())}
 	x.target = &reconcile.Target{Name: s.Name(), Reconcile: func(ctx context.Context, c reconcile.Cause) reconcile.Result {

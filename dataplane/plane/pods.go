@@ -11,8 +11,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// podSet is what the Spec says of pods, for a watcher to look things up in. What podnet and we do ourselves concerns
-// what the Spec has not yet, or no longer: so it is told from what others do to what the Spec has.
+// podSet is the Spec's information about pods, for comparison with notifications. Changes by podnet and this process
+// concern objects that the Spec does not have yet or no longer has. So a change of an object in the Spec was made by
+// another program.
 type podSet struct {
 	links map[string]bool
 	dsts  map[netip.Prefix]bool // blocks and single addresses
@@ -36,8 +37,8 @@ func newPodSet(p dataplane.Pods) *podSet {
 	return s
 }
 
-// lost reports whether a notification says that a route or rule of the Spec's pods was deleted or replaced, or that
-// a pod's link has come up, whose routes the kernel deleted without a word when it went down.
+// lost reports whether a notification says that a route or rule of the Spec's pods was deleted or replaced, or that a
+// pod's link has come up again: the kernel deleted its routes without notification when it went down.
 func (s *podSet) lost(m netlink.Message, n dataplane.Numbers) bool {
 	if s == nil || len(s.dsts) == 0 {
 		return false

@@ -29,7 +29,7 @@ func (p *Plane) run(ctx context.Context, started chan<- error) {
 	p.runner = reconcile.New(reconcile.Options{Log: p.opts.Log, Told: p.told}, targets...)
 	p.listen()
 	p.awaitDevice(ctx)
-	if p.driver == wireguard.Kernel { // a userspace device is inside this process, and nobody else can reach it
+	if p.driver == wireguard.Kernel { // other programs cannot reach a userspace device, which is inside this process
 		p.helpers.Go(func() { p.readPeers(ctx) })
 	}
 	started <- nil
@@ -55,14 +55,14 @@ func (p *Plane) reconcile(ctx context.Context, x *part, c reconcile.Cause) (r re
 	r.Writes, x.notes, r.Err = act(*p.spec)
 	if x.bit == ofWireGuard {
 		p.awaitDevice(ctx)
-		if r.Writes > 0 && c&reconcile.Wanted == 0 { // the link may be a new one
+		if r.Writes > 0 && c&reconcile.Wanted == 0 { // the link may be new
 			p.runner.Mark(reconcile.Changed|reconcile.Wanted, p.route)
 		}
 	}
 	return r
 }
 
-// told hears what became of a look at a part.
+// told reports the outcome of a reconciliation.
 func (p *Plane) told(t *reconcile.Target, o reconcile.Outcome) {
 	switch {
 	case o.Repaired:
@@ -72,9 +72,9 @@ func (p *Plane) told(t *reconcile.Target, o reconcile.Outcome) {
 	}
 }
 
-// mark notes that somebody may have changed subsystems.
+// mark records that other programs may have changed subsystems.
 func (p *Plane) mark(t touched) {
-	if t&ofRoute != 0 { // with the tunnel's addresses the ways go that have them as sources
+	if t&ofRoute != 0 { // routes of hops use the tunnel's addresses as sources, and vanish with them
 		t |= ofHop
 	}
 	for _, x := range p.parts {
@@ -84,7 +84,7 @@ func (p *Plane) mark(t touched) {
 	}
 }
 
-// readPeers looks for changes of peers that others make, of which the kernel gives no notification.
+// readPeers checks regularly for changes of peers by other programs, which cause no notification.
 func (p *Plane) readPeers(ctx context.Context) {
 	tick := time.NewTicker(statusEvery)
 	defer tick.Stop()
@@ -98,7 +98,7 @@ func (p *Plane) readPeers(ctx context.Context) {
 	}
 }
 
-// awaitDevice has the device looked at when it dies.
+// awaitDevice requests a reconciliation when the device ends.
 func (p *Plane) awaitDevice(ctx context.Context) {
 	died := p.wg.Done()
 	if died == nil || died == p.device {
@@ -131,7 +131,7 @@ func (p *Plane) apply(s dataplane.Spec) (dataplane.Report, error) {
 	return r, errors.Join(errs...)
 }
 
-// status reads the peers, and marks the device when somebody changed it.
+// status reads the peers, and marks the device if another program has changed it.
 func (p *Plane) status() ([]dataplane.PeerStatus, error) {
 	p.lastStatus = time.Now()
 	peers, changed, err := p.wg.Status()
@@ -139,12 +139,12 @@ func (p *Plane) status() ([]dataplane.PeerStatus, error) {
 		p.mark(ofWireGuard)
 	}
 	if errors.Is(err, wireguard.ErrGone) {
-		return nil, nil // being opened again: no peers for now
+		return nil, nil // the device is being reopened: no peers for now
 	}
 	return peers, err
 }
 
-// checkPeers looks for foreign changes of peers, if nobody has read them lately.
+// checkPeers checks for changes of peers by other programs, unless the peers were read recently.
 func (p *Plane) checkPeers() {
 	if p.spec == nil || time.Since(p.lastStatus) < statusEvery/2 {
 		return
@@ -154,14 +154,14 @@ func (p *Plane) checkPeers() {
 	}
 }
 
-// Purge removes everything of ours and nothing else: links, also those of pods, table, rules and routes. What is not
-// there is no error.
+// Purge removes everything of skein and nothing else: links including those of pods, tables, rules and routes.
+// Missing objects are no error.
 func Purge(ctx context.Context, o Options) error {
 	o = o.filled()
 	return o.aside(ctx, func() error { return purge(o) })
 }
 
-// aside runs f in the options' network namespace, and waits for it no longer than until ctx ends.
+// aside runs f in the options' network namespace, and returns at the latest when ctx ends.
 func (o Options) aside(ctx context.Context, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -181,7 +181,7 @@ func (o Options) aside(ctx context.Context, f func() error) error {
 
 func purge(o Options) error {
 	var errs []error
-	// First what leads packets to the tunnel, so that none finds it missing.
+	// First the tables that mark packets for the tunnel, so that none is sent to a missing tunnel.
 	if n, err := nft.NewReconciler(o.Numbers); err != nil {
 		errs = append(errs, err)
 	} else {
@@ -193,7 +193,7 @@ func purge(o Options) error {
 	} else {
 		errs = append(errs, r.Purge(), r.Close())
 	}
-	errs = append(errs, podnet.Purge(o.Numbers.PodTable())) // their host routes hold the rule
+	errs = append(errs, podnet.Purge(o.Numbers.PodTable())) // first, since the pods' host routes keep the rule
 	if r, err := route.NewReconciler(o.Numbers.Link, o.Numbers); err != nil {
 		errs = append(errs, err)
 	} else {

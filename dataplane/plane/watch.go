@@ -10,7 +10,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// touched says which subsystems a notification concerns: a bit for each, in the order of Subsystems.
+// touched is the set of subsystems that a notification concerns: one bit each, in the order of Subsystems.
 type touched uint8
 
 const (
@@ -21,7 +21,7 @@ const (
 	everything = ^touched(0)
 )
 
-// listen subscribes in the calling thread's network namespace. What cannot be heard of is found by the resync.
+// listen subscribes in the calling thread's network namespace. The resync finds changes without notification.
 func (p *Plane) listen() {
 	links := &linkFilter{n: p.opts.Numbers, pods: p.pods.Load}
 	for name, index := range map[string]*int{p.opts.Numbers.Link: &links.index, p.opts.Numbers.HopLink: &links.hop} {
@@ -48,7 +48,7 @@ func (p *Plane) listen() {
 	}
 }
 
-// hear marks what notifications are about.
+// hear marks the subsystems that notifications concern.
 func (p *Plane) hear(classify func(netlink.Message) touched) rtnl.Hear {
 	return func(ms []netlink.Message, err error) {
 		if err != nil {
@@ -65,7 +65,8 @@ func (p *Plane) hear(classify func(netlink.Message) touched) rtnl.Hear {
 	}
 }
 
-// classifyNft looks for changes of our tables by others than ourselves, who write to each under an address of its own.
+// classifyNft recognises changes of skein's tables by other programs. This process writes each table from its own
+// address.
 func classifyNft(m netlink.Message, n dataplane.Numbers, own, ownHops uint32) (t touched) {
 	switch {
 	case nftable.Concerns(m, n.NftTable, own):
@@ -76,12 +77,12 @@ func classifyNft(m netlink.Message, n dataplane.Numbers, own, ownHops uint32) (t
 	return 0
 }
 
-// linkFilter looks for changes of our link, its addresses, our rules and our tables. Our own changes
-// cannot be told apart, but for those of pods; reading back is cheap.
+// linkFilter recognises changes of skein's link, its addresses, rules and routing tables. Except for pods, it cannot
+// distinguish this process's own changes; rereading is cheap.
 type linkFilter struct {
 	n     dataplane.Numbers
-	index int            // of the link, follows its notifications
-	hop   int            // the same of the link for hops
+	index int            // of the link, updated by notifications
+	hop   int            // of the hops' link, likewise
 	pods  func() *podSet // nil: none
 }
 
@@ -113,7 +114,7 @@ func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
 			return ofRoute | ofWireGuard
 		}
 		return ofRoute
-	case index != 0 && index == f.index: // its address or setting
+	case index != 0 && index == f.index: // its address or setting changed
 		return ofRoute
 	case rtnl.IsSetting(m) && index != 0 && index == f.hop:
 		return ofHop

@@ -15,14 +15,14 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Add makes the link of a pod with its addresses and routes. A host or a namespace with IPv6 disabled gets IPv4 only,
-// and ErrNoIPv6 when there is none. After an error nothing of it is left.
+// Add makes the link of a pod with its addresses and routes. If IPv6 is disabled on the host or in the namespace, it
+// adds only IPv4, or returns ErrNoIPv6 if the pod has no IPv4 address. After an error nothing remains.
 func Add(a Attachment) (Link, error) {
 	l, _, err := add(a)
 	return l, err
 }
 
-// add also tells how many messages went to the kernel.
+// add also returns the number of messages sent to the kernel.
 func add(a Attachment) (out Link, messages int, err error) {
 	if err := a.validate(); err != nil {
 		return Link{}, 0, fmt.Errorf("%s: %w", a.who(), err)
@@ -52,12 +52,12 @@ func add(a Attachment) (out Link, messages int, err error) {
 	return out, host.sent + pod.sent, err
 }
 
-// work is one Add on its way.
+// work is the state of one Add.
 type work struct {
 	Attachment
 	host, pod *conn
 	hostEnd   link
-	alias     string // of the host's end where it is no pod's
+	alias     string // of the host's end, if it is not a pod's
 }
 
 func (w *work) do(netns int) (out Link, err error) {
@@ -80,7 +80,7 @@ func (w *work) do(netns int) (out Link, err error) {
 	if err := w.setUpPod(); err != nil {
 		return Link{}, err
 	}
-	if err := w.leadHere(); err != nil { // last: now the pod can answer
+	if err := w.leadHere(); err != nil { // last, since the pod can answer only now
 		return Link{}, err
 	}
 	w.awaitFirstPacket()
@@ -90,7 +90,7 @@ func (w *work) do(netns int) (out Link, err error) {
 	return out, nil
 }
 
-// leadHere adds the host's routes. One may be there already: who puts back routes that others delete can be faster.
+// leadHere adds the host's routes. The repair of the data plane may have added one already, from the link's alias.
 func (w *work) leadHere() error {
 	missing := w.addresses()
 	for {
@@ -119,11 +119,11 @@ func (w *work) leadHere() error {
 	}
 }
 
-// awaitFirstPacket waits for what the kernel does a little later, so that no first packet is lost. The host's end came
-// up without a carrier, and drops what it is given until the link watcher has run (since Linux 6.8 the reading itself
-// sees to that). An IPv6 address is listened to only once the worker that would look for duplicates has run.
+// awaitFirstPacket waits for delayed work of the kernel, so that no first packet is lost. The host's end came up
+// without a carrier and drops packets until the link watcher has run (since Linux 6.8 reading the link triggers
+// that). An IPv6 address receives packets only after the worker for duplicate detection has run.
 func (w *work) awaitFirstPacket() {
-	const limit = time.Second // all that can be lost by going on is a packet
+	const limit = time.Second // after that at most a packet is lost
 	deadline := time.Now().Add(limit)
 	w.host.await(deadline, getLinkAt(w.hostEnd.index), func(m netlink.Message) bool {
 		l, ok := decodeLink(m)
@@ -140,9 +140,9 @@ func (w *work) awaitFirstPacket() {
 	w.pod.await(deadline, getRoute(w.IPv6, 0), local)
 }
 
-// makePair makes both ends and reads the host's.
+// makePair makes both ends and reads the state of the host's.
 func (w *work) makePair(out Link, netns int) error {
-	// An alias from the first moment on: Scan and Purge know the link should we end here.
+	// The alias is set first, so that Scan and Purge recognise the link if this process ends now.
 	alias := w.Alias()
 	if w.alias != "" {
 		alias = w.alias
@@ -166,7 +166,7 @@ func (w *work) makePair(out Link, netns int) error {
 	return nil
 }
 
-// explainPair says which of the two names exists.
+// explainPair finds out which of the two names exists.
 func (w *work) explainPair(host string, err error) error {
 	switch {
 	case errors.Is(err, unix.EEXIST):
@@ -180,7 +180,7 @@ func (w *work) explainPair(host string, err error) error {
 	return err
 }
 
-// hostIPv6 readies the host and its end for the pod's IPv6 address, which is dropped where the host has none.
+// hostIPv6 prepares the host and its end for the pod's IPv6 address, or drops the address if IPv6 is disabled.
 func (w *work) hostIPv6() error {
 	if !w.IPv6.IsValid() {
 		return nil
@@ -194,7 +194,7 @@ func (w *work) hostIPv6() error {
 	if w.hostEnd.acceptRA == 0 {
 		return nil
 	}
-	return writeSetting(w.hostEnd.name, "accept_ra", "0") // or a pod could give the host routes
+	return writeSetting(w.hostEnd.name, "accept_ra", "0") // otherwise a pod could give the host routes
 }
 
 func (w *work) dropIPv6(where string) error {
@@ -205,7 +205,7 @@ func (w *work) dropIPv6(where string) error {
 	return nil
 }
 
-// setUpHost gives the host's end its addresses. It is up before the pod's end, which has a carrier at once by that.
+// setUpHost sets up the host's end, before the pod's end, so that the latter has a carrier at once.
 func (w *work) setUpHost() error {
 	i := w.hostEnd.index
 	four, six := Gateways()
@@ -268,7 +268,7 @@ func (w *work) addresses() []netip.Addr {
 	return out
 }
 
-// newMAC is a random address of the kind that no maker of hardware gives.
+// newMAC returns a random locally administered address.
 func newMAC() net.HardwareAddr {
 	m := make(net.HardwareAddr, 6)
 	_, _ = rand.Read(m)

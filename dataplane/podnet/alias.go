@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// An alias says whose a link is: version (with @ and the table of the host's routes to the pod behind it, where that is
-// not the default one: so agents that share a namespace tell their pods apart), container ID, interface, IPv4, IPv6,
-// namespace, pod, with - for what there is not. It says the addresses too, so that none is given again because its
-// route was lost.
+// The alias identifies a link's pod: version (followed by @ and the table of the host's routes to the pod, unless
+// that is the default, so that agents sharing a namespace can distinguish their pods), container ID, interface, IPv4,
+// IPv6, namespace, pod, with - for missing values. It includes the addresses, so that none is assigned again because
+// its route was lost.
 const (
 	aliasVersion = "skein/1"
 	aliasMax     = 255 // bytes, the kernel's
 	aliasNone    = "-"
-	aliasCut     = "~" // ends a pod's name that was too long
+	aliasCut     = "~" // marks a truncated pod name
 	aliasTable   = "@"
 )
 
@@ -23,7 +23,7 @@ func (a Attachment) Has(addr netip.Addr) bool {
 	return addr.IsValid() && (addr == a.IPv4 || addr == a.IPv6)
 }
 
-// Alias is the alias of its link as the kernel keeps it, at most 255 bytes.
+// Alias is the alias of the attachment's link, at most 255 bytes.
 func (a Attachment) Alias() string {
 	version := aliasVersion
 	if a.Table != 0 && a.Table != defaultTable {
@@ -48,7 +48,7 @@ func (a Attachment) Alias() string {
 	return s
 }
 
-// ParseAlias reads the alias of a link of ours; ok is false for any other.
+// ParseAlias parses the alias of a link of this package; ok is false for any other.
 func ParseAlias(s string) (a Attachment, ok bool) {
 	words := strings.Split(s, " ")
 	table, ok := parseVersion(words[0])
@@ -78,7 +78,7 @@ func ParseAlias(s string) (a Attachment, ok bool) {
 	return a, true
 }
 
-// parseVersion reads an alias's first word: the table, 0 for the default one.
+// parseVersion parses the first word of an alias; table is 0 for the default.
 func parseVersion(s string) (table int, ok bool) {
 	version, number, other := strings.Cut(s, aliasTable)
 	if !other {
@@ -92,8 +92,8 @@ func parseVersion(s string) (table int, ok bool) {
 // of reports whether the pod's routes are in a table; 0 is the default one.
 func (a Attachment) of(table int) bool { return tableOr(a.Table) == tableOr(table) }
 
-// ParseCoilAlias reads the alias that Coil v2 gives the host's end of a pod's link: pool, container ID and interface.
-// Its addresses are in its routes.
+// ParseCoilAlias parses the alias of the host's end of a pod's link made by Coil v2: pool, container ID and
+// interface. The addresses are only in its routes.
 func ParseCoilAlias(s string) (a Attachment, ok bool) {
 	words := strings.Split(s, ":")
 	if len(words) != 4 || words[0] != "COIL" {

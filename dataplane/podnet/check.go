@@ -12,10 +12,10 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// ErrDiffers says that the kernel has not what the attachment says.
+// ErrDiffers: the kernel's state differs from the attachment.
 var ErrDiffers = errors.New("is not as it was made")
 
-// Check compares an attachment with the kernel. The error is ErrDiffers and lists everything that is wrong.
+// Check compares an attachment with the kernel. The error is ErrDiffers and lists all differences.
 func Check(a Attachment) error {
 	if err := a.validate(); err != nil {
 		return fmt.Errorf("%s: %w", a.who(), err)
@@ -30,12 +30,12 @@ func Check(a Attachment) error {
 	return nil
 }
 
-// view is both ends as the kernel has them.
+// view is the kernel's state of both ends.
 type view struct {
 	host, pod             link
 	hasHost, hasPod       bool
 	hostAddrs, podAddrs   []netip.Prefix
-	podRoutes, hostRoutes []route // of the main table inside, of the table of pods outside
+	podRoutes, hostRoutes []route // of the main table in the pod, of the table of pods on the host
 	loUp                  bool
 	hostForwards          bool // IPv6
 }
@@ -94,7 +94,7 @@ func (v *view) readPod(pod *conn, ifname string) (err error) {
 	return err
 }
 
-// addresses reads those of one link.
+// addresses reads the addresses of one link.
 func (c *conn) addresses(index int) ([]netip.Prefix, error) {
 	ms, err := c.dump(dumpAddresses(index))
 	if err != nil {
@@ -102,14 +102,14 @@ func (c *conn) addresses(index int) ([]netip.Prefix, error) {
 	}
 	var out []netip.Prefix
 	for _, m := range ms {
-		if a, ok := decodeAddress(m); ok && a.index == index { // old kernels send those of every link
+		if a, ok := decodeAddress(m); ok && a.index == index { // old kernels return those of every link
 			out = append(out, a.prefix)
 		}
 	}
 	return out, nil
 }
 
-// differences lists what is wrong, the host's side first.
+// differences lists all differences, the host's side first.
 func differences(a Attachment, v view) []string {
 	var out []string
 	say := func(bad bool, format string, args ...any) bool {
@@ -121,7 +121,7 @@ func differences(a Attachment, v view) []string {
 	name := HostLink(a.Key)
 	want := []netip.Addr{a.IPv4}
 	lacking := v.hasHost && !v.host.ipv6 || v.hasPod && !v.pod.ipv6
-	if !a.IPv4.IsValid() || !lacking { // else Add made IPv4 only
+	if !a.IPv4.IsValid() || !lacking { // otherwise Add made only IPv4
 		want = append(want, a.IPv6)
 	}
 	want = slices.DeleteFunc(want, func(a netip.Addr) bool { return !a.IsValid() })

@@ -20,8 +20,8 @@ type conn struct {
 	sent int // messages
 }
 
-// dial opens a socket in the namespace, or in the calling thread's own for nil. Only the socket is made inside, on a
-// locked thread that comes back at once.
+// dial opens a socket in the namespace; nil: the calling thread's. Only the socket's creation happens inside, on a
+// locked thread that returns to its own namespace at once.
 func dial(ns *os.File) (*conn, error) {
 	cfg := &netlink.Config{}
 	if ns != nil {
@@ -34,15 +34,15 @@ func dial(ns *os.File) (*conn, error) {
 	case err != nil:
 		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
 	}
-	_ = c.SetOption(netlink.ExtendedAcknowledge, true) // old kernels have not these two
+	_ = c.SetOption(netlink.ExtendedAcknowledge, true) // old kernels lack these two options
 	_ = c.SetOption(netlink.GetStrictCheck, true)
 	return &conn{c: c}, nil
 }
 
 func (c *conn) close() { _ = c.c.Close() }
 
-// do sends all requests in one system call and returns the answers to each. The kernel works on those behind one that
-// failed as well; the first error is returned.
+// do sends all requests in one system call and returns the answers to each. The kernel also executes the requests
+// after a failed one; the error is the first one.
 func (c *conn) do(reqs ...request) ([][]netlink.Message, error) {
 	msgs := make([]netlink.Message, len(reqs))
 	for i, r := range reqs {
@@ -68,10 +68,10 @@ func (c *conn) do(reqs ...request) ([][]netlink.Message, error) {
 	return answers, first
 }
 
-// await asks until the answer is as it should be, or the deadline is over.
+// await repeats the request until the answer satisfies ok or the deadline has passed.
 func (c *conn) await(deadline time.Time, r request, ok func(netlink.Message) bool) {
 	const first, last = 500 * time.Microsecond, 16 * time.Millisecond
-	for pause := first; ; pause = min(2*pause, last) { // each question takes the lock that the kernel's worker waits for
+	for pause := first; ; pause = min(2*pause, last) { // each request takes the lock that the worker needs
 		answers, err := c.do(r)
 		if err == nil && len(answers[0]) == 1 && ok(answers[0][0]) || time.Now().After(deadline) {
 			return
@@ -80,7 +80,7 @@ func (c *conn) await(deadline time.Time, r request, ok func(netlink.Message) boo
 	}
 }
 
-// dump asks until the kernel says that nothing changed between the parts of its answer.
+// dump repeats the request until the kernel reports that nothing changed during its answer.
 func (c *conn) dump(r request) ([]netlink.Message, error) {
 	const tries = 10
 	var got []netlink.Message
@@ -97,7 +97,7 @@ func (c *conn) dump(r request) ([]netlink.Message, error) {
 			break
 		}
 	}
-	return got, nil // what others make or remove while it is read is there or not; all else is complete
+	return got, nil // objects that change during the read may be missing; all others are complete
 }
 
 func interrupted(ms []netlink.Message) bool {
@@ -122,7 +122,7 @@ func (c *conn) link(r request) (l link, ok bool, err error) {
 	return l, true, nil
 }
 
-// routes reads a table, both families, of one link where index is not 0.
+// routes reads both families of a table; index: only of this link, if not 0.
 func (c *conn) routes(table, index int) ([]route, error) {
 	var out []route
 	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {

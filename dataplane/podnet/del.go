@@ -9,11 +9,11 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Del removes the link of an attachment, and with it addresses and routes. What is gone already is no error, the
-// namespace too, and netns may be empty.
+// Del removes the link of an attachment with its addresses and routes. A missing link or namespace is no error, and
+// netns may be empty.
 func Del(netns string, k Key) error {
 	if err := validateKey(k); err != nil {
-		return nil // Add made no such thing
+		return nil // Add makes no such attachment
 	}
 	fail := func(err error) error { return fmt.Errorf("%s: %w", k.who(), err) }
 	host, err := dial(nil)
@@ -34,8 +34,9 @@ func Del(netns string, k Key) error {
 	return nil
 }
 
-// delInside removes the pod's end of a link whose host end has another name than ours: somebody renamed it, or Coil
-// made it. Its host end must be ours by its alias, or have a pod's route; every other interface stays.
+// delInside removes the pod's end of a link whose host end does not have HostLink's name, since it was renamed or
+// Coil made it. The host end must have the attachment's alias, or no alias and a pod's route; any other interface
+// stays.
 func delInside(host *conn, netns string, k Key) error {
 	ns, err := openNetNS(netns)
 	if errors.Is(err, ErrNoNetNS) {
@@ -73,7 +74,7 @@ func delInside(host *conn, netns string, k Key) error {
 	return rtnl.Ignore(err, unix.ENODEV)
 }
 
-// Purge removes every link that has an alias of ours with a table; 0 is the default one.
+// Purge removes every link that has an alias of this package with the given table; 0 is the default.
 func Purge(table int) error {
 	c, err := dial(nil)
 	if err != nil {

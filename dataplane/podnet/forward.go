@@ -10,9 +10,9 @@ import (
 
 const settings6 = "/proc/sys/net/ipv6/conf/"
 
-// ForwardIPv6 makes the kernel forward IPv6 that comes in by this link. Linux 6.17 can do so for a single link. An
-// older one has a switch for the whole host only, with which a host stops learning from router advertisements: the
-// links that learned by the default setting are told to go on (docs/decisions/0022).
+// ForwardIPv6 enables forwarding of IPv6 packets that arrive on this link. Linux 6.17 has a switch per link. Older
+// kernels have only one for the whole host, and with it a host stops learning from router advertisements: links that
+// learned by the default setting are switched to continue (docs/decisions/0022).
 func ForwardIPv6(link string) error {
 	if v, err := readSetting("all", "forwarding"); err != nil || v != "0" {
 		return err
@@ -26,21 +26,21 @@ func ForwardIPv6(link string) error {
 	return writeSetting(link, "force_forwarding", "1")
 }
 
-// forwardAll sets the switch of the whole host.
+// forwardAll enables the switch of the whole host.
 func forwardAll() error {
 	dir, err := os.ReadDir(settings6)
 	if err != nil {
 		return fmt.Errorf("reading the IPv6 settings of links: %w", err)
 	}
 	for _, d := range dir {
-		if d.Name() == "all" { // it counts for no link by itself, and writing it would change none
+		if d.Name() == "all" { // it has no effect on a link by itself
 			continue
 		}
 		learns, err := readSetting(d.Name(), "accept_ra")
 		if err == nil && learns == "1" {
-			err = writeSetting(d.Name(), "accept_ra", "2") // learn although we forward
+			err = writeSetting(d.Name(), "accept_ra", "2") // learn although forwarding is on
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a link may go meanwhile
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a link may vanish meanwhile
 			return err
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Move gives all pods of ours whose routes are in one table the same routes in another, and notes the other in their
-// links' aliases; 0 is the default table. Routes that are in the first stay there. What was moved before is no error.
+// Move adds the routes of this package's pods in one table to another, and updates the table in their links' aliases;
+// 0 is the default table. The routes in the first table stay. Repeating a move is no error.
 func Move(from, to int) error {
 	if tableOr(from) == tableOr(to) {
 		return nil

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckNetNS says what is wrong with the path of a pod's network namespace: nothing, or an error that is ErrNoNetNS
-// where there is none.
+// CheckNetNS checks the path of a pod's network namespace. The error is ErrNoNetNS if there is none.
 func CheckNetNS(path string) error {
 	ns, err := openNetNS(path)
 	if err != nil {
@@ -24,7 +23,7 @@ func openNetNS(path string) (*os.File, error) {
 	if path == "" {
 		return nil, fmt.Errorf("%w: its path is empty", ErrNoNetNS)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe must not hold us up
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a pipe must not block
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return nil, fmt.Errorf("%w at %s: there is no such file; the pod may be gone", ErrNoNetNS, path)

@@ -12,21 +12,21 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// What callers decide by.
+// Sentinel errors.
 var (
-	// ErrExists says that the pod has an interface of this name already, or the host a link for it.
+	// ErrExists: the pod already has an interface of this name, or the host a link for it.
 	ErrExists = errors.New("exists already")
-	// ErrAddressInUse says that the host has a route of another link to one of the addresses.
+	// ErrAddressInUse: the host has a route through another link to one of the addresses.
 	ErrAddressInUse = errors.New("address is in use on this host")
-	// ErrNoNetNS says that there is no network namespace at the path: it is missing, or something else.
+	// ErrNoNetNS: there is no network namespace at the path, which is missing or another file.
 	ErrNoNetNS = errors.New("no network namespace")
-	// ErrNoIPv6 says that the pod has only an IPv6 address, and this host or the pod's namespace no IPv6.
+	// ErrNoIPv6: the pod has only an IPv6 address, and the host or the pod's namespace has IPv6 disabled.
 	ErrNoIPv6 = errors.New("IPv6 is disabled")
-	// ErrInvalid says that the Attachment itself is wrong.
+	// ErrInvalid: the Attachment itself is invalid.
 	ErrInvalid = errors.New("invalid")
 )
 
-// gateway6 is the address of every host end; it is link-local, so that each link can have the same.
+// gateway6 is the address of every host end; it is link-local, so all links can share it.
 var (
 	gateway4 = netip.MustParseAddr(dataplane.PodGateway)
 	gateway6 = netip.MustParseAddr("fe80::1")
@@ -38,8 +38,8 @@ type Key struct {
 	Interface   string `json:"interface"`   // its name in the pod, usually eth0
 }
 
-// Attachment is one interface of one pod: what Add makes and Check expects, and what the alias of the host's end says,
-// but for namespace and MTU.
+// Attachment is one interface of one pod: what Add makes, Check expects, and the alias of the host's end records,
+// except for the path NetNS and the MTU.
 type Attachment struct {
 	Key
 	NetNS string // path of the pod's network namespace
@@ -48,10 +48,10 @@ type Attachment struct {
 	MTU        int    // bytes
 	Namespace  string // of the pod; may be empty
 	Pod        string // its name; may be empty
-	Table      int    // of the host's routes to the pod, 1 to 252; 0: the default one (dataplane.Numbers.PodTable)
+	Table      int    // of the host's routes to the pod, 1 to 252; 0: the default (dataplane.Numbers.PodTable)
 }
 
-// Link is what Add made.
+// Link is the result of Add.
 type Link struct {
 	Host    string // name of the end on the host
 	HostMAC net.HardwareAddr
@@ -60,22 +60,22 @@ type Link struct {
 	Gateway6 netip.Addr
 }
 
-// Found is a pod's address as the kernel has it: a host route in the table of pods, or, where that is missing, what
-// the alias of a link of ours says.
+// Found is a pod's address in the kernel: from a host route in the table of pods, or if that is missing, from the
+// alias of a link of this package.
 type Found struct {
 	Addr netip.Addr
-	Link string // the interface that the route names
-	// What the link's alias says of an attachment of ours; all empty for a link that somebody else made.
-	// Pod ends in ~ where it was too long for the alias.
+	Link string // the route's interface
+	// From the alias of a link of this package; all empty for another program's link. Pod ends in ~ if it was too long
+	// for the alias.
 	Key
 	Namespace, Pod string
-	// OfCoil is set where the alias is Coil's, which says container and interface.
+	// OfCoil is set if the alias is Coil's, which has container and interface.
 	OfCoil bool
 }
 
 var defaultTable = dataplane.DefaultNumbers().PodTable()
 
-// tableOr is a table, the default one for 0.
+// tableOr replaces 0 by the default table.
 func tableOr(table int) int {
 	if table == 0 {
 		return defaultTable
@@ -83,14 +83,14 @@ func tableOr(table int) int {
 	return table
 }
 
-// HostLink is the name of the link's end on the host: the same for the same attachment, so that it is found again
-// without a record.
+// HostLink is the name of the host's end. It is derived from the attachment, so that the link can be found without a
+// record.
 func HostLink(k Key) string {
 	sum := sha256.Sum256([]byte(k.ContainerID + "/" + k.Interface))
 	return dataplane.PodLinkPrefix + hex.EncodeToString(sum[:6])
 }
 
-// who is the attachment in an error's words.
+// who names the attachment in errors.
 func (k Key) who() string { return fmt.Sprintf("container %s, %s", k.ContainerID, k.Interface) }
 
 func (a Attachment) who() string {
@@ -100,18 +100,18 @@ func (a Attachment) who() string {
 	return fmt.Sprintf("pod %s/%s, %s", a.Namespace, a.Pod, a.Interface)
 }
 
-// Limits of what an Attachment may hold.
+// Limits of an Attachment.
 const (
 	maxID        = 64
 	maxNamespace = 63
 	maxPod       = 253
 	minMTU       = 68   // IPv4's
-	minMTU6      = 1280 // IPv6's; the kernel takes IPv6 off a link with less
+	minMTU6      = 1280 // IPv6's; the kernel disables IPv6 on a link with less
 	maxMTU       = 65535
-	maxTable     = 252 // the kernel's own are behind
+	maxTable     = 252 // the kernel's own tables follow
 )
 
-// validate says what is wrong with the attachment before the kernel is asked.
+// validate checks the attachment before the kernel is used.
 func (a Attachment) validate() error {
 	if err := validateKey(a.Key); err != nil {
 		return err
@@ -160,7 +160,7 @@ func validateKey(k Key) error {
 	return nil
 }
 
-// plain says that s has no spaces and nothing unprintable: it is a word of an alias.
+// plain reports whether s has no spaces and only printable ASCII, so that it can be a word of an alias.
 func plain(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// link is what the kernel says of a link.
+// link is the kernel's state of a link.
 type link struct {
 	index, peer int // peer: index of a veth's other end, in its namespace
 	name, kind  string
 	alias       string
-	up, running bool // running: and it sends
+	up, running bool // running: it can send
 	mtu         int
 	mac         net.HardwareAddr
 	forwarding4 bool
-	ipv6        bool // the link has it, and it is not disabled
+	ipv6        bool // IPv6 exists on the link and is not disabled
 	acceptRA    int
 }
 
@@ -61,7 +61,7 @@ func decodeLink(m netlink.Message) (l link, ok bool) {
 	return l, ad.Err() == nil
 }
 
-// decodeFamilies reads the settings of IPv4, whose numbers begin with 1, and IPv6, whose begin with 0.
+// decodeFamilies reads the settings of IPv4, numbered from 1, and IPv6, numbered from 0.
 func (l *link) decodeFamilies(ad *netlink.AttributeDecoder) error {
 	setting := func(b []byte, n int) int {
 		if len(b) < 4*(n+1) {
@@ -87,7 +87,7 @@ func (l *link) decodeFamilies(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// address is one of a link.
+// address is one address of a link.
 type address struct {
 	index  int
 	prefix netip.Prefix
@@ -111,14 +111,14 @@ func decodeAddress(m netlink.Message) (a address, ok bool) {
 			addr, _ = netip.AddrFromSlice(ad.Bytes())
 		}
 	}
-	if !local.IsValid() { // IPv6 says only the other
+	if !local.IsValid() { // IPv6 has only the other attribute
 		local = addr
 	}
 	a.prefix = netip.PrefixFrom(local, int(m.Data[1]))
 	return a, ad.Err() == nil && local.IsValid()
 }
 
-// route is one of a table.
+// route is one route of a table.
 type route struct {
 	table   int
 	kind    byte
@@ -156,7 +156,7 @@ func decodeRoute(m netlink.Message) (r route, ok bool) {
 	return r, ad.Err() == nil && r.dst.IsValid()
 }
 
-// toPod says that the route leads to a single address through a link.
+// toPod reports whether the route leads to a single address through a link.
 func (r route) toPod() bool {
 	return r.kind == unix.RTN_UNICAST && r.dst.IsSingleIP() && r.index != 0
 }

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Scan finds the addresses of all pods of this host that have, or should have, routes in a table (0: the default one),
-// sorted, those of other programs too. What is led through the overlay's own link is on other hosts; a block there may
-// be a single address, too.
+// Scan finds the addresses of all pods of this host that have, or should have, routes in a table (0: the default),
+// sorted, including those of other programs. It skips routes through the overlay's link: they lead to other hosts,
+// also if a block is a single address.
 func Scan(overlay string, table int) ([]Found, error) {
 	c, err := dial(nil)
 	if err != nil {
@@ -37,8 +37,8 @@ func (c *conn) links() (map[int]link, error) {
 	return links, nil
 }
 
-// pods reads which pods have routes and links, the links read before. One that was being made then was not there, or
-// not called anybody's yet: it gets its alias before its route, and is read again.
+// pods reads the pods' routes, after the links. A link that was being made when the links were read was missing or
+// had no alias yet. It gets its alias before its route, so it is read again here.
 func (c *conn) pods(links map[int]link, overlay string, table int) ([]Found, error) {
 	routes, err := c.routes(tableOr(table), 0)
 	if err != nil {
@@ -68,14 +68,14 @@ func (c *conn) pods(links map[int]link, overlay string, table int) ([]Found, err
 	return found(links, routes, table), nil
 }
 
-// isPods reports whether the alias says that the link is a pod's, ours or Coil's.
+// isPods reports whether the alias is a pod's, from this package or from Coil.
 func (l link) isPods() bool {
 	_, ours := ParseAlias(l.alias)
 	_, coils := ParseCoilAlias(l.alias)
 	return ours || coils
 }
 
-// found joins links and routes.
+// found combines links and routes.
 func found(links map[int]link, routes []route, table int) []Found {
 	type key struct {
 		addr netip.Addr

@@ -5,18 +5,18 @@ import (
 	"net/netip"
 )
 
-// Uplink is the link of a network namespace of our own that is no pod's: a pair like a pod's, to which its owner gives
+// Uplink is the link to a network namespace of skein's own, not of a pod: a pair like a pod's, whose owner adds
 // addresses and routes.
 type Uplink struct {
 	Host      string // name of the end on the host
-	Alias     string // of that end; it must not be one that ParseAlias reads
+	Alias     string // of that end; ParseAlias must not accept it
 	Interface string // name of the other end
 	NetNS     string // path of its network namespace
 	MTU       int    // bytes
 }
 
 // AddUplink makes the pair, each end in its namespace and down, without addresses. The host's end, in the calling
-// thread's namespace, forwards IPv4 and takes no redirects. After an error nothing of it is left.
+// thread's namespace, forwards IPv4 and ignores redirects. After an error nothing remains.
 func AddUplink(u Uplink) error {
 	fail := func(err error) error { return fmt.Errorf("link %s to %s: %w", u.Host, u.NetNS, err) }
 	ns, err := openNetNS(u.NetNS)
@@ -36,7 +36,7 @@ func AddUplink(u Uplink) error {
 	return nil
 }
 
-// Gateways are the addresses of each host end: IPv4's as the only one of its network, IPv6's link-local.
+// Gateways are the addresses of each host end: IPv4's with prefix length 32, IPv6's link-local.
 func Gateways() (ipv4, ipv6 netip.Prefix) {
 	return netip.PrefixFrom(gateway4, 32), netip.PrefixFrom(gateway6, 64)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Numbers of the kernel's interface (linux/veth.h, ip.h, ipv6.h, if_link.h, rtnetlink.h) that golang.org/x/sys has not.
+// Constants of the kernel's interface (linux/veth.h, ip.h, ipv6.h, if_link.h, rtnetlink.h) that golang.org/x/sys
+// lacks.
 const (
 	vethInfoPeer = 1
 
@@ -29,7 +30,7 @@ const (
 	skipStatistics  = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 )
 
-// request is one message to the kernel, with words for its error.
+// request is one message to the kernel, with a description for errors.
 type request struct {
 	what string
 	m    netlink.Message
@@ -42,7 +43,7 @@ func message(kind uint16, flags netlink.HeaderFlags, head []byte,
 		ae := netlink.NewAttributeEncoder()
 		attrs(ae)
 		b, err := ae.Encode()
-		if err != nil { // only attributes of more than 64 KiB can fail, and none of ours depends on input that long
+		if err != nil { // only attributes of more than 64 KiB can fail, and no input here is that long
 			panic(err)
 		}
 		data = append(data, b...)
@@ -65,8 +66,8 @@ func ifinfo(index int, flags, mask uint32) []byte {
 	return b
 }
 
-// newPair makes both ends, each in its namespace and with its final name, so that no other program sees them on their
-// way.
+// newPair makes both ends, each directly in its namespace and with its final name, so that no other program sees them
+// in between.
 func newPair(host string, hostMAC net.HardwareAddr, a Attachment, mac net.HardwareAddr, netns int) request {
 	end := func(ae *netlink.AttributeEncoder, name string, mac net.HardwareAddr) {
 		ae.String(unix.IFLA_IFNAME, name)
@@ -94,7 +95,7 @@ func newPair(host string, hostMAC net.HardwareAddr, a Attachment, mac net.Hardwa
 		})}
 }
 
-// describe gives the host's end its alias and IPv4 settings. These need no write to /proc/sys.
+// describe sets the alias and the IPv4 settings of the host's end, without writes to /proc/sys.
 func describe(host, alias string) request {
 	return request{"setting up the link " + host, message(unix.RTM_SETLINK, change, ifinfo(0, 0, 0),
 		func(ae *netlink.AttributeEncoder) {
@@ -104,7 +105,7 @@ func describe(host, alias string) request {
 				ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
 					ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {
 						ae.Uint32(ipv4Forwarding, 1)
-						ae.Uint32(ipv4RPFilter, 1) // a pod sends with its own address; the way back is its host route
+						ae.Uint32(ipv4RPFilter, 1) // a pod sends with its own address, and its host route leads back to it
 						ae.Uint32(ipv4AcceptRedirects, 0)
 						ae.Uint32(ipv4SendRedirects, 0)
 						ae.Uint32(ipv4AcceptSourceRoute, 0)
@@ -117,7 +118,7 @@ func describe(host, alias string) request {
 		})}
 }
 
-// noGeneratedAddress keeps the kernel from giving the link an address of its own making, for which it would wait.
+// noGeneratedAddress prevents the kernel from generating an address for the link, which would delay it.
 func noGeneratedAddress(index int) request {
 	return request{"setting up IPv6 of the link", message(unix.RTM_SETLINK, change, ifinfo(index, 0, 0),
 		func(ae *netlink.AttributeEncoder) {
@@ -176,7 +177,7 @@ func ifaddr(family byte, bits int, flags, scope byte, index int) []byte {
 	return b
 }
 
-// newAddress is one that nothing waits for: nobody else on the link can have it.
+// newAddress adds an address without duplicate detection: no other host on the link can have it.
 func newAddress(p netip.Prefix, scope byte, index int) request {
 	var flags byte
 	if p.Addr().Is6() {
@@ -201,8 +202,8 @@ func rtmsg(family byte, bits int, table, protocol, scope, kind byte) []byte {
 	return b
 }
 
-// newHostRoute leads from the host to a pod. Its scope is global although the pod is on the link: the kernel would
-// choose the link's own 169.254.1.1 as the source of what the host sends.
+// newHostRoute is the host's route to a pod. Its scope is global although the pod is on the link: with scope link,
+// the kernel would use the link's own address 169.254.1.1 as the host's source.
 func newHostRoute(addr netip.Addr, index, table int) request {
 	head := rtmsg(family(addr), addr.BitLen(), byte(table), dataplane.RouteProtocol, unix.RT_SCOPE_UNIVERSE,
 		unix.RTN_UNICAST)
@@ -213,7 +214,7 @@ func newHostRoute(addr netip.Addr, index, table int) request {
 		})}
 }
 
-// newGatewayRoutes lead from the pod to everything.
+// newGatewayRoutes are the pod's default route and, for IPv4, the route to the gateway.
 func newGatewayRoutes(gateway netip.Addr, index int) []request {
 	f := family(gateway)
 	var out []request
@@ -233,7 +234,7 @@ func newGatewayRoutes(gateway netip.Addr, index int) []request {
 		})})
 }
 
-// getRoute asks which way the kernel would send to an IPv6 address, out of a link where index is not 0.
+// getRoute asks for the kernel's route to an IPv6 address; index: through this link, if not 0.
 func getRoute(addr netip.Addr, index int) request {
 	return request{"asking for the route to " + addr.String(),
 		message(unix.RTM_GETROUTE, 0, rtmsg(unix.AF_INET6, 128, 0, 0, 0, 0), func(ae *netlink.AttributeEncoder) {
@@ -244,7 +245,7 @@ func getRoute(addr netip.Addr, index int) request {
 		})}
 }
 
-// dumpRoutes asks for one family and table, and for one link's where index is not 0.
+// dumpRoutes reads one family and table; index: only of this link, if not 0.
 func dumpRoutes(family byte, table, index int) request {
 	return request{"reading routes", message(unix.RTM_GETROUTE, netlink.Dump, rtmsg(family, 0, byte(table), 0, 0, 0),
 		func(ae *netlink.AttributeEncoder) {

@@ -13,9 +13,9 @@ import (
 // MaxEgresses is how many egresses one client may use.
 const MaxEgresses = 64
 
-// ParseAnnotations reads which egresses a pod asks for, in their order of precedence: by namespace, and inside one as
-// they are written. Where both prefixes name a namespace, skein's comes first. What cannot be read is left out and told
-// by the error.
+// ParseAnnotations returns the egresses that a pod's annotations name, in order of precedence: by namespace, and
+// within one as written. If both prefixes name a namespace, skein's comes first. The error lists what could not be
+// parsed.
 func ParseAnnotations(annotations map[string]string) ([]Ref, error) {
 	type entry struct{ namespace, key string }
 	var entries []entry

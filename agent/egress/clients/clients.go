@@ -25,7 +25,7 @@ import (
 // Ref names an egress.
 type Ref = egress.Ref
 
-// Sender brings SyncEgressClients to a gateway node, which may be this one.
+// Sender sends SyncEgressClients to a gateway node, which may be this one.
 type Sender interface {
 	Sync(ctx context.Context, node identity.ID,
 		r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error)
@@ -44,25 +44,24 @@ type Namespace interface {
 
 // Config is what Clients need. Open, File and Sender are required.
 type Config struct {
-	File   string // where the opt-ins of running pods are kept
+	File   string // file with the egresses that running pods have chosen
 	Sender Sender
 	Open   func(netns string) (Namespace, error) // see OpenNamespace
 	// Addresses reads a namespace's addresses from one of its links; nil: egressclient.Addresses.
 	Addresses func(netns, link string) (ipv4, ipv6 netip.Addr, err error)
-	// Changed says that something in the report is different. It must only take note. It may be nil.
+	// Changed is called when the report changes. It must not block or call back. nil: not called.
 	Changed func()
-	Epoch   uint64 // start of this agent; rises from one to the next; 0: now
-	// GatewayDir is where the namespaces of gateways are, which are no clients.
+	Epoch   uint64 // of this agent's start; higher for each start; 0: now
+	// GatewayDir holds the namespaces of gateways, which must not become clients.
 	GatewayDir string
-	// Owner is dataplane.Numbers.Owner of this host's agent.
+	// Owner is the agent's dataplane.Numbers.Owner on this host.
 	Owner string
 	Log   *slog.Logger
 }
 
-// OpenNamespace opens namespaces with the driver of the configuration, for Config.Open. What auto means is found out
-// once, when the first one is opened: no pod shall wait for a kernel to say again what it cannot do. host is the path
-// of the namespace that this host's own traffic leaves; empty: the process's. There numbers count, in all others the
-// default ones do.
+// OpenNamespace returns a Config.Open that uses the configured driver. Driver auto is resolved once, when the first
+// namespace is opened, so that no pod waits for the test. Argument host is the path of the namespace that this host's
+// own traffic leaves; empty: the process's. Argument numbers applies there; other namespaces use the defaults.
 func OpenNamespace(driver, host string, numbers dataplane.Numbers,
 	log *slog.Logger) func(netns string) (Namespace, error) {
 	chosen := sync.OnceValue(func() string {
@@ -87,10 +86,10 @@ func OpenNamespace(driver, host string, numbers dataplane.Numbers,
 	}
 }
 
-// AddWait is how long AddPod waits for gateways to know a pod, so that its first packet is not lost.
+// AddWait is how long AddPod waits until gateways know a pod, so that its first packet is not lost.
 const AddWait = time.Second
 
-// keyOf is what a pod's slots follow from.
+// keyOf is the key that determines a pod's slots.
 func keyOf(a podnet.Attachment) string {
 	if a.Namespace != "" && a.Pod != "" {
 		return a.Namespace + "/" + a.Pod
@@ -111,20 +110,20 @@ type Configured struct {
 	// IPv4 and IPv6 are the host's addresses in the mesh; a namespace's are read from its Uplink.
 	IPv4, IPv6 netip.Addr
 	Uplink     string // skein's link on the host; else the link that leads to the host
-	MTU        int    // of the uplink, in bytes; 0: as the kernel has it
+	MTU        int    // of the uplink, in bytes; 0: the kernel's
 	Egresses   []Ref
 }
 
-// member is a client with what becomes of it. Clients.mu guards it.
+// member is a client and its state. Clients.mu guards it.
 type member struct {
 	pod      podnet.Attachment
-	client   Client // Wanted is all that is wanted
-	noted    []Ref  // by annotations, or by the configuration
+	client   Client // its Wanted is noted and attached together
+	noted    []Ref  // from annotations or the configuration
 	attached []Ref  // at run time
 	wrong    error  // with the annotations
-	inode    inode  // of the network namespace, by which another one at the same path is told apart
+	inode    inode  // of the network namespace, to recognise another one at the same path
 	absent   error  // why a configured namespace cannot be used now
-	since    uint64 // rises from one client to the next
+	since    uint64 // order of entry
 
 	spec    dataplane.ClientSpec
 	choices []Choice
@@ -132,8 +131,8 @@ type member struct {
 	worker  *worker
 }
 
-// Clients lead the packets of this host's clients into tunnels and tell gateways of them. Make them with Open; Close
-// ends them. The methods may be called by anybody, at any time.
+// Clients sends the packets of this host's clients into tunnels, and informs gateways about them. Open makes one,
+// Close ends it. All methods are safe for concurrent use.
 type Clients struct {
 	cfg    Config
 	ctx    context.Context
@@ -145,21 +144,21 @@ type Clients struct {
 	members map[podnet.Key]*member
 	count   uint64
 	state   *events.State // the latest; nil: not known yet
-	read    *events.State // that agreed was made of
+	read    *events.State // state that agreed was made from
 	ports   dataplane.FoUPorts
 	agreed  *Agreed
-	visits  chan struct{}                   // has something when addresses shall be read
-	changed chan struct{}                   // closed when something has changed, and made anew
-	told    map[Ref]bool                    // gateways of these may know clients of this host
-	lists   map[Ref][]*skeinv1.EgressClient // that gateways shall know
+	visits  chan struct{}                   // signals that addresses must be read
+	changed chan struct{}                   // closed and replaced at each change
+	told    map[Ref]bool                    // egresses whose gateways may know clients of this host
+	lists   map[Ref][]*skeinv1.EgressClient // that gateways should have
 	pairs   map[pairKey]*pair
 	gen     uint64
-	saved   []byte // what the file has
-	// by which slots clients had flows when the agent started, until Configure knows whose
+	saved   []byte // content of the file
+	// slots of clients' flows from the file, until enter or Configure has assigned or discarded them
 	before map[podnet.Key]map[Ref][]uint32
 }
 
-// Open reads the file, and forgets pods whose network namespace is gone.
+// Open reads the file, and skips pods whose network namespace is gone.
 func Open(cfg Config) (*Clients, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -188,13 +187,13 @@ func Open(cfg Config) (*Clients, error) {
 	return c, err
 }
 
-// Close ends what this process does for clients; their rules, routes and devices stay.
+// Close ends the work in this process; the clients' rules, routes and devices stay.
 func (c *Clients) Close() {
 	c.cancel()
 	c.all.Wait()
 }
 
-// look forgets pods whose network namespace went away without a word.
+// look drops pods whose network namespace disappeared without a CNI DEL, and re-checks flows and addresses.
 func (c *Clients) look() {
 	tick := time.NewTicker(egress.SyncEvery)
 	defer tick.Stop()
@@ -219,8 +218,8 @@ func (c *Clients) look() {
 	}
 }
 
-// forgetFlows finds out by which slots besides their own clients have flows no more. The kernel does not tell: it
-// reports the end only of connections that began while somebody listened.
+// forgetFlows removes the extra slots by which clients no longer have flows. It asks the kernel, which reports the
+// end of a connection only to listeners that were there at its beginning.
 func (c *Clients) forgetFlows() {
 	type question struct {
 		of  *member
@@ -256,7 +255,7 @@ func (c *Clients) forgetFlows() {
 	}
 }
 
-// visit reads the addresses of configured namespaces, which come and go.
+// visit reads the addresses of configured namespaces, which may appear and disappear.
 func (c *Clients) visit() {
 	for {
 		select {
@@ -281,7 +280,7 @@ func (c *Clients) visit() {
 			c.mu.Lock()
 			if m := c.members[id]; m != nil && (m.client.IPv4 != ipv4 || m.client.IPv6 != ipv6 || m.inode != at ||
 				fmt.Sprint(m.absent) != fmt.Sprint(err)) {
-				if m.worker != nil && m.inode != at { // it is another one
+				if m.worker != nil && m.inode != at { // another namespace at the same path
 					m.worker.stop(false)
 					m.worker = nil
 				}
@@ -301,7 +300,7 @@ func (c *Clients) revisit() {
 	}
 }
 
-// Follow takes the agreed state, which is not changed any more.
+// Follow sets the agreed state, which must not be modified afterwards.
 func (c *Clients) Follow(s *events.State, ports dataplane.FoUPorts) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -324,7 +323,7 @@ func (c *Clients) AddPod(ctx context.Context, p podnet.Attachment,
 		c.cfg.Log.Warn("annotations about egresses", "client", keyOf(p), "error", wrong)
 	}
 	c.mu.Lock()
-	c.drop(p.Key, false) // of a container that came before
+	c.drop(p.Key, false) // of an earlier container with this key
 	c.enter(&member{pod: p, client: Client{Key: keyOf(p), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface},
 		noted: refs, wrong: wrong})
 	c.replan()
@@ -332,7 +331,7 @@ func (c *Clients) AddPod(ctx context.Context, p podnet.Attachment,
 	return c.await(ctx, p.Key)
 }
 
-// Annotate has a running pod use the egresses of its annotations, which are others now. What Attach has added stays.
+// Annotate applies a running pod's changed annotations. Egresses added by Attach stay.
 func (c *Clients) Annotate(p podnet.Attachment, annotations map[string]string) {
 	refs, wrong := ParseAnnotations(annotations)
 	if wrong != nil {
@@ -369,7 +368,7 @@ func (c *Clients) enter(m *member) {
 	delete(c.before, m.pod.Key)
 }
 
-// await waits for kernel and gateways, and tells how it stands then.
+// await waits for kernel and gateways, and returns the client's egresses with their states.
 func (c *Clients) await(ctx context.Context, id podnet.Key) []*skeinv1.EgressOfClient {
 	patience, cancel := context.WithTimeout(ctx, AddWait)
 	defer cancel()
@@ -402,7 +401,7 @@ func (c *Clients) await(ctx context.Context, id podnet.Key) []*skeinv1.EgressOfC
 	}
 }
 
-// DelPod ends what a pod had. It waits until that is done, or ctx is over; a pod that uses nothing costs nothing.
+// DelPod ends a pod's use of egresses. It waits until that is done or ctx ends; a pod without egresses costs nothing.
 func (c *Clients) DelPod(ctx context.Context, k podnet.Key) {
 	c.mu.Lock()
 	w := c.drop(k, true)
@@ -419,8 +418,7 @@ func (c *Clients) DelPod(ctx context.Context, k podnet.Key) {
 	}
 }
 
-// Clear takes away everything that clients have of ours, and forgets them. It returns when that is done, or ctx is
-// over.
+// Clear removes everything of egresses from all clients, and forgets them. It returns when that is done or ctx ends.
 func (c *Clients) Clear(ctx context.Context) {
 	c.mu.Lock()
 	var ended []*worker
@@ -440,7 +438,8 @@ func (c *Clients) Clear(ctx context.Context) {
 	}
 }
 
-// drop takes a member out; nil: there was none with a worker. remove says that its rules, routes and devices go too.
+// drop removes a member and returns its worker, or nil. Argument remove: its rules, routes and devices are removed,
+// too.
 func (c *Clients) drop(id podnet.Key, remove bool) *worker {
 	m := c.members[id]
 	if m == nil {
@@ -453,7 +452,8 @@ func (c *Clients) drop(id podnet.Key, remove bool) *worker {
 	return m.worker
 }
 
-// CheckPod says what of a pod's egresses is not in its network namespace as it shall be; nil: all is, or it has none.
+// CheckPod returns an error if a pod's egresses in its network namespace differ from their spec; nil also without
+// egresses.
 func (c *Clients) CheckPod(k podnet.Key) error {
 	c.mu.Lock()
 	m := c.members[k]
@@ -481,11 +481,10 @@ func joinAll(all []string) string {
 	return text
 }
 
-// ErrNotAttached says that a pod uses an egress by its annotations, or not at all.
+// ErrNotAttached: a pod uses an egress because of its annotations, or not at all.
 var ErrNotAttached = errors.New("is not attached")
 
-// Attach has a running pod use more egresses, after those that it has, or with detach no more those that were attached.
-// It returns as AddPod does.
+// Attach adds egresses to those of a running pod, or with detach removes attached ones. It returns like AddPod.
 func (c *Clients) Attach(ctx context.Context, p podnet.Attachment, refs []Ref,
 	detach bool) ([]*skeinv1.EgressOfClient, error) {
 	c.mu.Lock()
@@ -537,7 +536,7 @@ func (c *Clients) Attach(ctx context.Context, p podnet.Attachment, refs []Ref,
 	return c.await(ctx, p.Key), nil
 }
 
-// Configure sets the clients of the configuration; those that are no more in it end.
+// Configure sets the clients of the configuration, and ends those that are no longer in it.
 func (c *Clients) Configure(all []Configured) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -550,7 +549,7 @@ func (c *Clients) Configure(all []Configured) {
 			m = &member{pod: podnet.Attachment{Key: id, NetNS: one.NetNS}}
 			c.enter(m)
 		}
-		if one.NetNS != "" { // visit reads them
+		if one.NetNS != "" { // read by visit
 			one.IPv4, one.IPv6 = m.client.IPv4, m.client.IPv6
 		}
 		m.client = Client{Key: addressKey(one.IPv4, one.IPv6), NetNS: one.NetNS, IPv4: one.IPv4, IPv6: one.IPv6,
@@ -567,7 +566,7 @@ func (c *Clients) Configure(all []Configured) {
 	c.revisit()
 }
 
-// replan decides anew what everybody shall have, and starts what makes it so. The caller has mu.
+// replan computes every client's spec and gives changed ones to the workers. The caller holds mu.
 func (c *Clients) replan() {
 	if c.ctx.Err() != nil {
 		return
@@ -575,7 +574,7 @@ func (c *Clients) replan() {
 	if c.state != c.read && (len(c.members) > 0 || len(c.told) > 0 || len(c.pairs) > 0) {
 		c.agreed, c.read = AgreedOf(c.state, c.ports), c.state
 	}
-	spaces := map[string]*member{} // who has a network namespace
+	spaces := map[string]*member{} // the member that uses each network namespace
 	var clients []Client
 	for _, m := range c.ordered() {
 		m.client.Wanted = append(slices.Clone(m.noted), m.attached...)
@@ -594,7 +593,7 @@ func (c *Clients) replan() {
 		clients = append(clients, m.client)
 		spec, choices := Plan(m.client, c.agreed)
 		m.choices = choices
-		if c.agreed == nil { // what is there stays until it is known what shall be
+		if c.agreed == nil { // what exists stays until the agreed state is known
 			continue
 		}
 		if m.worker == nil {
@@ -610,7 +609,7 @@ func (c *Clients) replan() {
 	c.broadcast()
 }
 
-// ordered are the members, the oldest first.
+// ordered returns the members in order of entry.
 func (c *Clients) ordered() []*member {
 	out := make([]*member, 0, len(c.members))
 	for _, m := range c.members {
@@ -620,7 +619,7 @@ func (c *Clients) ordered() []*member {
 	return out
 }
 
-// refusal says why a member can use no egress at all now; empty: it can.
+// refusal is the reason why a member can use no egress at all now; empty: none.
 func (c *Clients) refusal(m *member, spaces map[string]*member) (state, why string) {
 	switch other := spaces[m.client.NetNS]; {
 	case other != nil:
@@ -636,14 +635,14 @@ func (c *Clients) refusal(m *member, spaces map[string]*member) (state, why stri
 	return "", ""
 }
 
-// broadcast tells everybody who waits, and the agent. The caller has mu.
+// broadcast wakes all waiters, and notifies the agent. The caller holds mu.
 func (c *Clients) broadcast() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 	c.cfg.Changed()
 }
 
-// Report is the clients of this host, by key.
+// Report returns the clients of this host, by key.
 func (c *Clients) Report() []*skeinv1.EgressClientReport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -662,7 +661,7 @@ func (c *Clients) Report() []*skeinv1.EgressClientReport {
 	return out
 }
 
-// report tells of one member. The caller has mu.
+// report describes one member. The caller holds mu.
 func (c *Clients) report(m *member) *skeinv1.EgressClientReport {
 	out := &skeinv1.EgressClientReport{Key: m.client.Key, Netns: m.client.NetNS}
 	e := entry(m.client, Choice{})
@@ -697,13 +696,13 @@ func (c *Clients) report(m *member) *skeinv1.EgressClientReport {
 		out.Egresses = append(out.Egresses, &skeinv1.EgressOfClient{Namespace: ch.Namespace, Name: ch.Name, Slot: ch.Slot,
 			Owner: ch.OwnerName, State: state, Reason: reason})
 	}
-	if m.wrong != nil && len(out.Egresses) == 0 { // there is no egress that could carry the reason
+	if m.wrong != nil && len(out.Egresses) == 0 { // without an egress, an entry of its own carries the reason
 		out.Egresses = append(out.Egresses, &skeinv1.EgressOfClient{State: Refused, Reason: m.wrong.Error()})
 	}
 	return out
 }
 
-// Ready says whether all egresses of a client get its packets through.
+// Ready reports whether packets pass through all egresses of a client.
 func (c *Clients) Ready(key string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

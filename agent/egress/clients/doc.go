@@ -1,9 +1,9 @@
-// Package clients leads the packets of this host's clients of egresses into tunnels, and tells the gateways of them:
-// pods that name egresses in their annotations or were attached later, and the network namespaces that the
-// configuration names.
+// Package clients sends the packets of this host's egress clients into tunnels, and informs the gateways about these
+// clients: pods that name egresses in their annotations or were attached later, and network namespaces from the
+// configuration.
 //
-// What a client shall have is planned by values (Plan); each namespace is written by a goroutine of its own, so that a
-// slow one holds up no other. What running pods have opted in to is kept in a file.
+// Plan decides as a pure function what each client gets. A goroutine per namespace writes it, so that a slow one does
+// not delay the others. A file keeps the egresses that running pods have chosen.
 //
 // Source: DESIGN.md section 11 of the project; shared/seeds/coil-egress-nat.txt.
 package clients

@@ -26,15 +26,15 @@ const ClientsFile = "egress-clients.json"
 
 const maxClientsFile = 64 << 20 // bytes
 
-// clientsFile is what the file has: what an agent that starts again would not learn from anybody.
+// clientsFile is the content of the file: what a restarted agent could not learn otherwise.
 type clientsFile struct {
 	Version int         `json:"version"`
-	Told    []Ref       `json:"told,omitempty"` // gateways of these may know clients of this host
+	Told    []Ref       `json:"told,omitempty"` // egresses whose gateways may know clients of this host
 	Pods    []clientRow `json:"pods"`
 	Flows   []flowsRow  `json:"flows,omitempty"`
 }
 
-// flowsRow says by which slots of an egress a client may have flows.
+// flowsRow lists the slots of an egress by which a client may have flows.
 type flowsRow struct {
 	ContainerID string   `json:"container,omitempty"`
 	Interface   string   `json:"interface"` // of a client from the configuration: the namespace's path
@@ -56,7 +56,7 @@ type clientRow struct {
 	Wrong       string     `json:"wrong,omitempty"`
 }
 
-// inode tells network namespaces at one path apart.
+// inode distinguishes network namespaces that use the same path one after the other.
 type inode struct {
 	Dev uint64 `json:"dev"`
 	Ino uint64 `json:"ino"`
@@ -70,7 +70,7 @@ func inodeOf(path string) (inode, error) {
 	return inode{uint64(s.Dev), s.Ino}, nil
 }
 
-// gone says that a network namespace is not at its path any more; another may be.
+// gone reports whether a network namespace is no longer at its path; another one may be.
 func gone(path string, was inode) bool {
 	now, err := inodeOf(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -79,14 +79,14 @@ func gone(path string, was inode) bool {
 	return err == nil && was != (inode{}) && now != was
 }
 
-// isUnder says that a path lies in a directory.
+// isUnder reports whether a path lies in a directory.
 func isUnder(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && path != "" && rel != ".." && !strings.HasPrefix(rel, "../")
 }
 
-// load reads the file. One that cannot be read is put aside: pods that run then keep their tunnels, but nobody looks
-// after them.
+// load reads the file. An unreadable file is renamed: running pods then keep their tunnels, but these are no longer
+// maintained.
 func (c *Clients) load() error {
 	f, err := os.Open(c.cfg.File)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +133,7 @@ func (c *Clients) load() error {
 	return nil
 }
 
-// decodeClients reads what the file has, whoever wrote it.
+// decodeClients parses and checks the file's content, which may be damaged or foreign.
 func decodeClients(b []byte) (clientsFile, error) {
 	var f clientsFile
 	if len(b) > maxClientsFile {
@@ -161,8 +161,7 @@ func decodeClients(b []byte) (clientsFile, error) {
 	return f, nil
 }
 
-// flowsRows are the slots by which clients may have flows: of members, and of those that the agent knows by the file
-// only.
+// flowsRows lists the slots by which clients may have flows: those of members, and those that only the file named.
 func (c *Clients) flowsRows() (out []flowsRow) {
 	for _, m := range c.ordered() {
 		id := m.pod.Key
@@ -186,7 +185,7 @@ func (c *Clients) flowsRows() (out []flowsRow) {
 	return out
 }
 
-// save writes the file if it would be different. The caller has mu.
+// save writes the file if its content changes. The caller holds mu.
 func (c *Clients) save() {
 	file := clientsFile{Version: 1, Pods: []clientRow{}}
 	for r := range c.told {
@@ -206,7 +205,7 @@ func (c *Clients) save() {
 	}
 	file.Flows = c.flowsRows()
 	if len(file.Told)+len(file.Pods)+len(file.Flows) == 0 && c.saved == nil {
-		return // there is no file, and none is needed
+		return // no file exists, and none is needed
 	}
 	b, err := json.MarshalIndent(file, "", " ")
 	if err != nil || bytes.Equal(b, c.saved) {

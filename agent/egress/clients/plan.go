@@ -15,15 +15,15 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// What a client's egress may be in, as reports have it.
+// The states of a client's egress in reports.
 const (
-	Ready   = "ready"   // packets get through
+	Ready   = "ready"   // packets pass
 	Waiting = "waiting" // for an owner, or for the owner to know the client
-	Unknown = "unknown" // no such egress; it is taken up when it is defined
-	Refused = "refused" // it cannot be, as long as nobody changes something
+	Unknown = "unknown" // no such egress; used once it is defined
+	Refused = "refused" // impossible until the configuration changes
 )
 
-// Agreed is what clients need of the agreed state.
+// Agreed is the part of the agreed state that clients need.
 type Agreed struct {
 	Egresses map[Ref]AgreedEgress
 	Names    map[identity.ID]string // of the slots' owners
@@ -37,17 +37,17 @@ type AgreedEgress struct {
 	Destinations   []netip.Prefix
 	SourcePortAuto bool
 	Slots          []egress.SlotState // by number
-	Draining       uint32             // of the highest slots: they take no new flows
-	SpreadFlows    bool               // new flows take any slot
+	Draining       uint32             // number of the highest slots, which take no new flows
+	SpreadFlows    bool               // new flows may take any slot
 	Gateways       []identity.ID
 }
 
-// replicas are the slots that take new flows.
+// replicas is the number of slots that take new flows.
 func (e AgreedEgress) replicas() uint32 {
 	return uint32(len(e.Slots)) - min(e.Draining, uint32(len(e.Slots)))
 }
 
-// AgreedOf reads the state.
+// AgreedOf extracts Agreed from the state.
 func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Names: map[identity.ID]string{}, Ports: ports,
 		Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s),
@@ -81,7 +81,7 @@ func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s egress.SlotState) bool {
 				return s.Node == id
 			})) {
-				one.Gateways = append(one.Gateways, id) // one that drains goes on until its slots have moved
+				one.Gateways = append(one.Gateways, id) // a draining gateway continues until its slots have moved
 			}
 		}
 		a.Egresses[egress.RefOf(e)] = one
@@ -91,31 +91,31 @@ func AgreedOf(s *events.State, ports dataplane.FoUPorts) *Agreed {
 
 // Client is a network namespace that uses egresses.
 type Client struct {
-	Key        string     // namespace/pod, or its address: what its slots follow from
+	Key        string     // namespace/pod, or its address; determines its slots
 	NetNS      string     // path; empty: the host's own
 	IPv4, IPv6 netip.Addr // one of the two may be invalid
 	Uplink     string
-	MTU        int   // of the uplink, in bytes; 0: as the kernel has it
+	MTU        int   // of the uplink, in bytes; 0: the kernel's
 	Wanted     []Ref // in order of precedence
 	Host       bool
 	Owner      string           // dataplane.Numbers.Owner, of a host
-	Flows      map[Ref][]uint32 // slots by which it may have flows besides its own
+	Flows      map[Ref][]uint32 // slots of possible flows besides its own slot
 }
 
-// Choice is what becomes of one egress of a client.
+// Choice is the result for one egress of a client.
 type Choice struct {
 	Ref
-	Slot      uint32      // that new flows take
-	Also      []uint32    // by which it may have other flows, in order
-	Led       bool        // there are routes that lead there
+	Slot      uint32      // of new flows
+	Also      []uint32    // other slots of possible flows, in order
+	Led       bool        // routes lead there
 	Owner     identity.ID // of Slot; zero: none
 	OwnerName string
-	State     string // Ready means here that there is an owner, who has to know the client
+	State     string // Ready means here only that there is an owner, which may not know the client yet
 	Reason    string
 }
 
-// Plan decides what a client's namespace shall have, and says what becomes of each egress that it wants. agreed is nil
-// while the agreed state is not known.
+// Plan derives the spec of a client's namespace, and the result for each egress that it wants. Argument agreed is nil
+// while the agreed state is unknown.
 func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
 	spec := dataplane.ClientSpec{Name: c.Key, Addr4: c.IPv4, Addr6: c.IPv6, Uplink: c.Uplink, MTU: c.MTU, Host: c.Host}
 	if agreed != nil {
@@ -126,12 +126,12 @@ func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
 	for _, ref := range c.Wanted {
 		out = append(out, choose(c, ref, agreed, &spec, &refused))
 	}
-	spec.Routes = append(spec.Routes, refused...) // behind those of egresses that can
+	spec.Routes = append(spec.Routes, refused...) // after the routes that work, which so take precedence
 	spec.Flows = flowsOf(c, out, agreed)
 	return spec, out
 }
 
-// choose adds one egress to the spec; refused are destinations that it has and cannot lead to.
+// choose adds one egress to the spec, and to refused the destinations that it has no tunnel for.
 func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refused *[]dataplane.ClientRoute) Choice {
 	out := Choice{Ref: ref, State: Waiting, Reason: "the agreed state is not known yet"}
 	if agreed == nil {
@@ -147,14 +147,14 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 		out.Reason = fmt.Sprintf("egress %s has no slots", ref)
 		return out
 	}
-	for _, any := range e.Slots { // a client that goes to another slot still hears the former one
+	for _, any := range e.Slots { // a client that changes its slot still receives from the former one
 		for _, a := range []netip.Addr{any.IPv4, any.IPv6} {
 			if a.IsValid() && !slices.Contains(spec.Ends, a) {
 				spec.Ends = append(spec.Ends, a)
 			}
 		}
 	}
-	if c.Host { // this host may be the gateway
+	if c.Host { // this host may be the gateway itself
 		spec.Links = append(spec.Links, egressns.HostLink(c.Owner, ref.String()))
 	}
 	slot := e.Slots[out.Slot]
@@ -199,7 +199,7 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 	return out
 }
 
-// choices are the slots that new flows take, where they are spread: all that have an owner, and do not drain.
+// choices are the slots of new flows when they are spread: all that have an owner and do not drain.
 func choices(ch Choice, e AgreedEgress) (out []int) {
 	for n := range e.replicas() {
 		if n == ch.Slot && !ch.Owner.IsZero() || slices.Contains(ch.Also, n) {
@@ -209,8 +209,8 @@ func choices(ch Choice, e AgreedEgress) (out []int) {
 	return out
 }
 
-// routesTo are the routes to a slot of an egress, and the destinations that are refused rather than sent another way,
-// since the slot has no tunnel of that family.
+// routesTo returns the routes to a slot of an egress, and the destinations to refuse because the slot has no tunnel
+// of that family: without a refusal they would bypass the egress.
 func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.ClientRoute, without string) {
 	slot := e.Slots[n]
 	for _, dst := range e.Destinations {
@@ -219,7 +219,7 @@ func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.C
 			own, remote, family = c.IPv6, slot.IPv6, "IPv6"
 		}
 		switch {
-		case !own.IsValid(): // nothing of this family leaves it
+		case !own.IsValid(): // the client sends nothing of this family
 		case !remote.IsValid():
 			without = family
 			refused = append(refused, dataplane.ClientRoute{Destination: dst})
@@ -230,8 +230,8 @@ func routesTo(c Client, e AgreedEgress, n uint32) (routes, refused []dataplane.C
 	return routes, refused, without
 }
 
-// usable are those of the slots by which flows may go on: they have an owner. Flows of a slot without one go by the
-// client's.
+// usable selects the slots by which flows may continue: those with an owner. Flows of other slots use the client's
+// own.
 func usable(slots []uint32, own uint32, e AgreedEgress) (out []uint32) {
 	for _, n := range slots {
 		if n != own && int(n) < min(len(e.Slots), dataplane.ClientFlowSlots) && !e.Slots[n].Node.IsZero() {
@@ -242,7 +242,7 @@ func usable(slots []uint32, own uint32, e AgreedEgress) (out []uint32) {
 	return slices.Compact(out)
 }
 
-// flowsOf are the routes of flows that began by other slots than their client's.
+// flowsOf returns the routes of flows that began by another slot than the client's present one.
 func flowsOf(c Client, choices []Choice, agreed *Agreed) (out []dataplane.ClientFlows) {
 	var slots []uint32
 	for _, ch := range choices {
@@ -269,8 +269,8 @@ func flowsOf(c Client, choices []Choice, agreed *Agreed) (out []dataplane.Client
 	return out
 }
 
-// KeepFlows are the slots by which a client may have flows, by egress, without its own of now: those of before, and the
-// one that was its own until now.
+// KeepFlows returns the slots by which a client may have flows, by egress, without its present slot: the earlier
+// ones, and the one that was its own until now.
 func KeepFlows(have map[Ref][]uint32, former []Choice, c Client, agreed *Agreed) map[Ref][]uint32 {
 	out := map[Ref][]uint32{}
 	for _, ref := range c.Wanted {
@@ -314,7 +314,7 @@ func addresses(c Client) string {
 	return text
 }
 
-// entry is a client as gateways are told of it.
+// entry is a client as sent to gateways.
 func entry(c Client, ch Choice) *skeinv1.EgressClient {
 	e := &skeinv1.EgressClient{Key: c.Key, Slot: ch.Slot, Also: ch.Also}
 	if c.IPv4.IsValid() {
@@ -326,8 +326,8 @@ func entry(c Client, ch Choice) *skeinv1.EgressClient {
 	return e
 }
 
-// Lists are the clients of each egress as gateways are told of them, by key; of two with one key the later counts. Of
-// an egress that is not defined nobody is told.
+// Lists are the lists sent to gateways: the clients of each egress, by key; of two with the same key the later
+// counts. Undefined egresses are left out.
 func Lists(clients []Client, agreed *Agreed) map[Ref][]*skeinv1.EgressClient {
 	out := map[Ref][]*skeinv1.EgressClient{}
 	for _, c := range clients {

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Purge removes the rules, routes and devices of clients while no agent runs: of those in the file, of configured
-// network namespaces, "" being the host's own. A namespace that is gone has taken its own along.
+// Purge removes the rules, routes and devices of clients while no agent runs: of the clients in the file and of
+// configured network namespaces, where "" is the host's own. A namespace that no longer exists needs nothing.
 func Purge(file string, configured []string, driver string, numbers dataplane.Numbers, log *slog.Logger) error {
 	spaces := map[string]bool{}
 	var errs []error

@@ -14,12 +14,12 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Timing of telling gateways.
+// Timing of informing gateways.
 const (
 	syncTimeout    = 5 * time.Second // for one answer
 	syncRetryFirst = 100 * time.Millisecond
 	syncRetryLast  = egress.SyncEvery
-	farewells      = 5 // tries to tell a gateway that it has no clients here any more
+	farewells      = 5 // attempts to inform a gateway that it has no clients here any more
 )
 
 // pairKey is an egress and a gateway.
@@ -28,20 +28,20 @@ type pairKey struct {
 	node identity.ID
 }
 
-// pair keeps one gateway informed of one egress. Clients.mu guards it.
+// pair keeps one gateway informed about one egress's clients here. Clients.mu guards it.
 type pair struct {
 	pairKey
 	wakeups chan struct{}
-	last    bool // the gateway shall know of no clients any more, and then it is forgotten
+	last    bool // the gateway must forget its clients here, and then the pair ends
 
-	installed []*skeinv1.EgressClient // what its data plane knows
-	refused   map[string]string       // client's key -> why
+	installed []*skeinv1.EgressClient // the list that its data plane has
+	refused   map[string]string       // client's key → reason
 	problem   string                  // why the last list is not installed
 	answered  bool
 }
 
-// resync compares what gateways shall know with what they are told, and starts or wakes who tells them. The caller has
-// mu.
+// resync compares the lists that gateways should have with those sent, and starts or wakes the goroutines that send
+// them. The caller holds mu.
 func (c *Clients) resync(clients []Client) {
 	if c.agreed == nil {
 		return
@@ -84,7 +84,7 @@ func (c *Clients) resync(clients []Client) {
 	c.forgetTold()
 }
 
-// forgetTold drops egresses about which nobody is told any more. The caller has mu.
+// forgetTold drops egresses that no longer exist and have no clients here. The caller holds mu.
 func (c *Clients) forgetTold() {
 	for ref := range c.told {
 		_, defined := c.agreed.Egresses[ref]
@@ -113,12 +113,12 @@ func (p *pair) wake() {
 	}
 }
 
-// tell is a pair's goroutine.
+// tell is the goroutine of a pair.
 func (c *Clients) tell(p *pair) {
 	backoff, goodbyes := time.Duration(0), 0
 	for {
 		c.mu.Lock()
-		c.gen++ // with each word, so that none is taken for an older one
+		c.gen++ // new for each message, so that none counts as an older one
 		last := p.last
 		r := &skeinv1.SyncEgressClientsRequest{Namespace: p.Namespace, Name: p.Name, Epoch: c.cfg.Epoch, Generation: c.gen}
 		if !last {
@@ -157,7 +157,7 @@ func (c *Clients) tell(p *pair) {
 	}
 }
 
-// heard keeps an answer; good: nothing is left to be said.
+// heard records an answer; good: the gateway has the list.
 func (c *Clients) heard(p *pair, r *skeinv1.SyncEgressClientsRequest, resp *skeinv1.SyncEgressClientsResponse,
 	err error) (good bool) {
 	c.mu.Lock()
@@ -185,7 +185,7 @@ func (c *Clients) heard(p *pair, r *skeinv1.SyncEgressClientsRequest, resp *skei
 	return good
 }
 
-// part ends a pair that has nothing to tell any more; false: it has again.
+// part ends a pair whose gateway has no clients here any more; false: it has some again.
 func (c *Clients) part(p *pair, good bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,7 +208,7 @@ func (c *Clients) part(p *pair, good bool) bool {
 	return true
 }
 
-// known says whether the owner of a client's slot knows it. The caller has mu.
+// known returns the state of a client at the owner of its slot. The caller holds mu.
 func (c *Clients) known(client Client, ch Choice) (state, reason string) {
 	p := c.pairs[pairKey{ch.Ref, ch.Owner}]
 	if p == nil {

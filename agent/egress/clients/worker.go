@@ -11,18 +11,17 @@ import (
 	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
-// turnMost is how long a client that is slow keeps its turn.
+// turnMost is how long a slow client keeps its turn.
 const turnMost = time.Second
 
-// turns bound what changes of many clients at once take from what clients send: each of these changes some thousand
-// things in the kernel, under locks that all of the host share, and flows that run need none of them. Each turn ends
-// after as long a pause as the work took.
+// turns limit how many clients change at once. Each change makes some thousand kernel objects, under locks that the
+// whole host shares, and would slow the clients' traffic. After each turn comes a pause as long as its work took.
 type turns chan struct{}
 
-// newTurns is for half of the processors, which the pauses make a quarter.
+// newTurns allows half of the processors; the pauses reduce that to a quarter.
 func newTurns() turns { return make(turns, max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// take waits for a turn; done is to be called once after the work, and ok is false when ctx has ended before.
+// take waits for a turn. Call done once after the work; ok is false if ctx ended first.
 func (t turns) take(ctx context.Context) (done func(), ok bool) {
 	select {
 	case t <- struct{}{}:
@@ -40,10 +39,10 @@ func (t turns) take(ctx context.Context) (done func(), ok bool) {
 	}, true
 }
 
-// resync is how often a client's namespace is read again: there are as many as pods.
+// resync is the interval of re-reading a client's namespace. It is long since there are as many as pods.
 const resync = 5 * time.Minute
 
-// worker does the kernel's part for one client, so that one that is slow holds nobody else up.
+// worker maintains the kernel's side of one client, so that a slow client does not delay others.
 type worker struct {
 	c          *Clients
 	key, netns string
@@ -51,19 +50,19 @@ type worker struct {
 	target     *reconcile.Target
 	cancel     context.CancelFunc
 	done       chan struct{} // closed at the end
-	space      Namespace     // nil: not open yet; for the runner's goroutine
+	space      Namespace     // nil: not open yet; only for the runner's goroutine
 
 	// Clients.mu guards the rest.
 	want           dataplane.ClientSpec
-	asked, applied int       // counts of specs
-	ns             Namespace // space, for everybody; nil at the end, too
-	remove         bool      // at the end what is in the kernel goes too
+	asked, applied int       // number of specs requested, and tried
+	ns             Namespace // space for other goroutines; nil after the end, too
+	remove         bool      // whether the end removes what is in the kernel
 	err            error
 	notes          []string
 	driver         string
 }
 
-// start makes a worker. The caller has mu.
+// start makes a worker. The caller holds mu.
 func (c *Clients) start(key, netns string) *worker {
 	ctx, cancel := context.WithCancel(c.ctx)
 	w := &worker{c: c, key: key, netns: netns, cancel: cancel, done: make(chan struct{})}
@@ -79,25 +78,25 @@ func (c *Clients) start(key, netns string) *worker {
 	return w
 }
 
-// apply has the worker make a spec. The caller has mu.
+// apply gives the worker a new spec. The caller holds mu.
 func (w *worker) apply(s dataplane.ClientSpec) {
 	w.want = s
 	w.asked++
 	w.runner.Mark(reconcile.Wanted, w.target)
 }
 
-// stop ends it, with or without what is in the kernel. The caller has mu.
+// stop ends the worker; remove: also what it made in the kernel. The caller holds mu.
 func (w *worker) stop(remove bool) {
 	w.remove = remove
 	w.cancel()
 }
 
-// settled says that the last spec was tried. The caller has mu.
+// settled reports whether the last spec was tried. The caller holds mu.
 func (w *worker) settled() bool { return w.applied == w.asked }
 
-// reconcile makes the namespace what is wanted now.
+// reconcile brings the namespace to the wanted state.
 func (w *worker) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.Result) {
-	// What a pod waits for at its start waits for nobody, nor does a look that seldom finds anything to do.
+	// Two cases need no turn: a pod's first spec, for which its start waits, and a check, which seldom finds a change.
 	if w.space != nil && c&reconcile.Wanted != 0 {
 		done, ok := w.c.turns.take(ctx)
 		if !ok {
@@ -118,14 +117,14 @@ func (w *worker) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.
 	defer w.c.mu.Unlock()
 	w.ns = w.space
 	if w.applied == asked && r.Err == nil && w.err == nil && w.driver == driver && slices.Equal(w.notes, notes) {
-		return r // there is nothing new to tell
+		return r // the outcome is unchanged
 	}
 	w.applied, w.notes, w.driver, w.err = asked, notes, driver, r.Err
 	w.c.broadcast()
 	return r
 }
 
-// open opens the namespace, if it is not, and hears of what others change there.
+// open opens the namespace if necessary, and watches it for changes by others.
 func (w *worker) open() error {
 	if w.space != nil {
 		return nil
@@ -142,17 +141,17 @@ func (w *worker) open() error {
 	return nil
 }
 
-// finish is the worker's end.
+// finish ends the worker, after its runner.
 func (w *worker) finish() {
 	w.c.mu.Lock()
 	remove := w.remove
 	w.ns = nil
 	w.c.mu.Unlock()
 	ns := w.space
-	if ns == nil && remove { // something may be left of an earlier process
+	if ns == nil && remove { // an earlier process may have left something
 		var err error
 		if ns, err = w.c.cfg.Open(w.netns); err != nil {
-			return // it is gone, and all with it
+			return // the namespace is gone, with everything in it
 		}
 	}
 	if ns == nil {

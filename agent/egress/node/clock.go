@@ -15,10 +15,10 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// witnesses is how many nodes besides the servers a gateway asks for their clocks: one that answers is enough.
+// witnesses is how many nodes besides the servers a gateway asks for their clocks; one answer is enough.
 const witnesses = 4
 
-// readClock reads this machine's clock: one that nobody sets, and that goes on while the machine is suspended.
+// readClock reads this machine's CLOCK_BOOTTIME, which cannot be set and continues during suspend.
 func readClock() (egress.Reading, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -31,7 +31,7 @@ func readClock() (egress.Reading, error) {
 	return egress.Reading{Boot: strings.TrimSpace(string(boot)), At: time.Duration(now.Nano())}, nil
 }
 
-// Clock tells another node what this machine's clock shows.
+// Clock answers another node with this machine's clock.
 func (s Service) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*skeinv1.ClockResponse, error) {
 	if _, err := s.caller(ctx); err != nil {
 		return nil, err
@@ -43,8 +43,8 @@ func (s Service) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*skeinv1.C
 	return &skeinv1.ClockResponse{BootId: r.Boot, Nanos: int64(r.At)}, nil
 }
 
-// Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this
-// machine's own.
+// Read asks the servers and some other nodes for their clocks. It returns the answers that came before the context's
+// end, and this machine's own.
 func (e *Node) Read(ctx context.Context) egress.Readings {
 	out := egress.Readings{}
 	if own, err := readClock(); err == nil {
@@ -59,7 +59,7 @@ func (e *Node) Read(ctx context.Context) egress.Readings {
 	for _, id := range ask {
 		go func() {
 			r, err := e.c.LeaseOf(id).Clock(ctx, &skeinv1.ClockRequest{})
-			if err != nil { // away, or of a version without this: no witness
+			if err != nil { // offline, or of a version without this: no witness
 				answers <- answer{}
 				return
 			}
@@ -79,8 +79,8 @@ func (e *Node) Read(ctx context.Context) egress.Readings {
 	return out
 }
 
-// witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as
-// they are.
+// witnesses are the servers, and the next nodes by ID that gossip knows to be alive. The choice is stable while they
+// are.
 func (e *Node) witnesses() []identity.ID {
 	st := e.c.State()
 	var servers, others []identity.ID
@@ -97,7 +97,7 @@ func (e *Node) witnesses() []identity.ID {
 	return slices.Concat(servers, nextAfter(e.c.Self, others, witnesses))
 }
 
-// nextAfter are the first n of IDs in a circle that begins after self.
+// nextAfter returns the first n IDs of the circle that begins after self.
 func nextAfter(self identity.ID, ids []identity.ID, n int) []identity.ID {
 	slices.SortFunc(ids, func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) })
 	from, _ := slices.BinarySearchFunc(ids, self, func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) })

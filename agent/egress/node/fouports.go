@@ -8,16 +8,16 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// fouPorts follows the port of egresses' tunnels while the cluster changes it.
+// fouPorts tracks the tunnels' port while the cluster changes it.
 type fouPorts struct {
 	change *skeinv1.FouPortChange
 	seen   time.Time     // when this process saw the change
-	age    time.Duration // that it had then
+	age    time.Duration // age of the change at that time
 }
 
-// follow is which ports hold now, and in how long there may be others; zero: not by time alone. A change is as old as
-// the log shows, and then as long as this process knows it: clocks of hosts differ. Only where it was there when the
-// process started does the host's clock count, too.
+// follow returns the current ports, and the time until they may differ; zero: only the state can change them. The age
+// of a change is taken from the log's times plus the time since this process saw it, since hosts' clocks differ. The
+// host's clock is used only for a change that was there when the process started.
 func (f *fouPorts) follow(st *events.State, start bool, now time.Time) (p dataplane.FoUPorts, next time.Duration) {
 	set := st.Settings()
 	c := set.GetFouPortChange()

@@ -1,5 +1,5 @@
-// Package node is what one node does for egresses: as a gateway, for its own clients, and as the service that other
-// nodes ask.
+// Package node combines everything that one node does for egresses: as a gateway, for its own clients, and as a
+// service for other nodes.
 package node
 
 import (
@@ -34,17 +34,17 @@ const (
 	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
 	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
 	subjectEgress  = "egress: "
-	// graceFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too:
-	// all servers hear of a move at once. A client's host may even be Handover − graceFor behind the former owner, and
-	// nothing is lost.
+	// graceFor is how long clients' hosts send to the former owner of a slot in a planned move. By then the new owner
+	// knows of the move, too, since all servers publish it at once. A client's host may even learn of it up to Handover
+	// − graceFor later than the former owner without loss.
 	graceFor = 80 * time.Millisecond
-	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have
-	// another.
+	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well, since they may
+	// have elected another.
 	hedgeAfter = 60 * time.Millisecond
 	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts
 )
 
-// Config is what the agent gives to Node. The functions may be called from any goroutine.
+// Config is what a Node needs. The functions may be called from any goroutine.
 type Config struct {
 	Self             identity.ID
 	Epoch            uint64 // of this start
@@ -53,43 +53,42 @@ type Config struct {
 	Numbers          dataplane.Numbers
 	State            func() *events.State
 	Leader           func() (identity.ID, bool)
-	Alive            func(identity.ID) bool // as far as gossip knows
+	Alive            func(identity.ID) bool // by gossip
 	MTU              func() int             // of the tunnel's link
-	Links            func() []announce.Link // this host's own, on which addresses can be announced
+	Links            func() []announce.Link // the host's, on which addresses can be announced
 	Configured       func() ([]clients.Configured, error)
 	Leases           func() []ipam.Lease // of this host's pods
-	// Of is a node's service. LeaseOf is the same by connections that nothing else uses.
+	// Of is a node's service. LeaseOf is the same over separate connections, which carry nothing else.
 	Of, LeaseOf func(identity.ID) skeinv1connect.EgressServiceClient
-	// Expect is told of the index that a server's answer had.
+	// Expect is called with the index in a server's answer.
 	Expect func(index uint64)
-	// Wake has the agent's loop call Follow again.
+	// Wake makes the agent's loop call Follow again.
 	Wake func()
-	// Journal is told what becomes of slots here, and Renewed how a request for a lease was answered: granted, denied or
-	// none.
+	// Journal records events of slots here. Renewed counts the answers to requests for leases: granted, denied or none.
 	Journal func(*skeinv1.SlotHeld)
 	Renewed func(namespace, name, answer string)
 	Report  func(subject string, severity part.Severity, message, advice string)
 	Log     *slog.Logger
 }
 
-// Node is what this node does for egresses: as a gateway, and for its own clients.
+// Node is this host's part in egresses: as a gateway, and for its own clients.
 type Node struct {
 	c          Config
 	gateways   *egress.Gateways
 	clients    *clients.Clients
-	told       map[string]bool      // subjects of the problems that status shows; of the goroutine that calls Follow
-	configured []clients.Configured // as they were given last; of it, too
-	swept      bool                 // strays of a former run are being removed; of it, too
+	told       map[string]bool      // subjects of the problems in status; only for the goroutine that calls Follow
+	configured []clients.Configured // as last configured; likewise
+	swept      bool                 // removal of an earlier run's remains has begun; likewise
 
-	seen  *events.State      // of it, too
-	ports fouPorts           // of it, too
-	woken dataplane.FoUPorts // those after which the loop is to be woken; of it, too
+	seen  *events.State      // likewise
+	ports fouPorts           // likewise
+	woken dataplane.FoUPorts // ports for which a wake-up was already scheduled; likewise
 
 	mu    sync.Mutex
-	moved map[uint64]time.Time // slots that moved by plan, by epoch, and when that was seen
+	moved map[uint64]time.Time // planned moves, by epoch, and when they were seen
 }
 
-// New begins with what a former run left.
+// New makes a Node, and adopts what an earlier run left.
 func New(c Config) (*Node, error) {
 	e := &Node{c: c, told: map[string]bool{}, moved: map[uint64]time.Time{}}
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
@@ -116,13 +115,13 @@ func New(c Config) (*Node, error) {
 	return e, nil
 }
 
-// Clients are this host's own.
+// Clients are this host's clients.
 func (e *Node) Clients() *clients.Clients { return e.clients }
 
-// Gateways are those that this node may be.
+// Gateways are this node's gateways.
 func (e *Node) Gateways() *egress.Gateways { return e.gateways }
 
-// followPorts are the ports of tunnels that hold now. The loop is woken when others do.
+// followPorts returns the tunnels' current ports, and schedules a wake-up for when they change.
 func (e *Node) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
 	p, next := e.ports.follow(st, e.seen == nil, now)
 	if next > 0 && p != e.woken {
@@ -132,7 +131,7 @@ func (e *Node) followPorts(st *events.State, now time.Time) dataplane.FoUPorts {
 	return p
 }
 
-// Run works until the context ends. What forwards and leads goes on.
+// Run works until the context ends. Gateways and clients in the kernel continue after that.
 func (e *Node) Run(ctx context.Context) {
 	e.gateways.Run(ctx)
 }
@@ -149,7 +148,7 @@ func (e *Node) sweep() {
 	}
 }
 
-// Purge takes away everything of ours, in pods too.
+// Purge removes everything of egresses from this host, also from pods.
 func (e *Node) Purge() error {
 	if e == nil {
 		return nil
@@ -160,7 +159,7 @@ func (e *Node) Purge() error {
 	return PurgeGateways(e.c.RunDir, e.c.Numbers)
 }
 
-// Follow takes in the newest agreed state and tells what is wrong. It is called by one goroutine at a time.
+// Follow passes on the newest agreed state and reports problems. It must not be called concurrently.
 func (e *Node) Follow(st *events.State) {
 	if e == nil {
 		return
@@ -170,7 +169,7 @@ func (e *Node) Follow(st *events.State) {
 	}
 	ports := e.followPorts(st, time.Now())
 	e.gateways.Follow(st, e.c.MTU(), ports)
-	if !e.swept { // not before the gateways know which egresses are theirs
+	if !e.swept { // only after the gateways know which egresses they serve
 		e.swept = true
 		go e.sweep()
 	}
@@ -191,7 +190,7 @@ func (e *Node) Follow(st *events.State) {
 	e.told = now
 }
 
-// noteMoves sees which slots have just moved by plan.
+// noteMoves records slots that have just moved by plan.
 func (e *Node) noteMoves(st *events.State, now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -210,7 +209,7 @@ func (e *Node) noteMoves(st *events.State, now time.Time) {
 	e.seen = st
 }
 
-// plannedSince are the epochs of slots that moved by plan after a state.
+// plannedSince returns the epochs of slots that moved by plan after old.
 func plannedSince(old, now *events.State) (out []uint64) {
 	if old == nil {
 		return nil
@@ -225,7 +224,7 @@ func plannedSince(old, now *events.State) (out []uint64) {
 	return out
 }
 
-// InGrace are the slots that still lead to their former owner.
+// InGrace returns the epochs of slots whose packets still go to their former owner.
 func (e *Node) InGrace() map[uint64]bool {
 	if e == nil {
 		return nil
@@ -241,13 +240,13 @@ func (e *Node) InGrace() map[uint64]bool {
 	return out
 }
 
-// Sync tells a gateway of this host's clients.
+// Sync sends this host's clients to a gateway.
 func (e *Node) Sync(ctx context.Context, node identity.ID,
 	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	return e.c.Of(node).SyncEgressClients(ctx, r)
 }
 
-// Report is what a node does for egresses.
+// Report asks a node for its egress report.
 func (e *Node) Report(ctx context.Context, node identity.ID,
 	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	return e.c.Of(node).EgressReport(ctx, r)
@@ -289,8 +288,8 @@ func (e *Node) Attach(ctx context.Context,
 	return &skeinv1.AttachEgressResponse{Egresses: out}, nil
 }
 
-// RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is
-// behind.
+// RenewLeases requests leases and counts the answers. The index in an answer shows a gateway whose subscription hangs
+// that it is behind.
 func (e *Node) RenewLeases(ctx context.Context,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	answer, err := e.askServers(ctx, r)
@@ -310,8 +309,8 @@ func (e *Node) RenewLeases(ctx context.Context,
 	return answer, err
 }
 
-// askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The
-// first answer that is no error counts.
+// askServers asks the leader, and if it does not answer soon or fails, all other servers, since one of them may lead
+// now. The first answer that is not an error counts.
 func (e *Node) askServers(ctx context.Context,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -368,7 +367,7 @@ func (e *Node) askServers(ctx context.Context,
 	return nil, errors.Join(errs...)
 }
 
-// configure gives the clients of this host's configuration what has changed of them. Follow calls it.
+// configure passes changed clients of the host's configuration on. Follow calls it.
 func (e *Node) configure() {
 	all, err := e.c.Configured()
 	if err != nil {

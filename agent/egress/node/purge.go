@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// PurgeGateways removes the namespaces of gateways, and with them what was kept of their clients: a gateway that is
-// made anew is told of its clients again.
+// PurgeGateways removes the namespaces of gateways and the files with their clients. Clients' hosts send their lists
+// again to a new gateway.
 func PurgeGateways(runDir string, n dataplane.Numbers) error {
 	err := egress.Purge(filepath.Join(runDir, gatewayDir), n)
 	if e := os.RemoveAll(filepath.Join(runDir, gatewayClients)); e != nil {

@@ -16,17 +16,17 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Service answers other nodes, and this one.
+// Service answers requests of other nodes, and of this one.
 type Service struct {
 	// Self is this node, State the agreed state.
 	Self  identity.ID
 	State func() *events.State
-	// SlotController decides about slots; nil: this node does not lead. LeaderName is who does, "" if that is not known.
+	// SlotController decides on slots; nil: this node does not lead. LeaderName is the leader's name, "" if unknown.
 	SlotController func() *egress.SlotController
 	LeaderName     func() string
-	// Node is nil where this node only relays.
+	// Node is nil on a node that runs no egresses.
 	Node *Node
-	// Own says that it is this node that asks.
+	// Own: the requests come from this node itself.
 	Own bool
 }
 
@@ -40,12 +40,12 @@ func (s Service) Handler() (string, http.Handler) {
 	return skeinv1connect.NewEgressServiceHandler(s, connect.WithReadMaxBytes(maxSync))
 }
 
-// Client is the service of another node.
+// Client connects to the service of another node.
 func Client(conns *consensus.Conns, id identity.ID) skeinv1connect.EgressServiceClient {
 	return skeinv1connect.NewEgressServiceClient(conns.HTTP(), consensus.URL(id), connect.WithReadMaxBytes(maxSync))
 }
 
-// caller is the member that asks.
+// caller is the member that sent the request.
 func (s Service) caller(ctx context.Context) (identity.ID, error) {
 	if s.Own {
 		return s.Self, nil
@@ -75,10 +75,10 @@ func (s Service) RenewLeases(ctx context.Context,
 	return nil, egress.NotLeading(s.LeaderName())
 }
 
-// errNoGateway is for nodes that only relay.
+// errNoGateway is the answer of nodes that run no egresses.
 var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, egress.ErrNone)
 
-// SyncEgressClients takes the clients of another node.
+// SyncEgressClients handles another node's list of clients.
 func (s Service) SyncEgressClients(ctx context.Context,
 	r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
 	from, err := s.caller(ctx)
@@ -91,7 +91,7 @@ func (s Service) SyncEgressClients(ctx context.Context,
 	return s.Node.gateways.SyncClients(ctx, from, r), nil
 }
 
-// TakeOver takes the connections of a slot that comes here.
+// TakeOver handles the connections of a slot that moves to this node.
 func (s Service) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 	from, err := s.caller(ctx)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s Service) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*ske
 	return s.Node.gateways.TakeOver(from, r), nil
 }
 
-// EgressReport tells what this node does for egresses.
+// EgressReport reports this node's work for egresses.
 func (s Service) EgressReport(ctx context.Context,
 	r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
 	if _, err := s.caller(ctx); err != nil {
