@@ -96,7 +96,7 @@ func (c *Conns) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(maxMessage))
 }
 
-// passer is the ClusterService of a node that is no server, of which events are taken: it may send little at a time.
+// passer returns the ClusterService of a site's leader that passes events on: its messages are at most passedBytes long.
 func (c *Conns) passer(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(passedBytes))
 }

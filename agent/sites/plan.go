@@ -53,7 +53,7 @@ type Input struct {
 type Plan struct {
 	Self identity.ID
 	Site string
-	// Full is set while no site uses leaders: every node peers with every other, and the fields below are empty.
+	// Full is set while no site uses leaders: every node peers with every other, and the exported fields below are empty.
 	Full bool
 	// Elected is set when this host is a leader of its site, or is to become one; Forwards, while it forwards packets
 	// between its site and others.
