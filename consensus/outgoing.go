@@ -275,7 +275,8 @@ type outConn struct {
 
 var errSpoke = errors.New("the other end spoke before it was asked")
 
-// watch notices when a ready stream ends. The other end sends nothing by it, so whatever a read returns is an end.
+// watch notices when a ready stream ends. The other end sends nothing by it, so any data or error is the end, except
+// for the deadline that ready sets.
 func (c *outConn) watch() {
 	c.ended = make(chan error, 1)
 	go func() {

@@ -21,7 +21,7 @@ type Entry struct {
 type outcome int
 
 const (
-	outcomeNew   outcome = iota // newer than the held one, and kept
+	outcomeNew   outcome = iota // the first, or newer than the held one; kept
 	outcomeSame                 // exactly the held one
 	outcomeOld                  // older than the held one
 	outcomeTaken                // equivocation: same number, the new content won and is kept

@@ -86,10 +86,10 @@ func Elect(nodes []Node, perSite int) map[string][]Leader {
 	return out
 }
 
-// Heirs returns the nodes that would be elected if a site's leaders went away, the best first. They are at least
-// perSite, and together with the leaders at least one more than a leader has witnesses. Other sites hold only the
-// records of leaders, of heirs, and of nodes that report a silent leader. That is enough to elect and to demote the
-// same leaders as the site itself does; see Judge.
+// Heirs returns the nodes that would be elected if a site's leaders went away, the best first. If the site has so many
+// nodes, they are at least perSite, and together with the leaders at least one more than a leader has witnesses. Other
+// sites hold only the records of leaders, of heirs, and of nodes that report a silent leader. That is enough to elect
+// and to demote the same leaders as the site itself does; see Judge.
 func Heirs(nodes []Node, site string, leaders []Leader, perSite int) (out []identity.ID) {
 	var rest []*Node
 	for i := range nodes {
