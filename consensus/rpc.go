@@ -96,7 +96,7 @@ func (c *Conns) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(maxMessage))
 }
 
-// passer returns the ClusterService of a site's leader that passes events on: its messages are at most passedBytes long.
+// passer returns the ClusterService of a site's leader that passes events on. Its messages have at most passedBytes.
 func (c *Conns) passer(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(passedBytes))
 }

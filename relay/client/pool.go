@@ -531,7 +531,7 @@ func (p *Pool) resend(all []wire.Unsent) {
 	now := p.now()
 	for _, w := range all {
 		s := p.peer(w.Node)
-		if len(w.Payload) == 0 { // a question; it goes only to relays that have not answered, or it would circulate for ever
+		if len(w.Payload) == 0 { // a question; only relays that have not answered get it, or it would circulate for ever
 			p.carry(s, now).send(now, w.Node, w.Channel, nil)
 			continue
 		}
