@@ -13,20 +13,20 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may still
-// treat the node as the leader that it was.
+// wideFor is how long every node keeps this node's record after the last reason for it has gone: until then others may
+// still treat the node as a leader.
 const wideFor = sites.Grace + sites.ForwardOn
 
-// placeClock remembers whether everybody is to have this node's record.
+// placeClock remembers whether every node is to have this node's record.
 type placeClock struct {
-	needed  time.Time // when there was a reason last
-	because string    // that one
+	needed  time.Time // when there was last a reason
+	because string    // that reason
 }
 
-// next takes the reason that there is now, empty: none. One that is not sure, since it follows from who is known,
-// counts once the node has been up for a while, unless everybody has its record already: who has just started, and
-// knows nobody of its site yet, elects itself. It returns how long until it is to be asked again, 0: when something
-// changes.
+// next takes the present reason for giving every node this node's record; empty: none. A reason that is not sure
+// depends on which other nodes are known: a node that has just started and knows nobody of its site elects itself. Such
+// a reason counts only when unsettled, the time until this node is expected to know the others, is over, or while every
+// node has the record already. next returns how long until the next call; 0: until something changes.
 func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now time.Time) (
 	wide bool, wait time.Duration) {
 	left := wideFor - now.Sub(c.needed)
@@ -43,25 +43,25 @@ func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now ti
 	return false, 0
 }
 
-// placeState is what the loop remembers of with whom this node gossips.
+// placeState is what the loop remembers of whom this node gossips with.
 type placeState struct {
 	clock placeClock
 	set   gossip.Place
-	homes *roster.Homes // of set
-	sited bool          // this node has been in a site's pool
-	site  string        // the last one's
+	homes *roster.Homes // that set was made with
+	sited bool          // this node has been in a site's gossip pool
+	site  string        // of that pool; the last one if there were several
 	timer *time.Timer
 }
 
-// duties are what a node does besides what its record says, as far as other sites need its record for it.
+// duties are tasks of a node that its record does not name, and for which other sites need the record.
 type duties struct {
 	server     bool
 	plain      bool // the log has it carry plain peers
 	kubernetes bool // there are Kubernetes Nodes, whose pods find members by their names
 }
 
-// whyWide is why everybody is to have a node's record, by its plan, by the log and by what it says itself; empty: its
-// site alone needs it. sure is false where that follows from which nodes of the site are known.
+// whyWide returns why every node is to have a node's record, by its plan, the log and the record itself; empty: only
+// its site needs it. sure is false if the reason depends on which nodes of the site are known.
 func whyWide(p *sites.Plan, n *skeinv1.Node, r *skeinv1.Record, d duties) (why string, sure bool) {
 	switch {
 	case p.Topology(p.Site) != sites.Site:
@@ -92,7 +92,7 @@ func whyWide(p *sites.Plan, n *skeinv1.Node, r *skeinv1.Record, d duties) (why s
 	return "", false
 }
 
-// alone reports whether no other member is known to be of this host's site.
+// alone reports whether this host knows no other member of its site.
 func alone(p *sites.Plan, members []identity.ID, h *roster.Homes) bool {
 	for _, id := range members {
 		if id == p.Self {
@@ -109,7 +109,7 @@ func alone(p *sites.Plan, members []identity.ID, h *roster.Homes) bool {
 	return true
 }
 
-// carriesPlain reports whether the log has a member carry plain peers.
+// carriesPlain reports whether the log makes a member a carrier of plain peers.
 func (a *Agent) carriesPlain(id identity.ID) bool {
 	for _, p := range a.loop.state.PlainPeers() {
 		for _, c := range p.GetCarriers() {
@@ -121,7 +121,8 @@ func (a *Agent) carriesPlain(id identity.ID) bool {
 	return false
 }
 
-// placeOf is with whom a node gossips. Without homes no site speaks through leaders, or a member is too old.
+// placeOf returns with whom a node gossips. h is nil while no site uses leaders, or while a member's version is too
+// old.
 func placeOf(h *roster.Homes, site, topology string, wide bool) gossip.Place {
 	switch {
 	case h == nil:
@@ -132,14 +133,15 @@ func placeOf(h *roster.Homes, site, topology string, wide bool) gossip.Place {
 	return gossip.Place{Sited: true, Site: site, Wide: wide, Home: h.Site, Chosen: h.Leads}
 }
 
-// firstPlace is with whom this node gossips before it has made a plan.
+// firstPlace returns with whom this node gossips before it has made a plan.
 func (a *Agent) firstPlace() gossip.Place {
 	h := a.roster.Placed()
 	site, _ := sites.Of(a.self(), a.claimed())
 	return placeOf(h, site, sites.Topology(a.replica.State().Settings(), site), a.isServer() || a.relayOnly())
 }
 
-// resumePlace has everybody keep this node's record who had it before this start: the node may lead.
+// resumePlace keeps this node's record with every node, if every node had it before this start: the node may still be a
+// leader.
 func (a *Agent) resumePlace(first gossip.Place, now time.Time) {
 	s := &a.loop.place
 	s.set, s.homes, s.sited, s.site = first, a.roster.Placed(), first.Sited, first.Site
@@ -152,7 +154,7 @@ func (a *Agent) resumePlace(first gossip.Place, now time.Time) {
 	}
 }
 
-// followPlace has gossip follow the newest plan and what this node is about to say of itself.
+// followPlace sets with whom this node gossips, by the newest plan and the record that it is about to publish.
 func (a *Agent) followPlace(own *skeinv1.Record, now time.Time) {
 	s, p, h := &a.loop.place, a.sitePlan.Load(), a.roster.Placed()
 	if p == nil {
@@ -190,13 +192,13 @@ func (a *Agent) followPlace(own *skeinv1.Record, now time.Time) {
 	}
 }
 
-// placed tells with whom this node gossips where sites speak through leaders. It is not changed.
+// placed says with whom this node gossips, where sites use leaders. It is immutable.
 type placed struct {
 	wide    bool
-	because string // everybody has its record; empty: its site alone has it
+	because string // why every node has its record; empty: only its site has it
 }
 
-// notePlace keeps for status what was decided, and the reason that there is now.
+// notePlace stores the decision and its present reason for the status.
 func (a *Agent) notePlace(why string) {
 	s := &a.loop.place
 	if s.homes == nil {
@@ -215,7 +217,7 @@ func (a *Agent) notePlace(why string) {
 	}
 }
 
-// audience is how many nodes exchange the records that this one gets.
+// audience returns how many nodes exchange the records that this node receives.
 func (a *Agent) audience() int {
 	if a.loop.place.set.Sited {
 		return len(a.gossip.Records())
@@ -223,7 +225,8 @@ func (a *Agent) audience() int {
 	return len(a.roster.Members())
 }
 
-// elsewhere is the site of a member of which there is no record here: as it has told everybody, or as the log implies.
+// elsewhere returns the site of a member whose record is not here: as the member has announced it, or as the log
+// implies it.
 func (a *Agent) elsewhere(id identity.ID) (site string, ok bool) {
 	if site, ok := a.gossip.SiteOf(id); ok {
 		return site, ok
@@ -234,7 +237,7 @@ func (a *Agent) elsewhere(id identity.ID) (site string, ok bool) {
 	return "", false
 }
 
-// siteOf is a member's site as far as it is known here, its record here or not.
+// siteOf returns a member's site if it is known here, with or without the member's record.
 func (a *Agent) siteOf(n *skeinv1.Node, r *skeinv1.Record) (site string, known bool) {
 	if site, known = sites.Of(n, r); known {
 		return site, known
@@ -246,7 +249,7 @@ func (a *Agent) siteOf(n *skeinv1.Node, r *skeinv1.Record) (site string, known b
 	return a.elsewhere(id)
 }
 
-// placeStatus tells with whom this node gossips.
+// placeStatus fills in with whom this node gossips.
 func (a *Agent) placeStatus(r *skeinv1.StatusResponse) {
 	v := a.placed.Load()
 	if v == nil {
@@ -262,7 +265,7 @@ func (a *Agent) placeStatus(r *skeinv1.StatusResponse) {
 	}
 }
 
-// recordCounts are how many records a node keeps that everybody has, and that its site alone has.
+// recordCounts counts the kept records that every node has, and those that only this node's site has.
 func recordCounts(records map[identity.ID]gossip.Entry) (everybody, site int) {
 	for _, e := range records {
 		if gossip.Wide(e.Record) {
@@ -274,8 +277,9 @@ func recordCounts(records map[identity.ID]gossip.Entry) (everybody, site int) {
 	return everybody, site
 }
 
-// joinerIsKnown reports whether a joiner's first record is of no use here: others lead its site, and it finds them by
-// their records, which it gets. The record of a node that leads nothing is not for everybody.
+// joinerIsKnown reports whether this node need not spread a joiner's first record: other nodes lead the joiner's site,
+// and the joiner gets their records and reaches them by these. The record of a node that leads nothing is not for every
+// node.
 func (a *Agent) joinerIsKnown(st *events.State, joiner identity.ID) bool {
 	p, h := a.sitePlan.Load(), a.roster.Placed()
 	if p == nil || h == nil || st.Server(joiner) != nil {

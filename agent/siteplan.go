@@ -16,38 +16,38 @@ import (
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
-// siteState is what the loop remembers of sites.
+// siteState is what the loop remembers about sites.
 type siteState struct {
 	course  sites.Course
-	seen    planSeen    // what the newest plan was made of
-	due     time.Time   // when it is to be made anew although nothing has changed; zero: never
-	timer   *time.Timer // looks again then
+	seen    planSeen    // inputs of the newest plan
+	due     time.Time   // when to make a plan although nothing has changed; zero: never
+	timer   *time.Timer // wakes the loop at due
 	settled *skeinv1.NodeSettings
 	silent  map[string]bool // subjects of problems about leaders that do not forward
-	// kubernetes is set while a member says that it is a Node.
+	// kubernetes is set while any member says that it is a Kubernetes Node.
 	kubernetes bool
 }
 
-// planSeen is what a plan was made of.
+// planSeen holds the inputs of a plan.
 type planSeen struct {
-	members *sites.Members // and with them the settings
+	members *sites.Members // another value when the members or the settings change
 	placed  map[identity.ID]string
-	of      map[identity.ID]memberSeen // those of which there are records
+	of      map[identity.ID]memberSeen // members with a record here, and this host
 }
 
-// memberSeen is what a plan follows from of one member.
+// memberSeen holds the inputs of a plan that concern one member.
 type memberSeen struct {
 	record                   *skeinv1.Record
 	alive, outdated, reached bool
 }
 
-// same reports whether a plan follows from both alike.
+// same reports whether both inputs give the same plan.
 func (m memberSeen) same(o memberSeen) bool {
 	return m.alive == o.alive && m.outdated == o.outdated && m.reached == o.reached &&
 		(m.record.GetKubernetesNode() == "") == (o.record.GetKubernetesNode() == "") && sites.Alike(m.record, o.record)
 }
 
-// seeSites looks at what a plan is made of, and reports whether a plan would be another one now than by the last look.
+// seeSites reads the inputs of a plan, and reports whether they would give another plan than those read before.
 func (a *Agent) seeSites() (changed bool) {
 	s := &a.loop.sites.seen
 	members, placed := a.roster.ForPlans(), a.gossip.Placed()
@@ -80,8 +80,8 @@ func (a *Agent) seeSites() (changed bool) {
 	return changed
 }
 
-// planSites makes the plan by which this host takes part in the sites' mesh, if it may be another one than before:
-// among ten thousand members most rounds are for something else.
+// planSites makes a new plan for this host if its inputs have changed, or if a new one is due. Among ten thousand
+// members most rounds of the loop are about something else.
 func (a *Agent) planSites(now time.Time) {
 	st, s := a.loop.state, &a.loop.sites
 	if st == nil || a.self() == nil {
@@ -97,10 +97,10 @@ func (a *Agent) planSites(now time.Time) {
 	a.noteSilent(p)
 }
 
-// makePlan makes the plan of now, and sees to it that the next one is made in time.
+// makePlan makes a plan from the inputs that seeSites read, and wakes the loop when the next one is due.
 func (a *Agent) makePlan(settings *skeinv1.Settings, now time.Time) *sites.Plan {
 	s := &a.loop.sites
-	of := maps.Clone(s.seen.of) // the plan may be asked later
+	of := maps.Clone(s.seen.of) // the plan may call Alive and Outdated later
 	in := sites.Input{Self: a.id, Settings: settings, Members: s.seen.members,
 		Records:  make(map[identity.ID]*skeinv1.Record, len(of)),
 		Outdated: func(id identity.ID) bool { return of[id].outdated },
@@ -133,11 +133,11 @@ func (a *Agent) makePlan(settings *skeinv1.Settings, now time.Time) *sites.Plan 
 	return p
 }
 
-// ownSite is what a host has published of itself, with the site that it claims now: gossip puts the site in whose pool
-// it is into the record, and that follows from the plan.
+// ownSite returns the record that this host has published, with the site that it claims now. The published site is that
+// of the gossip pool, which in turn depends on the plan.
 func ownSite(published, claimed *skeinv1.Record) *skeinv1.Record {
 	switch {
-	case published == nil: // not yet
+	case published == nil: // nothing is published yet
 		return claimed
 	case published.GetSite() == claimed.GetSite():
 		return published
@@ -147,8 +147,8 @@ func ownSite(published, claimed *skeinv1.Record) *skeinv1.Record {
 	return r
 }
 
-// tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon
-// as they hear it.
+// tellTerm makes the record say that this host leads once its data plane forwards: others begin to send as soon as they
+// read it.
 func (a *Agent) tellTerm(applied bool) {
 	if applied && a.loop.sites.course.Tell() {
 		a.wakeUp()
@@ -161,7 +161,8 @@ const (
 	subjectInternalIP = "internal IP"
 )
 
-// warnOfSites tells of what this host is asked for and cannot do well.
+// warnOfSites warns of settings that this host cannot fulfil well: to lead without a reachable endpoint, and a public
+// internal IP.
 func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
 	set := a.self().GetSettings()
 	message, advice := "", ""
@@ -193,8 +194,8 @@ func siteText(site string) string {
 	return fmt.Sprintf("site %q", site)
 }
 
-// leads is what a node is in its site: leader, reserve, or elected, before it acts; silent: found not to forward;
-// empty: nothing.
+// leads returns a node's part in its site: "leader", "reserve", "elected" (it does not act yet), "silent" (it is found
+// not to forward), or empty.
 func leads(p *sites.Plan, id identity.ID) string {
 	if p == nil {
 		return ""
@@ -217,7 +218,7 @@ func leads(p *sites.Plan, id identity.ID) string {
 	return ""
 }
 
-// siteStatus tells how this node takes part in its site.
+// siteStatus fills in how this node takes part in its site.
 func (a *Agent) siteStatus(r *skeinv1.StatusResponse) {
 	p := a.sitePlan.Load()
 	if p == nil {
@@ -231,7 +232,7 @@ func (a *Agent) siteStatus(r *skeinv1.StatusResponse) {
 	}
 }
 
-// setByLog lays what the log says of this node over what its configuration and its parts say.
+// setByLog replaces what a host's configuration and parts say with what the log sets for this node.
 func setByLog(h *part.Wishes, s *skeinv1.NodeSettings) {
 	if s.GetSiteSet() {
 		h.Site = s.GetSite()
@@ -249,7 +250,7 @@ func setByLog(h *part.Wishes, s *skeinv1.NodeSettings) {
 	h.PersistentKeepalive = cmp.Or(s.GetPersistentKeepalive(), h.PersistentKeepalive)
 }
 
-// followSettings applies what the log says of this node, when that has changed.
+// followSettings applies what the log sets for this node, if that has changed.
 func (a *Agent) followSettings() {
 	set := a.self().GetSettings()
 	if proto.Equal(set, a.loop.sites.settled) {

@@ -35,7 +35,7 @@ func (a *Agent) openWitnesses() {
 	}
 }
 
-// pathMTU is the largest packet of the tunnel that the path to a peer carries; 0: it has none that lives.
+// pathMTU returns the largest tunnel packet, in bytes, that the path to a peer carries; 0: there is no live path.
 func (a *Agent) pathMTU(id identity.ID) int {
 	p := a.currentPaths()[id]
 	switch {
@@ -47,8 +47,9 @@ func (a *Agent) pathMTU(id identity.ID) int {
 	return a.linkMTU()
 }
 
-// mirrors reports whether this host answers a member's echo by a leader, which has to be one of the member's site that
-// may bring its site's packets here; or by nobody, if the member is a peer.
+// mirrors reports whether this host answers a member's echo. If the echo came through a leader, that must be a leader
+// of the member's site which may bring its site's packets here. If it came directly (via is zero), the member must be a
+// peer.
 func mirrors(p *sites.Plan, from, via identity.ID) bool {
 	if p == nil || p.Full || from == p.Self {
 		return false
@@ -79,7 +80,7 @@ func (w *siteWitnesses) close() {
 	}
 }
 
-// said is what this host says of leaders.
+// said returns this host's reports of silent leaders.
 func (w *siteWitnesses) said() []witness.Said {
 	if w == nil {
 		return nil
@@ -87,7 +88,7 @@ func (w *siteWitnesses) said() []witness.Said {
 	return w.watcher.Said()
 }
 
-// counts are of echoes by each leader.
+// counts returns the echo counts of each leader.
 func (w *siteWitnesses) counts() map[identity.ID]witness.Counts {
 	if w == nil {
 		return nil
@@ -95,7 +96,7 @@ func (w *siteWitnesses) counts() map[identity.ID]witness.Counts {
 	return w.watcher.Counts()
 }
 
-// record puts it into the host's record.
+// record puts the reports into the host's record.
 func (w *siteWitnesses) record(r *skeinv1.Record) {
 	for _, s := range w.said() {
 		r.SilentLeaders = append(r.SilentLeaders,
@@ -103,8 +104,8 @@ func (w *siteWitnesses) record(r *skeinv1.Record) {
 	}
 }
 
-// watchLeaders watches those that this host is a witness of and has a path to: whom it does not reach itself is judged
-// by that already.
+// watchLeaders watches the leaders of which this host is a witness, and to which it has a path. A leader that it does
+// not reach is ruled out by its path already.
 func (a *Agent) watchLeaders() {
 	p, paths := a.sitePlan.Load(), a.currentPaths()
 	if a.witnesses == nil || p == nil {
@@ -126,10 +127,10 @@ func (a *Agent) watchLeaders() {
 	a.witnesses.watcher.Watch(targets)
 }
 
-// subjectSilent begins the subjects of problems about leaders that do not forward.
+// subjectSilent is the prefix of subjects of problems about leaders that do not forward.
 const subjectSilent = "leader "
 
-// noteSilent tells of the leaders of this host's site that witnesses find silent.
+// noteSilent reports a problem for each leader of this host's site that its witnesses find silent.
 func (a *Agent) noteSilent(p *sites.Plan) {
 	told := map[string]bool{}
 	for id, f := range p.Silent {
@@ -159,7 +160,7 @@ func (a *Agent) noteSilent(p *sites.Plan) {
 	a.loop.sites.silent = told
 }
 
-// findingText says what is lost, who says so and since when.
+// findingText says which packets are lost, which witnesses report it, and since when.
 func (a *Agent) findingText(f sites.Finding) string {
 	var by []string
 	for _, id := range f.By {
@@ -174,7 +175,7 @@ func (a *Agent) findingText(f sites.Finding) string {
 		time.Unix(f.Since, 0).Format(time.TimeOnly))
 }
 
-// effect is what a finding leads to.
+// effect says what follows from a finding.
 func effect(p *sites.Plan, id identity.ID) string {
 	site, _ := p.SiteOf(id)
 	for _, l := range p.Leaders[site] {
@@ -185,8 +186,7 @@ func effect(p *sites.Plan, id identity.ID) string {
 	return "others lead " + siteText(site)
 }
 
-// silentText tells of the leaders of this host's site and of a member's that are found not to forward, for
-// `skein explain`.
+// silentText describes the silent leaders of this host's site and of a member's site, for `skein explain`.
 func (a *Agent) silentText(member identity.ID) string {
 	p := a.sitePlan.Load()
 	if p == nil || len(p.Silent) == 0 {

@@ -13,8 +13,8 @@ import (
 
 const changeTimeout = 5 * time.Second // for one change of Raft's configuration
 
-// care keeps Raft's configuration equal to the agreed servers while this server leads: at once when
-// the state changes, and every interval, so that nothing missed stays missed.
+// care keeps Raft's configuration equal to the agreed servers while this server leads: at once when the state changes,
+// and every interval, in case a change was missed.
 func (t *term) care(ctx context.Context) {
 	s := t.server
 	tick := time.NewTicker(s.cfg.CareInterval)
@@ -47,8 +47,8 @@ func (t *term) care(ctx context.Context) {
 	}
 }
 
-// introduceRoles notes in the log of a cluster that is older than roles that commands need one from now on. The rule
-// itself needs no note: this leader decides by it already.
+// introduceRoles adds to the log of a cluster that is older than roles that commands need a role from now on. This
+// leader applies the rule already.
 func (t *term) introduceRoles(ctx context.Context) {
 	state := t.server.cfg.Replica.State()
 	if state.Cluster() == nil || state.Settings().GetRolesSince() != 0 {
@@ -137,12 +137,13 @@ func (t *term) take(ctx context.Context, step voterStep, index uint64) error {
 	return fmt.Errorf("unknown step %d", step.kind)
 }
 
-// keepKeyFrom makes a new gossip key once a revoked server gets no more of Raft's log: it still got the entry that
-// revoked it, with the key that was made then. A leader that ends before leaves it to the next rotation.
+// keepKeyFrom makes a new gossip key once a revoked server no longer gets Raft's log: it still got the entry that
+// revoked it, with the key that was made then. If the leader's term ends before that, the next rotation makes a new
+// key.
 func (t *term) keepKeyFrom(ctx context.Context, gone raft.ServerID) {
 	id, err := identity.ParseID(string(gone))
 	if err != nil || t.server.cfg.Replica.State().Revoked(id) == nil {
-		return // it has given up its role, and is a member
+		return // it has only given up its role, and is still a member
 	}
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()

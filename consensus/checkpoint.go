@@ -13,10 +13,10 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// checkpointContext begins what is signed, so that no other signature of an identity key is one of a checkpoint.
+// checkpointContext begins the signed text, so that no other signature of an identity key is valid for a checkpoint.
 const checkpointContext = "skein checkpoint v1"
 
-// checkpointText is what a server signs. Every field of variable length has its length before it.
+// checkpointText is the text that a server signs. The length of each field of variable length precedes it.
 func checkpointText(cluster string, c *skeinv1.Checkpoint) []byte {
 	var b []byte
 	for _, field := range []string{checkpointContext, cluster, c.GetServer(), string(c.GetHash()), c.GetLeader()} {
@@ -27,7 +27,7 @@ func checkpointText(cluster string, c *skeinv1.Checkpoint) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(c.GetTime()))
 }
 
-// signCheckpoint is a server's word for a state.
+// signCheckpoint makes and signs a server's checkpoint of a state.
 func signCheckpoint(key *identity.Key, state *events.State, leader string, now time.Time) *skeinv1.Checkpoint {
 	hash := state.Hash()
 	c := &skeinv1.Checkpoint{Server: key.ID().String(), Index: state.Index(), Hash: hash[:],
@@ -36,11 +36,11 @@ func signCheckpoint(key *identity.Key, state *events.State, leader string, now t
 	return c
 }
 
-// errUnsigned is a checkpoint that no server of the state at hand has signed. It may be of a server that was added
-// since.
+// errUnsigned means that no server in this node's state has signed a checkpoint. The signer may be a server that was
+// added since.
 var errUnsigned = errors.New("no server that this node knows has signed the checkpoint")
 
-// verifyCheckpoint tells which server of a state has signed a checkpoint.
+// verifyCheckpoint returns the server of a state that has signed a checkpoint.
 func verifyCheckpoint(state *events.State, c *skeinv1.Checkpoint) (signer identity.ID, err error) {
 	signer, err = identity.ParseID(c.GetServer())
 	if err != nil || signer.String() != c.GetServer() || state.Server(signer) == nil {

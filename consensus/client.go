@@ -17,25 +17,24 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// ClientConfig says for whom a Client asks.
+// ClientConfig configures a Client.
 type ClientConfig struct {
 	Self    identity.ID
 	Replica *Replica
 	Dialer  Dialer
 	Conns   *Conns         // to share [own ones over Dialer]
 	Local   func() *Server // nil, or returning nil: this node is no server
-	// OnHeartbeat is told what the followed server says once a second, unless its history is another than this node's. It
-	// must not block; nil: nobody asks.
+	// OnHeartbeat is called with each heartbeat of the followed server, once a second, unless the server's history
+	// differs from this node's. It must not block; nil: it is not called.
 	OnHeartbeat func(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat)
-	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not
-	// block; nil: nobody asks.
+	// OnDiverged is called with an error when a server's history differs from this node's, and with nil once a server is
+	// followed. It must not block; nil: it is not called.
 	OnDiverged func(error)
-	// Leaders are the leaders of this node's site that pass events on, the best first: they are followed before any
-	// server, and believed nothing that no server has signed. nil: there are none. It may be called at any time; see
+	// Leaders returns the leaders of this node's site that pass events on, the best first. The client prefers them to
+	// servers, and believes only what a server has signed. nil: there are none. It may be called at any time; see
 	// LeadersChanged.
 	Leaders func() []identity.ID
-	// Passes reports whether this node passes events on to others, which it needs servers' checkpoints for. nil: it does
-	// not.
+	// Passes reports whether this node passes events on, for which it needs servers' checkpoints. nil: it does not.
 	Passes func() bool
 	Log    *slog.Logger
 }
@@ -46,7 +45,7 @@ const (
 	hedgeAfter     = 400 * time.Millisecond
 	retryMin       = 50 * time.Millisecond
 	retryMax       = 300 * time.Millisecond
-	behindFor      = 300 * time.Millisecond // how long a followed server may take to bring what is agreed
+	behindFor      = 300 * time.Millisecond // how long a followed server may take to bring an agreed index
 )
 
 // Client hands commands to whoever leads, reads history, and keeps the replica of a node that does not
@@ -59,11 +58,11 @@ type Client struct {
 	mu      sync.Mutex
 	leader  identity.ID // as last heard; zero if unknown
 	status  FollowStatus
-	leave   context.CancelCauseFunc // ends the subscription under way; nil: there is none
-	current source                  // of the subscription under way
-	asked   bool                    // it was asked for checkpoints
-	move    *time.Timer             // ends it in favour of a better source
-	hurry   chan struct{}           // ends the rest between two
+	leave   context.CancelCauseFunc // ends the current subscription; nil: there is none
+	current source                  // of the current subscription
+	asked   bool                    // the current subscription asks for checkpoints
+	move    *time.Timer             // ends the subscription in favour of a better source
+	hurry   chan struct{}           // ends the pause between two subscriptions
 
 	backoffs map[identity.ID]backoff // about leaders of the site
 	forged   int                     // how often one passed on what no server has signed
@@ -73,7 +72,7 @@ type Client struct {
 	proved   chan struct{} // closed when there is another
 
 	expected  uint64        // the index that is known to be agreed
-	expecting bool          // a timer looks whether it has come
+	expecting bool          // a timer checks whether the index has come
 	patience  time.Duration // of the next such timer
 }
 
@@ -90,7 +89,7 @@ func NewClient(cfg ClientConfig) *Client {
 // with the same request ID until one answers or the context ends (after 30 s if it has no deadline). A
 // refusal is an *events.Error.
 func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
-	if err := checkSize(cmd); err != nil { // nobody would read it to the end
+	if err := checkSize(cmd); err != nil { // a server would not read it to the end
 		return nil, err
 	}
 	cmd = proto.CloneOf(cmd)
@@ -120,16 +119,16 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 	}
 }
 
-// Expect tells that an index is agreed, as another node says. A followed server that does not bring it soon is left,
-// and so is the rest between two tries: the server may be the leader whose end made a command wait, or its stream may
-// hang. A line that is slow rather than cut gets twice the time at each new try.
+// Expect says that an index is agreed, by the answer of another node. If the followed server does not bring it soon,
+// its stream is ended, and so is a pause between two subscriptions: the server may be the leader whose death delayed a
+// command, or its stream may hang. Each try without result doubles the time, since a line may only be slow.
 func (c *Client) Expect(index uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.expectMore(index)
 }
 
-// expectMore waits for what is expected, if it is not here and no timer runs. The caller has mu.
+// expectMore starts the timer for the expected index, unless the index is here or the timer runs. The caller holds mu.
 func (c *Client) expectMore(index uint64) {
 	if c.cfg.Replica.State().Index() >= c.expected {
 		c.patience = behindFor
@@ -138,7 +137,7 @@ func (c *Client) expectMore(index uint64) {
 		c.expected = max(c.expected, index)
 		return
 	}
-	c.expected = index // also when it is lower: servers that were recovered begin earlier
+	c.expected = index // even a lower index: servers that were recovered begin earlier
 	if c.expecting = c.cfg.Replica.State().Index() < index; !c.expecting {
 		return
 	}
@@ -285,7 +284,7 @@ func (c *Client) servers() []identity.ID {
 	return out
 }
 
-// Leader is the leader as this node hears, from its own server or the one it follows; unknown while it hears none.
+// Leader returns the leader as this node's own server or the followed one names it; unknown while there is none.
 func (c *Client) Leader() (identity.ID, bool) {
 	if s := c.local(); s != nil {
 		if id, ok := s.Leader(); ok {
@@ -306,7 +305,7 @@ func (c *Client) heardLeader(id identity.ID) {
 	c.mu.Unlock()
 }
 
-// ReadState is the state at an index (0: the newest here), from the own archive or that of a server.
+// ReadState returns the state at an index (0: the newest here), from the own archive or that of a server.
 func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error) {
 	state, err := c.cfg.Replica.At(at)
 	if err == nil || !errors.Is(err, ErrGone) {
@@ -327,8 +326,8 @@ func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error
 	return nil, failure
 }
 
-// ReadEvents reads events from the own archive, or from a server's if that reaches further back. With ErrUnanswered it
-// gives what the own archive has, where events are missing and a server that may have them did not answer.
+// ReadEvents returns events from the own archive, or from a server's if that reaches further back. With ErrUnanswered
+// it returns what the own archive has: events are missing, and a server that may have them did not answer.
 func (c *Client) ReadEvents(ctx context.Context, after uint64,
 	limit int) (evs []*skeinv1.Event, firstAvailable, last uint64, err error) {
 	evs, firstAvailable, last, err = c.cfg.Replica.Events(after, limit)

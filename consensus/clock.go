@@ -16,15 +16,15 @@ import (
 // The log's time decides when tokens expire and blocks may be given again. It comes from the leader's clock, and clocks
 // jump: docs/decisions/0042.
 const (
-	// two clocks that are nearer agree; the log's time may be so far ahead of what passed
+	// two clocks that differ by less agree; also how far the log's time may at once go beyond real time
 	clockBound   = 45 * time.Second
-	clockRestart = 7 * 24 * time.Hour // likewise when it is not known how much time has passed since the last event
-	clockAsk     = 5 * time.Second    // between two looks at the other voters' clocks
-	clockStale   = 30 * time.Second   // a look that is older tells nothing
+	clockRestart = 7 * 24 * time.Hour // the same, when it is not known how much time has passed since the last event
+	clockAsk     = 5 * time.Second    // between two readings of the other voters' clocks
+	clockStale   = 30 * time.Second   // an older reading does not count
 )
 
-// clocks is what this server knows of the other servers' clocks. What it keeps is independent of its own clock: a
-// reading and the monotonic moment of it.
+// clocks holds readings of the other servers' clocks. Each is kept with the monotonic time of the reading, so that it
+// is independent of this server's own clock.
 type clocks struct {
 	sync.Mutex
 	of map[raft.ServerID]reading
@@ -35,9 +35,9 @@ type reading struct {
 	at    time.Time // when it showed that; monotonic
 }
 
-// note takes in what a server answered to a question. Its clock is taken to be of the middle.
+// note records the clock in a server's answer. The reading counts as taken midway between question and answer.
 func (c *clocks) note(id raft.ServerID, clock int64, asked, answered time.Time) {
-	if clock <= 0 { // an earlier version does not tell
+	if clock <= 0 { // an earlier version sends no time
 		return
 	}
 	c.Lock()
@@ -48,7 +48,7 @@ func (c *clocks) note(id raft.ServerID, clock int64, asked, answered time.Time) 
 	c.of[id] = reading{clock, asked.Add(answered.Sub(asked) / 2)}
 }
 
-// now is what other voters' clocks show now, as far as that is known.
+// now returns what the other voters' clocks show now, as far as that is known.
 func (c *clocks) now(self raft.ServerID, servers []raft.Server, now time.Time) map[raft.ServerID]int64 {
 	c.Lock()
 	defer c.Unlock()
@@ -61,18 +61,18 @@ func (c *clocks) now(self raft.ServerID, servers []raft.Server, now time.Time) m
 	return out
 }
 
-// verdict is what the other voters' clocks say of one.
+// verdict is the result of comparing a clock with the other voters' clocks.
 type verdict int32
 
 const (
-	unjudged  verdict = iota // too few are known, or they disagree: it may be right
-	confirmed                // it agrees with a majority of those that are known, itself included
-	wrong                    // a majority is ahead of it by more than clockBound, or behind
+	unjudged  verdict = iota // too few clocks are known, or they disagree: it may be right
+	confirmed                // it agrees with a majority of the known clocks, itself included
+	wrong                    // a majority is ahead of it by more than clockBound, or a majority is behind it by more
 )
 
 func (v verdict) String() string { return [...]string{"unjudged", "confirmed", "wrong"}[v] }
 
-// judgeClock compares a clock with others. With one other that differs nobody can tell which is right.
+// judgeClock compares a clock with others. If there is only one other and it differs, either may be right.
 func judgeClock(own int64, others []int64) verdict {
 	agree, ahead, behind := 1, 0, 0
 	for _, o := range others {
@@ -95,7 +95,7 @@ func judgeClock(own int64, others []int64) verdict {
 	return unjudged
 }
 
-// levelVoter is a voter whose clock the others confirm, to hand leadership to. own is the leader's clock.
+// levelVoter returns a voter whose clock the other clocks confirm, to hand leadership to. own is the leader's clock.
 func levelVoter(own int64, others map[raft.ServerID]int64) (raft.ServerID, bool) {
 	var ids []raft.ServerID
 	for id := range others {
@@ -116,16 +116,16 @@ func levelVoter(own int64, others map[raft.ServerID]int64) (raft.ServerID, bool)
 	return "", false
 }
 
-// pace bounds how the log's time follows the leader's clock: at half to twice the speed of real time, from what the log
-// said at a moment, and at once by a little more. So a clock that jumps ahead makes little expire too early, and a log
-// that is ahead, or a clock that was set back, makes nothing last for ever.
+// pace bounds how the log's time follows the leader's clock: at half to twice the speed of real time, counted from the
+// log's time at one moment, and at once by slack. So a clock that jumps ahead makes little expire too early, and if the
+// log is ahead or the clock was set back, nothing lasts for ever.
 type pace struct {
 	base  int64         // the log's time
-	at    time.Time     // when it was so; monotonic
+	at    time.Time     // when the log's time was base; monotonic
 	slack time.Duration // how far beyond real time the log may go at once
 }
 
-// next is the time of the next event. A clock that a majority confirms is followed forward however far.
+// next returns the time of the next event. A clock that a majority confirms is followed forward by any distance.
 func (p pace) next(newest, clock int64, v verdict, now time.Time) int64 {
 	passed := max(now.Sub(p.at), 0)
 	t := max(clock, p.base+int64(passed/2), newest)
@@ -142,8 +142,8 @@ func (p pace) next(newest, clock int64, v verdict, now time.Time) int64 {
 	return max(min(t, most), newest)
 }
 
-// keepPace begins to count where the log is now. How much real time has passed since its last event is known if this
-// process saw it come, and not if it was read from a disk.
+// keepPace starts the pace at the log's present time. How much real time has passed since its last event is known if
+// this process received the event, and not if the event was read from disk.
 func (t *term) keepPace(newest int64) {
 	s := t.server
 	t.pace = pace{base: newest, at: s.cfg.Replica.lastEvent(), slack: clockBound}
@@ -152,7 +152,7 @@ func (t *term) keepPace(newest int64) {
 	}
 }
 
-// clockVerdict judges this server's clock by the other voters'.
+// clockVerdict compares this server's clock with the other voters' clocks.
 func (s *Server) clockVerdict() verdict {
 	others := s.otherClocks()
 	all := make([]int64, 0, len(others))
@@ -166,7 +166,7 @@ func (s *Server) otherClocks() map[raft.ServerID]int64 {
 	return s.clocks.now(raft.ServerID(s.cfg.ID.String()), s.raft.GetConfiguration().Configuration().Servers, time.Now())
 }
 
-// watchClocks looks at the other voters' clocks now and then, so that a server knows them before it leads.
+// watchClocks reads the other voters' clocks every clockAsk, so that a server knows them before it leads.
 func (s *Server) watchClocks(ctx context.Context) {
 	defer s.running.Done()
 	tick := time.NewTicker(clockAsk)
@@ -187,7 +187,7 @@ func (s *Server) watchClocks(ctx context.Context) {
 	}
 }
 
-// askServers asks other servers how far they are, all at once, and notes their clocks.
+// askServers asks other servers, all at once, how far their logs are, and notes their clocks.
 func (s *Server) askServers(ctx context.Context, servers []*skeinv1.Server,
 	each func(raft.ServerID, *skeinv1.ReadEventsResponse, error)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.CareInterval)
@@ -210,7 +210,7 @@ func (s *Server) askServers(ctx context.Context, servers []*skeinv1.Server,
 	wg.Wait()
 }
 
-// clockRefusal is why this leader decides nothing now; nil: it decides. Its callers look for another leader.
+// clockRefusal returns why this leader decides nothing now; nil: it decides. Callers then look for another leader.
 func (t *term) clockRefusal() error {
 	if t.server.clockVerdict() != wrong {
 		return nil
@@ -218,7 +218,7 @@ func (t *term) clockRefusal() error {
 	return errWrongClock
 }
 
-// errWrongClock ends nothing for good: another leader will decide.
+// errWrongClock is not final: another leader will decide.
 var errWrongClock error = &NotLeaderError{wrongClock: true}
 
 // yieldClock hands leadership to a voter with a better clock, if this server's is wrong.

@@ -2,12 +2,11 @@
 // decide-and-append loop, the durable replica that every node keeps, the service that hands
 // commands to the leader and streams the log to everybody, and the client of that service.
 //
-// Invariants, each with a test: an acknowledged command survives the crash of any minority; a
-// replica's applied index never goes back; a batch is folded only on the index and the history that
-// it was decided on; of what a node that is no server passes on only that is kept which a server has
-// signed; a repeated request ID of the same issuer gets the first answer; only voters write the log,
-// each in its own name; voters are added and removed because the agreed state says so and never
-// because a server failed; a damaged file is reported and never touched.
+// Invariants, each with a test: an acknowledged command survives the crash of any minority; a replica's applied index
+// never goes back; a batch is folded only on the index and the history that it was decided on; what a node that is no
+// server passes on is kept only if a server has signed it; a repeated request ID of the same issuer gets the first
+// answer; only voters write the log, each in its own name; voters are added and removed because the agreed state says
+// so and never because a server failed; a damaged file is reported and never touched.
 //
 // Replica, Server, Service, Client and Conns are safe for concurrent use. States that Replica hands
 // out are shared and must not be changed. Source: DESIGN.md of the project, sections 2, 5, 7 and 15;

@@ -16,36 +16,36 @@ import (
 )
 
 const (
-	streamSilence = 3 * time.Second // three missed heartbeats: another server is asked
-	leaderless    = 5 * time.Second // a server without a leader for so long is left if others are there
+	streamSilence = 3 * time.Second // three missed heartbeats: the next server is followed
+	leaderless    = 5 * time.Second // a server that knows no leader for so long is left if there are others
 	followMin     = 100 * time.Millisecond
 	followMax     = 5 * time.Second
-	compareEvery  = 10 * time.Second // with the history of a server that is behind
-	raftSilence   = 5 * time.Second  // a server that heard no leader for so long follows like an agent
+	compareEvery  = 10 * time.Second // between two comparisons with the history of a server that is behind
+	raftSilence   = 5 * time.Second  // a server that has heard no leader for so long follows like an agent
 )
 
-// FollowStatus is where a following node stands.
+// FollowStatus is the state of Follow.
 type FollowStatus struct {
-	Server    identity.ID // the server followed, or the leader of this node's site; zero while none is
-	Passed    bool        // it is such a leader, and no server
-	LastHeard time.Time   // last message; of a leader: the last that shows that it is where its server is
+	Server    identity.ID // the followed server, or the followed leader of this node's site; zero: none
+	Passed    bool        // Server is such a leader
+	LastHeard time.Time   // last message; from a leader, the last one that showed that it keeps up with its server
 	Index     uint64      // the server's index then
 	Err       error       // why the last stream ended, nil once a new one works
-	// Unconfirmed is why no server itself could be asked lately whether a leader passes on all there is; nil: one was.
+	// Unconfirmed is why no server could be asked lately whether the leader passes on everything; nil: one could.
 	Unconfirmed error
 }
 
-// Status is where Follow stands.
+// Status returns the state of Follow.
 func (c *Client) Status() FollowStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.status
 }
 
-// Follow keeps the replica up to date from a leader of this node's site or any server until the context ends, and
-// changes the source when one falls silent. On a server it rests while Raft brings the log; it steps in when no leader
-// is heard, because a server that was away may not know the servers that lead now. It returns an error only when this
-// node cannot go on by itself: an event it does not know, or a damaged file.
+// Follow keeps the replica up to date until the context ends. The events come from a leader of this node's site or from
+// any server; when one falls silent, Follow changes to another. On a server it rests while Raft brings the log. It
+// follows when Raft hears no leader, because a server that was away may not know the servers that lead now. It returns
+// an error only when this node needs a person: for an event that it does not know, or a damaged file.
 func (c *Client) Follow(ctx context.Context) error {
 	wait := followMin
 	for ctx.Err() == nil {
@@ -72,9 +72,9 @@ func (c *Client) Follow(ctx context.Context) error {
 				c.backOff(s.id, err, time.Since(began))
 			}
 			c.ended(s, err)
-			heard = heard && !errors.Is(err, ErrDiverged) // it will say so again
+			heard = heard && !errors.Is(err, ErrDiverged) // the same server would report the same again
 			if progress = heard; heard {
-				break // choose anew among all
+				break // choose anew among all sources
 			}
 		}
 		if progress {
@@ -103,13 +103,13 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// raftIsSilent reports whether the log must come by subscription.
+// raftIsSilent reports whether the log must come by subscription, because Raft does not bring it.
 func (c *Client) raftIsSilent() bool {
 	s := c.local()
 	return s == nil || time.Since(s.LastContact()) > raftSilence
 }
 
-// sources are whom to follow, the best first.
+// sources returns the sources to follow, the best first.
 func (c *Client) sources() []source {
 	leaders, servers := c.leaders(), c.followOrder()
 	c.mu.Lock()
@@ -124,8 +124,8 @@ func (c *Client) followFrom(ctx context.Context, s source) (heard bool, err erro
 	return c.followOne(ctx, s.id)
 }
 
-// followOrder is random, without preference for the leader, so that the load spreads; the server that
-// failed last comes last.
+// followOrder returns the servers in random order, without preference for the leader, so that the load spreads; the
+// server that failed last comes last.
 func (c *Client) followOrder() []identity.ID {
 	ids := c.servers()
 	rand.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
@@ -143,7 +143,7 @@ func (c *Client) followOrder() []identity.ID {
 func (c *Client) ended(s source, err error) {
 	id := s.id
 	c.mu.Lock()
-	repeated := c.status.Err != nil // with whichever server: all of them may be away for hours
+	repeated := c.status.Err != nil // on any server; it is logged once, since all of them may be away for hours
 	c.status.Server, c.status.Passed, c.status.Err = id, s.passed, err
 	c.mu.Unlock()
 	switch {
@@ -158,7 +158,7 @@ func (c *Client) ended(s source, err error) {
 	}
 }
 
-// followOne follows one server until its stream ends, and reports whether anything came.
+// followOne follows one server until its stream ends, and reports whether it received anything.
 func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -202,7 +202,7 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 		if checkpoints {
 			c.prove(id, m.GetCheckpoint())
 		}
-		if heard { // a refusal comes after the first message
+		if heard { // the server's first message comes before it refuses
 			c.tellDiverged(nil)
 		} else {
 			c.log.Info("following the agreed state", "server", id, "index", c.cfg.Replica.State().Index())
@@ -227,7 +227,7 @@ func (c *Client) tellDiverged(err error) {
 	}
 }
 
-// following notes the subscription under way; nil: it is over.
+// following notes the current subscription; leave is nil when it has ended.
 func (c *Client) following(leave context.CancelCauseFunc, s source, checkpoints bool) {
 	leaders, passes := c.leaders(), c.passes()
 	c.mu.Lock()
@@ -239,14 +239,14 @@ func (c *Client) following(leave context.CancelCauseFunc, s source, checkpoints 
 			c.move.Stop()
 			c.move = nil
 		}
-	case passes != checkpoints && !s.passed: // it has changed since the subscription was planned
+	case passes != checkpoints && !s.passed: // the answer has changed since the subscription was planned
 		leave(errMoved)
 	default:
 		c.planMove(leaders)
 	}
 }
 
-// subscription asks for what comes after a state.
+// subscription returns the request for what comes after a state.
 func subscription(s *events.State) *skeinv1.SubscribeRequest {
 	hash := s.Hash()
 	return &skeinv1.SubscribeRequest{After: s.Index(), Hash: hash[:]}
@@ -277,7 +277,7 @@ func indexOf(m *skeinv1.SubscribeResponse) uint64 {
 	return 0
 }
 
-// take applies one message. Raft may have brought some of it meanwhile, on a server.
+// take applies one message. On a server, Raft may have brought part of it meanwhile.
 func (c *Client) take(m *skeinv1.SubscribeResponse) error {
 	r := c.cfg.Replica
 	switch b := m.GetBody().(type) {
@@ -295,15 +295,15 @@ func (c *Client) take(m *skeinv1.SubscribeResponse) error {
 	return nil
 }
 
-// compare finds out whether the server has the same history. Servers that were recovered from too
-// little are behind at first, so that their index is looked up in the own archive.
+// compare checks whether the server has the same history. The server may be behind, such as after a recovery from an
+// old state: so this node looks up the server's index in its own archive.
 func (c *Client) compare(h *skeinv1.SubscribeResponse_Heartbeat) error {
 	if len(h.GetHash()) != 32 || h.GetIndex() == 0 || h.GetIndex() > c.cfg.Replica.State().Index() {
 		return nil
 	}
 	state, err := c.cfg.Replica.At(h.GetIndex())
 	if err != nil || state.Hash() == [32]byte(h.GetHash()) {
-		return nil // an index that the archive does not hold tells nothing
+		return nil // equal, or not known: the archive does not hold this index
 	}
 	return fmt.Errorf("index %d: %w", h.GetIndex(), ErrDiverged)
 }

@@ -88,7 +88,7 @@ func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
 	}
 }
 
-// A server that loses the role ends its streams with the event that says so: it hears late of what is agreed
+// A server that loses its role ends its streams with the event that says so, since it learns late of what is agreed
 // afterwards.
 func TestStreamOfAServerThatIsNoneAnyMore(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
@@ -136,7 +136,8 @@ func TestAgentThatHearsNoServerKnowsNoLeader(t *testing.T) {
 	})
 }
 
-// An agent at rest is told of each heartbeat: what it hears of the log keeps it from asking servers elsewhere.
+// OnHeartbeat is called for each heartbeat of an agent at rest: as long as it hears of the log, it asks no other
+// servers.
 func TestAgentAtRestIsToldOfHeartbeats(t *testing.T) {
 	type beat struct {
 		server identity.ID
@@ -216,8 +217,8 @@ func TestAgentThatWasAwayTooLongGetsASnapshot(t *testing.T) {
 	})
 }
 
-// A server that was away while all the servers it knew were replaced is not let back by Raft alone:
-// it does not know the new leader. It learns of it by following, as agents do.
+// A server was away while all the servers that it knew were replaced. Raft alone does not let it back, because it does
+// not know the new leader. It learns of the leader by following, as agents do.
 func TestServerThatWasAwayLearnsOfNewServers(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -369,7 +370,7 @@ func TestRevokedNodeIsCutOff(t *testing.T) {
 	})
 }
 
-// A server that lags may get to the event in the middle of many others, or long after it.
+// A lagging server may reach the event among many others, or long after it.
 func TestWhatARevokedNodeIsSentLast(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -417,7 +418,7 @@ func TestWhatARevokedNodeIsSentLast(t *testing.T) {
 	})
 }
 
-// Raft brings a server the entry that revokes it, with the new gossip key. Another key is made when it gets no more.
+// Raft brings a server the entry that revokes it, with the new gossip key. Another key is made once it gets no more.
 func TestRevokedServerHasNoKeyThatIsUsed(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(4)

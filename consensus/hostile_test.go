@@ -19,7 +19,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// rawStreams is the stream layer of a program that holds a member's key: the library's, without any check of ours.
+// rawStreams is the stream layer of a program that holds a member's key: the library's, without any check of this
+// package.
 type rawStreams struct {
 	dialer
 	closed chan struct{}
@@ -39,7 +40,7 @@ func (r rawStreams) Accept() (net.Conn, error) { <-r.closed; return nil, net.Err
 func (r rawStreams) Close() error              { close(r.closed); return nil }
 func (r rawStreams) Addr() net.Addr            { return nodeAddr(r.self) }
 
-// forger sends Raft's requests as a node, in whosever name.
+// forger sends Raft's requests as a node, in any name.
 func (n *node) forger() *raft.NetworkTransport {
 	n.c.t.Helper()
 	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: rawStreams{dialer{n.c.net, n.id},
@@ -49,7 +50,7 @@ func (n *node) forger() *raft.NetworkTransport {
 	return tr
 }
 
-// forgeries are one of each of Raft's requests that ends a term or writes the log, in a name.
+// forgeries are one each of the requests of Raft that end a term or write the log, in a name.
 func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]func() error {
 	c.t.Helper()
 	leader := c.leader()
@@ -100,8 +101,8 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 	}
 }
 
-// Who has no vote writes nothing into the log, and ends nobody's term, in its own name or another's; nor does a voter
-// in another's name. Heartbeats in its own name go through, or the test would show nothing.
+// A node without a vote writes nothing into the log, and ends no term, in its own name or another's. A voter does
+// neither in another's name. Its heartbeats in its own name pass; otherwise the test would prove nothing.
 func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -165,8 +166,8 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 	})
 }
 
-// A server that the log removed, or whose node it revoked, is heard no more, although Raft's configuration still names
-// it and its streams are open.
+// A server that the log removed, or whose node it revoked, is refused, although Raft's configuration still names it and
+// its streams are open.
 func TestRemovedServersLoseTheirStreams(t *testing.T) {
 	for what, command := range map[string]func(id string) *skeinv1.Command{
 		"removed": func(id string) *skeinv1.Command {
@@ -211,8 +212,8 @@ func TestRemovedServersLoseTheirStreams(t *testing.T) {
 	}
 }
 
-// What is decided is decided in the issuer's name, with the leader's time, through whichever server it went; and only
-// voters name an issuer other than themselves.
+// A command is decided in its issuer's name and with the leader's time, through whichever server it went. Only voters
+// may name an issuer other than themselves.
 func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -268,8 +269,8 @@ func TestIssuerIsWhoSentTheCommand(t *testing.T) {
 	})
 }
 
-// What others answered before a leader asked proves nothing, so that a leader that was deposed refuses nothing by them:
-// the token may be there by now.
+// Answers to requests that were sent before the proof began prove nothing. So a deposed leader refuses nothing because
+// of such answers: the token may exist by now.
 func TestDeposedLeaderRefusesNothingByOldAnswers(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

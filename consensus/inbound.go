@@ -13,23 +13,24 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// inbound takes in what other servers' Raft sends. The library's transport forgets from which stream a request came,
-// and a request says itself who sent it: whoever may open a stream could append entries in the leader's name. So each
-// peer has a transport of its own, and every request is held against the identity that its stream has proved.
+// inbound receives the requests of other servers' Raft. The library's transport does not tell by which stream a request
+// came, and believes the sender that the request names: a node that may open a stream could append entries in the
+// leader's name. So each peer has a transport of its own, and the sender of each request is checked against the
+// identity that the stream has proved.
 type inbound struct {
 	self   identity.ID
 	in     net.Listener
-	config raft.NetworkTransportConfig // of each peer's transport; its streams are the peer's
-	sender func(identity.ID) error     // why a node may not send requests now; nil: it may
+	config raft.NetworkTransportConfig // of each peer's transport, apart from its streams
+	sender func(identity.ID) error     // returns why a node may not send requests now; nil: it may
 	log    *slog.Logger
 	rpcs   chan raft.RPC
 	done   chan struct{} // closed by Close
 
-	beating   sync.WaitGroup // heartbeats that Raft is taking in; Close waits for them
+	beating   sync.WaitGroup // heartbeats that Raft is handling; Close waits for them
 	mu        sync.Mutex
 	heartbeat func(raft.RPC)
 	peers     map[identity.ID]*peerStreams
-	open      map[*inConn]bool // the library would leave them open when it closes
+	open      map[*inConn]bool // Close closes them, since the library would leave them open
 	closed    bool
 }
 
@@ -62,7 +63,7 @@ func (n *inbound) serve() {
 	}
 }
 
-// hand gives a stream to its peer's transport, which is made with the first one.
+// hand gives a stream to its peer's transport. The first stream of a peer makes the transport.
 func (n *inbound) hand(c net.Conn, id identity.ID) {
 	s := &inConn{Conn: c, n: n, peer: id}
 	n.mu.Lock()
@@ -90,7 +91,7 @@ func (n *inbound) hand(c net.Conn, id identity.ID) {
 	}
 }
 
-// pass hands on one peer's requests to Raft.
+// pass gives one peer's requests to Raft.
 func (n *inbound) pass(id identity.ID, t *raft.NetworkTransport) {
 	for {
 		select {
@@ -102,7 +103,8 @@ func (n *inbound) pass(id identity.ID, t *raft.NetworkTransport) {
 	}
 }
 
-// take hands on a request that its sender may send, and answers every other one.
+// take gives a request to Raft if its sender may send it. It answers any other request with an error, and closes the
+// peer's streams.
 func (n *inbound) take(id identity.ID, r raft.RPC, to func(raft.RPC)) {
 	err := n.sender(id)
 	if err == nil {
@@ -111,7 +113,7 @@ func (n *inbound) take(id identity.ID, r raft.RPC, to func(raft.RPC)) {
 	if err != nil {
 		n.log.Warn("refused a Raft request", "node", id, "request", fmt.Sprintf("%T", r.Command), "error", err)
 		r.Respond(nil, err)
-		n.drop(id) // whatever else it has sent
+		n.drop(id) // nothing else of this peer is handled
 		return
 	}
 	to(r)
@@ -124,7 +126,7 @@ func (n *inbound) queue(r raft.RPC) {
 	}
 }
 
-// takeHeartbeat is the short way of heartbeats, past requests that wait for the disk.
+// takeHeartbeat handles a heartbeat at once, ahead of requests that wait for the disk.
 func (n *inbound) takeHeartbeat(r raft.RPC) {
 	n.mu.Lock()
 	f := n.heartbeat
@@ -143,8 +145,8 @@ func (n *inbound) takeHeartbeat(r raft.RPC) {
 	f(r)
 }
 
-// checkClaim holds the sender that a request names against the one that is proved. Both of its names must be there, or
-// the library would look into older fields.
+// checkClaim compares the sender that a request names with the proved one. Both of its names must be set: for a missing
+// one the library would read older fields.
 func checkClaim(id identity.ID, command any) error {
 	r, ok := command.(raft.WithRPCHeader)
 	if !ok {
@@ -175,8 +177,8 @@ func (n *inbound) setHeartbeat(f func(raft.RPC)) {
 	n.heartbeat = f
 }
 
-// Close takes in nothing more, and waits until Raft is through with the heartbeats that it has: they may write a term,
-// and the library does not wait for them when it shuts down.
+// Close receives nothing more, and waits until Raft has handled the heartbeats that it has: they may write a term, and
+// the library does not wait for them when it shuts down.
 func (n *inbound) Close() error {
 	defer n.beating.Wait() // without mu
 	n.mu.Lock()
@@ -214,7 +216,7 @@ func (p *peerStreams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial is never called: what is sent to a peer goes by the transport that outgoing serves.
+// Dial is never called: requests to a peer go by the transport that outgoing serves.
 func (p *peerStreams) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) {
 	return nil, errors.New("streams that come in are for answers alone")
 }
@@ -226,7 +228,7 @@ func (p *peerStreams) Close() error {
 
 func (p *peerStreams) Addr() net.Addr { return nodeAddr(p.self) }
 
-// inConn is an accepted stream. It ends when the other end may send requests no more.
+// inConn is an accepted stream. It ends when the other end may no longer send requests.
 type inConn struct {
 	net.Conn
 	n    *inbound

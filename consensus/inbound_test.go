@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A server that stops closes its files behind its transport: a heartbeat that Raft is still taking in may write a term
+// A server that stops closes its files after its transport: a heartbeat that Raft is still handling may write a term
 // there.
 func TestCloseWaitsForHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

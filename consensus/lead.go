@@ -274,9 +274,9 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 	return e, spec, nil
 }
 
-// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so that a leader
-// whose clock is behind cannot revive what has expired, and follows its clock within bounds: see pace. A repair sets it
-// to the clock.
+// stamp sets what Decide may not look up itself: time and entropy. Time never runs backwards in the log, so that a
+// leader whose clock is behind cannot revive what has expired. It follows the leader's clock within bounds: see pace. A
+// repair of the clock sets it to the clock.
 func (t *term) stamp(c *skeinv1.Command, newest int64, v verdict) {
 	clock := t.server.cfg.Now().UnixNano()
 	if c.Time = clock; c.GetRepairClock() == nil {
@@ -291,7 +291,7 @@ func entropy() []byte {
 	return b
 }
 
-// append hands the entry to Raft and settles its proposals when it is known what became of it.
+// append gives the entry to Raft, and ends its proposals when the outcome is known.
 func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	var future raft.Future
 	began := time.Now()
@@ -334,9 +334,9 @@ func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	}()
 }
 
-// urgent reports whether all servers shall fold a batch at once. The library tells followers of a commit with the next
-// entry, or 50 to 100 ms later; a slot's owners, and its clients' hosts, which hear of a move from different servers,
-// shall hear of it at the same time. A barrier is such an entry.
+// urgent reports whether all servers must fold a batch at once. The library tells followers of a commit by the next
+// entry, or 50 to 100 ms later. A slot's owners and its clients' hosts follow different servers, and must learn of a
+// move at the same time. A barrier is such a next entry.
 func urgent(b *skeinv1.Batch) bool {
 	return slices.ContainsFunc(b.GetEvents(), func(e *skeinv1.Event) bool {
 		switch e.GetBody().(type) {
@@ -347,7 +347,7 @@ func urgent(b *skeinv1.Batch) bool {
 	})
 }
 
-// tell logs who did what. Secrets are in neither line.
+// tell logs which command was committed or refused, and its issuer. Neither line has secrets.
 func (t *term) tell(p *proposal) {
 	if !t.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
@@ -366,8 +366,9 @@ func (t *term) tell(p *proposal) {
 		"index", p.answer.GetIndex())
 }
 
-// outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led
-// after they were decided: its answers were read from the state. The library's VerifyLeader is no such proof: see acks.
+// outcome waits until an entry is committed and folded. An entry without events waits for proof that this server led
+// after its commands were decided, since its answers were read from the state. The library's VerifyLeader is no such
+// proof: see acks.
 func (t *term) outcome(ctx context.Context, future raft.Future) error {
 	if future == nil {
 		return t.verified(ctx)
@@ -383,7 +384,7 @@ func (t *term) outcome(ctx context.Context, future raft.Future) error {
 	return nil
 }
 
-// wait is the outcome of a future. The library forgets some futures when it shuts down.
+// wait returns the outcome of a future. The library forgets some futures when it shuts down.
 func (s *Server) wait(f raft.Future) error {
 	endAtShutdown(f, s.stopped)
 	done := make(chan error, 1)
@@ -396,9 +397,9 @@ func (s *Server) wait(f raft.Future) error {
 	}
 }
 
-// endAtShutdown lets the goroutine that waits for a future end with Raft. The library's futures have a channel for
-// that, which it sets in some of them only and which no method reaches; without it each forgotten future keeps a
-// goroutine for good.
+// endAtShutdown ends the goroutine that waits for a future when Raft ends. The library's futures have a channel for
+// that, but the library sets it only in some of them, and no method gives access to it. Without it each forgotten
+// future keeps a goroutine for good.
 func endAtShutdown(f raft.Future, stopped chan struct{}) {
 	v := reflect.ValueOf(f)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {

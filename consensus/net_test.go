@@ -26,7 +26,7 @@ type network struct {
 	conns     map[*wire]bool
 	slowest   time.Duration // the longest of all delays that there were
 	tcp       bool          // loopback TCP in place of pipes
-	closed    chan struct{} // the test is over: a dial that nobody waits for any more ends, too
+	closed    chan struct{} // the test is over, and dials that nothing waits for end too
 }
 
 func newNetwork() *network {
@@ -145,8 +145,8 @@ func (n *network) cut(a, b []identity.ID) {
 	n.cutWay(b, a)
 }
 
-// cutWay loses what one group sends to the other. What comes back arrives on the streams there are; new ones need both
-// ways.
+// cutWay loses what one group sends to the other. Answers still arrive on existing streams; new streams need both
+// directions.
 func (n *network) cutWay(from, to []identity.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -234,8 +234,8 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// half is one direction of a stream with a buffer, as a kernel gives one: without it a writer would
-// hold its locks until the other end reads, and virtual time cannot pass while somebody waits for a lock.
+// half is one direction of a stream with a buffer like a kernel's. Without the buffer a writer would hold its locks
+// until the other end reads, and virtual time cannot pass while a goroutine waits for a lock.
 type half struct {
 	mu       sync.Mutex
 	buf      []byte
@@ -254,7 +254,7 @@ type chunk struct {
 
 const halfSize = 256 << 10
 
-// arrive takes in what is due, and tells when there is more; it is called with mu held.
+// arrive moves what is due into the buffer, and wakes readers when more is due; it is called with mu held.
 func (h *half) arrive() (next time.Time) {
 	for len(h.late) > 0 {
 		first := h.late[0]
@@ -286,7 +286,7 @@ func (h *half) change(f func()) {
 	h.tell()
 }
 
-// tell wakes who waits; it is called with mu held.
+// tell wakes all waiters; it is called with mu held.
 func (h *half) tell() {
 	close(h.changed)
 	h.changed = make(chan struct{})

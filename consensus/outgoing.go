@@ -16,16 +16,16 @@ import (
 
 const (
 	dialMost  = 15 * time.Second // of one dial; Raft waits no longer than peerTimeout for it
-	dialAgain = time.Second      // after one that failed while nobody waits for it, then doubling
+	dialAgain = time.Second      // after a failed dial that nobody waits for; doubles with each failure
 	dialRare  = time.Minute
-	dialsMost = 4 // looks at what there is within one request: another request may have taken a stream, or it has ended
+	dialsMost = 4 // tries of one request: another request may have taken the stream, or it has ended
 )
 
-// outgoing lets Raft's transport dial over the control net. Nothing comes in by it: see inbound.
+// outgoing lets Raft's transport dial over the control net. Streams of other servers come in by inbound.
 //
-// Raft dials when it needs a stream, and gives up after peerTimeout. Between followers that would be in an election, in
-// which hosts with too much to do would never get one, since each election began its dials anew. So a dial goes on when
-// Raft waits no longer, and each server that may be needed has a stream that stands ready.
+// Raft dials when it needs a stream, and gives up after peerTimeout. Followers need streams to each other only in an
+// election. On overloaded hosts they would never get one, since each election would dial anew. So a dial continues
+// after Raft has given up, and a stream is kept ready to each server that may need one.
 type outgoing struct {
 	self    identity.ID
 	dialer  Dialer
@@ -37,15 +37,15 @@ type outgoing struct {
 	peers map[identity.ID]*standing
 }
 
-// standing is what there is of streams to one server. The mutex of outgoing guards it.
+// standing holds the streams to one server. The mutex of outgoing guards it.
 type standing struct {
-	wanted bool          // a stream shall stand ready
-	open   int           // streams that Raft has
-	spare  *outConn      // one that it has not asked for
-	dial   chan struct{} // closed when the dial under way ends; nil: there is none
+	wanted bool          // a stream is to be kept ready
+	open   int           // streams that Raft uses
+	spare  *outConn      // the stream that is ready; nil: there is none
+	dial   chan struct{} // closed when the current dial ends; nil: there is none
 	err    error         // of the last dial
-	fails  int           // dials in a row that brought no stream that Raft could use
-	again  *time.Timer   // the next dial that nobody waits for; nil: none is due
+	fails  int           // dials in a row that gave Raft no usable stream
+	again  *time.Timer   // starts the next dial that nobody waits for; nil: none is due
 }
 
 func newOutgoing(self identity.ID, dialer Dialer, replica *Replica) *outgoing {
@@ -54,8 +54,8 @@ func newOutgoing(self identity.ID, dialer Dialer, replica *Replica) *outgoing {
 	return l
 }
 
-// Dial gives a stream to a server. Raft dials whom its configuration names; a revoked node stays there until a leader
-// has taken it out, and gets nothing more meanwhile.
+// Dial returns a stream to a server. Raft dials the nodes in its configuration. A revoked node stays there until a
+// leader has removed it, and gets no stream meanwhile.
 func (l *outgoing) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, err := identity.ParseID(string(address))
 	if err != nil {
@@ -92,10 +92,11 @@ func (l *outgoing) Dial(address raft.ServerAddress, timeout time.Duration) (net.
 			return nil, fmt.Errorf("dial node %s: it takes longer than %s", id, timeout)
 		}
 	}
-	return nil, fmt.Errorf("dial node %s: each stream ended at once", id) // Raft knows when to try again
+	return nil, fmt.Errorf("dial node %s: each stream ended at once", id) // Raft decides when to try again
 }
 
-// take gives the stream that stands ready, or else what ends with the dial that is under way then.
+// take returns the stream that is ready, or a channel that is closed when the current dial ends. It begins that dial if
+// there is none.
 func (l *outgoing) take(id identity.ID) (c *outConn, pending <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +116,7 @@ func (l *outgoing) used(id identity.ID) {
 	l.peer(id).fails = 0
 }
 
-// failed is why there is no stream after a dial; nil: there may be one.
+// failed returns why a dial gave no stream; nil: there may be one.
 func (l *outgoing) failed(id identity.ID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,7 +126,7 @@ func (l *outgoing) failed(id identity.ID) error {
 	return nil
 }
 
-// keep has a stream to each of these servers stand ready, and none to any other.
+// keep keeps a stream ready to each of these servers, and to no other.
 func (l *outgoing) keep(ids []identity.ID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +143,8 @@ func (l *outgoing) keep(ids []identity.ID) {
 	}
 }
 
-// settle dials where a stream is missing and not due later, and closes one that nobody wants. The caller has the lock.
+// settle dials if a wanted stream is missing and no later dial is due, and closes a ready stream that is not wanted.
+// The caller holds the lock.
 func (l *outgoing) settle(id identity.ID, p *standing) {
 	switch {
 	case !p.wanted && p.spare != nil:
@@ -166,7 +168,7 @@ func (l *outgoing) peer(id identity.ID) *standing {
 	return p
 }
 
-// begin dials unless a dial is under way. The caller has the lock.
+// begin starts a dial unless one is in progress. The caller holds the lock.
 func (l *outgoing) begin(id identity.ID, p *standing) {
 	if p.dial != nil {
 		return
@@ -201,7 +203,7 @@ func (l *outgoing) begin(id identity.ID, p *standing) {
 	}()
 }
 
-// later dials again after a while, if a stream is wanted then. The caller has the lock.
+// later schedules another dial, if a stream is wanted. The caller holds the lock.
 func (l *outgoing) later(id identity.ID, p *standing) {
 	if l.ctx.Err() == nil && p.wanted && p.again == nil {
 		p.again = time.AfterFunc(min(dialRare, dialAgain<<min(p.fails, 10)), func() { l.retry(id) })
@@ -218,17 +220,17 @@ func (l *outgoing) retry(id identity.ID) {
 	}
 }
 
-// lost forgets a stream that stood ready and ended.
+// lost forgets a ready stream that has ended.
 func (l *outgoing) lost(c *outConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.peers[c.peer]
 	if p == nil || p.spare != c {
-		return // whoever took it sees for itself
+		return // Raft has taken it and notices the end itself
 	}
 	p.spare = nil
 	c.Conn.Close()
-	l.later(c.peer, p) // the other end stopped, or takes none from here
+	l.later(c.peer, p) // the other end has stopped, or refuses streams of this server
 }
 
 func (l *outgoing) check(id identity.ID) error {
@@ -243,7 +245,7 @@ func (l *outgoing) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// Close ends dials and the streams that stand ready; those that Raft has are its own.
+// Close ends dials and closes the streams that are ready; Raft closes those that it uses.
 func (l *outgoing) Close() error {
 	l.end()
 	l.mu.Lock()
@@ -262,18 +264,19 @@ func (l *outgoing) Close() error {
 
 func (l *outgoing) Addr() net.Addr { return nodeAddr(l.self) }
 
-// outConn is a stream that this server opened. It carries nothing more to a node that was revoked since.
+// outConn is a stream that this server opened. It writes nothing to a node that was revoked since.
 type outConn struct {
 	net.Conn
 	layer *outgoing
 	peer  identity.ID
-	ended chan error // what a read of the stream ended with while it stood ready
+	ended chan error // the error with which watch's read ended
 	once  sync.Once
 }
 
 var errSpoke = errors.New("the other end spoke before it was asked")
 
-// watch notices when a stream that stands ready ends: the other end has nothing to say by it.
+// watch notices when a ready stream ends. The other end sends nothing by it, so any data or error is the end, except
+// for the deadline that ready sets.
 func (c *outConn) watch() {
 	c.ended = make(chan error, 1)
 	go func() {
@@ -289,7 +292,7 @@ func (c *outConn) watch() {
 	}()
 }
 
-// ready ends the watch, and tells whether the stream has not ended.
+// ready ends the watch, and reports whether the stream is still open.
 func (c *outConn) ready() bool {
 	if c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// slowDialer gives pipes, each after a while; the other ends come out of far.
+// slowDialer returns pipes after a while; their other ends come from far.
 type slowDialer struct {
 	takes time.Duration
 	fails bool
@@ -51,7 +51,7 @@ func withOutgoing(t *testing.T, d *slowDialer, test func(t *testing.T, l *outgoi
 	})
 }
 
-// What takes longer than Raft waits is there for its next request.
+// A stream whose dial takes longer than Raft waits is ready for Raft's next request.
 func TestDialOutlivesTheRequest(t *testing.T) {
 	withOutgoing(t, &slowDialer{takes: 5 * time.Second}, func(t *testing.T, l *outgoing, peer identity.ID) {
 		to := raft.ServerAddress(peer.String())
@@ -74,7 +74,7 @@ func TestDialOutlivesTheRequest(t *testing.T) {
 	})
 }
 
-// A server that may be needed has a stream ready, another one when that ends, and none that Raft has already.
+// A server that may be needed has a stream ready, and another one when that ends. It has none while Raft uses one.
 func TestStreamStandsReady(t *testing.T) {
 	withOutgoing(t, &slowDialer{takes: time.Second}, func(t *testing.T, l *outgoing, peer identity.ID) {
 		d, to := l.dialer.(*slowDialer), raft.ServerAddress(peer.String())
@@ -95,7 +95,7 @@ func TestStreamStandsReady(t *testing.T) {
 		<-d.far // Raft's has ended
 		l.keep(nil)
 		l.keep([]identity.ID{peer})
-		<-d.far // and here the one that nobody wanted meanwhile
+		<-d.far // the one that is no longer wanted
 		if n := d.dials.Load(); n != 4 {
 			t.Errorf("%d dials", n)
 		}
@@ -116,7 +116,7 @@ func TestRefusedRequestFails(t *testing.T) {
 				}
 			}
 		}()
-		for range 10 { // whether the end is seen before the stream is handed out is chance
+		for range 10 { // it is chance whether the end is noticed before the stream is used
 			if c, err := l.Dial(raft.ServerAddress(peer.String()), 2*time.Second); err == nil {
 				c.Close()
 			}
@@ -127,7 +127,7 @@ func TestRefusedRequestFails(t *testing.T) {
 	})
 }
 
-// Servers that are off, and such as end each stream at once, are tried ever more rarely.
+// Servers that are off, or that end each stream at once, are dialed more and more rarely.
 func TestVainDialsBecomeRare(t *testing.T) {
 	for name, d := range map[string]*slowDialer{
 		"off":     {takes: time.Second, fails: true},

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	maxPassing       = 1024                   // streams of a site's leader
-	passedMost       = 1024                   // events that a node may be behind and still be served by a leader
-	passingHeartbeat = heartbeatEvery * 3 / 2 // a leader with nothing to pass on says so, this long after its last word
+	maxPassing       = 1024                   // streams that a leader of a site serves at a time
+	passedMost       = 1024                   // events that a node may be behind; beyond that it must ask a server
+	passingHeartbeat = heartbeatEvery * 3 / 2 // after the last message, while there is nothing to pass on
 )
 
-// passing are the nodes that have the events from this one: each has one stream.
+// passing holds the nodes that get the events from this one: each has one stream.
 type passing struct {
 	mu   sync.Mutex
 	open map[identity.ID]*passingStream
@@ -29,7 +29,7 @@ type passingStream struct{ end context.CancelCauseFunc }
 
 var errReplaced = errors.New("the node has begun another stream here")
 
-// enter begins a node's stream and ends the one that it had.
+// enter registers a node's new stream, and ends its former one.
 func (p *passing) enter(ctx context.Context, peer identity.ID) (_ context.Context, leave func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,15 +57,14 @@ func (p *passing) enter(ctx context.Context, peer identity.ID) (_ context.Contex
 	}, nil
 }
 
-// Passing is how many nodes have the events from this one, which leads their site.
+// Passing returns how many nodes get the events from this one, which leads their site.
 func (s *Service) Passing() int {
 	s.passing.mu.Lock()
 	defer s.passing.mu.Unlock()
 	return len(s.passing.open)
 }
 
-// mayPass tells why a node that is a member does not get the events from this one, or stops getting them; nil: it gets
-// them.
+// mayPass returns why a member does not get the events from this node, or stops getting them; nil: it gets them.
 func (s *Service) mayPass(peer identity.ID) error {
 	if s.cfg.Pass == nil || s.cfg.Proof == nil {
 		return connect.NewError(connect.CodeUnavailable, errors.New("this node is not a server and passes no events on: "+
@@ -77,11 +76,11 @@ func (s *Service) mayPass(peer identity.ID) error {
 	return nil
 }
 
-// pass streams to a node of the own site what servers have agreed on, each part with a server's checkpoint for its end.
-// Whoever is so far behind that it needs a state, or many events, is to ask a server.
+// pass streams to a node of this node's site what the servers have agreed on. Each part ends with a server's
+// checkpoint. A node that is so far behind that it needs a state, or more than passedMost events, must ask a server.
 func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64,
 	out func(*skeinv1.SubscribeResponse) error) error {
-	if err := s.mayPass(peer); err != nil { // the caller has seen that it is a member
+	if err := s.mayPass(peer); err != nil { // the caller has checked that peer is a member
 		return err
 	}
 	ctx, leave, err := s.passing.enter(ctx, peer)
@@ -101,8 +100,8 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64,
 		if c == nil {
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node hears no server at present: ask a server"))
 		}
-		// With the event that revokes a node comes a new gossip key, and a checkpoint is for both: a revoked node
-		// gets neither, and hears of it from a server.
+		// The event that revokes a node comes with a new gossip key, and one checkpoint covers both. So a revoked node gets
+		// neither from here, and learns of its revocation from a server.
 		if err := checkMember(s.cfg.Replica.State(), peer); err != nil {
 			return err
 		}
@@ -134,8 +133,8 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64,
 	}
 }
 
-// passTo sends the events after an index up to a checkpoint's, which goes with the last of them, and returns the new
-// index.
+// passTo sends the events after an index up to the index of a checkpoint, with the checkpoint in the last message, and
+// returns the new index.
 func (s *Service) passTo(at uint64, c *skeinv1.Checkpoint,
 	send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
 	end := c.GetIndex()

@@ -19,7 +19,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// site is one that speaks through leaders. Each node is bound to one of them, and the others come after it.
+// site is a site that is reached through leaders. Each node prefers one of them; the others come after it.
 type site struct {
 	mu      sync.Mutex
 	members []*node
@@ -67,7 +67,7 @@ func (s *site) pass(n *node) func(identity.ID) error {
 	}
 }
 
-// lead says who leads.
+// lead sets the leaders.
 func (s *site) lead(leaders ...*node) {
 	s.mu.Lock()
 	s.leading = leaders
@@ -79,7 +79,7 @@ func (s *site) lead(leaders ...*node) {
 	}
 }
 
-// formSite makes a site of so many nodes, which join one after the other; nobody leads it yet.
+// formSite makes a site of so many nodes, which join one after another; no node leads it yet.
 func (c *cluster) formSite(nodes int) *site {
 	c.t.Helper()
 	s := &site{}
@@ -94,7 +94,7 @@ func (c *cluster) formSite(nodes int) *site {
 	return s
 }
 
-// follows waits until a node follows one of others, by a leader or a server as said.
+// follows waits until a node follows one of the others: a leader or a server, as passed says.
 func (c *cluster) follows(n *node, passed bool, of ...*node) (who *node) {
 	c.t.Helper()
 	c.eventually(n.name+" follows whom it should", func() error {
@@ -120,7 +120,7 @@ func (c *cluster) has(n *node, i int) {
 	})
 }
 
-// The servers stream to the leaders alone, and everybody has what they agree on at once.
+// The servers stream to the leaders alone, and all nodes have at once what the servers agree on.
 func TestSiteHasEventsFromItsLeaders(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -157,7 +157,7 @@ func TestSiteHasEventsFromItsLeaders(t *testing.T) {
 		for _, n := range s.members {
 			complete(t, n, from)
 		}
-		time.Sleep(3 * time.Minute) // virtual: servers are asked meanwhile
+		time.Sleep(3 * time.Minute) // virtual; audits happen meanwhile
 		for i, n := range s.members[2:] {
 			c.follows(n, true, s.leading[i%2])
 			if err := n.client.Status().Unconfirmed; err != nil {
@@ -201,7 +201,7 @@ func TestLeaderOfASiteIsLost(t *testing.T) {
 				} else {
 					s.leading[0].start(false)
 				}
-				c.follows(agent, true, s.leading[0]) // when its time has come
+				c.follows(agent, true, s.leading[0]) // when its backoff is over
 				c.propose(c.nodes[0], token(7))
 				c.has(agent, 7)
 				complete(t, agent, from)
@@ -210,7 +210,7 @@ func TestLeaderOfASiteIsLost(t *testing.T) {
 	}
 }
 
-// A leader whose server dies has another one before its site's nodes leave it.
+// A leader whose server dies follows another one before its site's nodes leave it.
 func TestLeaderOfASiteLosesItsServer(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		simulate(t, func(t *testing.T, c *cluster) {
@@ -237,7 +237,7 @@ func TestLeaderOfASiteLosesItsServer(t *testing.T) {
 	}
 }
 
-// Nodes of other sites, and those that nobody leads, get nothing from a node that is no server; and a node has one
+// Nodes of other sites, and nodes without a leader, get nothing from a node that is no server. Each node has one
 // stream.
 func TestWhoGetsEventsFromALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
@@ -302,8 +302,8 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 	})
 }
 
-// With the event that revokes a node comes a new gossip key, and a leader can show a checkpoint for both only: it
-// sends a revoked node nothing more, whatever checkpoint it has.
+// The event that revokes a node comes with a new gossip key, and one checkpoint covers both. So a leader sends a
+// revoked node nothing more, whatever checkpoint the leader has.
 func TestRevokedNodeGetsNothingMoreByALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -352,7 +352,7 @@ func (h *hostile) times() int {
 	return h.asked
 }
 
-// turn has a leader's node serve what a hostile program would.
+// turn replaces a leader's service with that of a hostile program.
 func (n *node) turn(h *hostile) {
 	n.http.Close()
 	n.rpc.Close()
@@ -366,7 +366,8 @@ func batchOf(base uint64, evs ...*skeinv1.Event) *skeinv1.SubscribeResponse_Batc
 	return &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: base, Events: evs}}
 }
 
-// nothingAfter is what a leader sends that has no event after an index, with its checkpoint unless that is beyond it.
+// nothingAfter is a leader's message without an event after an index, with its checkpoint unless that is beyond the
+// index.
 func nothingAfter(index uint64, p *skeinv1.Checkpoint) *skeinv1.SubscribeResponse {
 	if p.GetIndex() > index {
 		p = nil
@@ -389,8 +390,8 @@ func until(ctx context.Context, f func() error) error {
 	return ctx.Err()
 }
 
-// Whatever a leader sends that no server has agreed on, a node of its site keeps its state, has what the servers agree
-// on within a bound, from a server, and does not come back at once.
+// A leader sends what no server has agreed on. A node of its site keeps its state, gets what the servers agree on from
+// a server within a bound, and does not follow the leader again at once.
 func TestHostileLeaderOfASite(t *testing.T) {
 	type scene struct {
 		c      *cluster
@@ -412,7 +413,7 @@ func TestHostileLeaderOfASite(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	// signed is a checkpoint for what follows on a state, signed by whoever.
+	// signed is a checkpoint for what follows on a state, signed by the given key.
 	signed := func(s scene, key *identity.Key, cluster string, evs ...*skeinv1.Event) *skeinv1.Checkpoint {
 		next := s.leader.replica.State().Clone()
 		for _, e := range evs {
@@ -683,8 +684,8 @@ func TestFreshness(t *testing.T) {
 		fresh  bool
 		stale  bool
 	}{
-		{s, sec(0), 0, true, false},                      // nobody knows how old it is
-		{s, sec(0), time.Second, false, false},           // it was shown before
+		{s, sec(0), 0, true, false},                      // the server's clock is not known, so the age is not
+		{s, sec(0), time.Second, false, false},           // it came before
 		{s, sec(-1), 2 * time.Second, false, false},      // an older one
 		{other, sec(-900), 2 * time.Second, true, false}, // another server's clock
 		{s, sec(3), 3 * time.Second, true, false},
@@ -696,7 +697,7 @@ func TestFreshness(t *testing.T) {
 	if f.knows(s) {
 		t.Error("it says that it knows a clock that it has not seen")
 	}
-	f.heard(s, sec(100), 10*time.Second) // the server itself: what came at 3 s was late
+	f.heard(s, sec(100), 10*time.Second) // from the server itself: the checkpoint at 3 s was late
 	if fresh, err := f.judge(s, sec(101), 11*time.Second); !fresh || err != nil {
 		t.Errorf("a new one: %t, %v", fresh, err)
 	}
@@ -715,7 +716,7 @@ func TestFreshness(t *testing.T) {
 	}
 }
 
-// No field of a checkpoint can be another than the server has signed.
+// A checkpoint with any field changed is refused.
 func TestCheckpointsAreSignedAsAWhole(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -17,42 +17,42 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A node follows a leader of its site as it follows a server, and believes it nothing: see
+// A node follows a leader of its site as it follows a server, but believes only what a server has signed: see
 // docs/decisions/0059-events-by-site.md.
 
 const (
 	passedBytes = 16 << 20 // of one message, and of all events that wait for a checkpoint
-	// freshFor is how old the newest checkpoint may be. A leader whose server falls silent needs streamSilence and a
-	// moment to have another one.
+	// freshFor is how old the newest checkpoint may be. A leader whose server falls silent needs streamSilence, and a
+	// moment more, to get a checkpoint from another server.
 	freshFor   = 7 * time.Second
-	auditSoon  = 5 * time.Second // until the clock of a server is known that signs, at most
-	auditEvery = time.Minute     // between two questions to a server, give or take half
+	auditSoon  = 5 * time.Second // before the first audit, at most, while the clock of the server that signs is unknown
+	auditEvery = time.Minute     // between two audits, give or take half
 	auditAgain = 10 * time.Second
 	auditWait  = 3 * time.Second // for one server's answer
 
-	backoffMin    = 10 * time.Second // so long a leader that failed is not followed, twice as long each time
+	backoffMin    = 10 * time.Second // after the first failure of a leader; doubles with each further one
 	backoffMax    = 5 * time.Minute
-	backoffForged = 10 * time.Minute // and one that passed on what no server has signed
-	backoffReset  = time.Minute      // followed for so long, it is as good as new
-	moveWithin    = time.Second      // to a better source: not all nodes of a site at once
+	backoffForged = 10 * time.Minute // after a leader passed on what no server has signed
+	backoffReset  = time.Minute      // a leader that was followed for so long starts again with backoffMin
+	moveWithin    = time.Second      // before a move to a better source, so that not all nodes of a site move at once
 )
 
 // errMoved ends a stream in favour of a better source.
 var errMoved = errors.New("there is a better source of the events")
 
-// source is whom the events come from.
+// source is a node that the events come from.
 type source struct {
 	id     identity.ID
-	passed bool // a leader of this node's site, which is no server
+	passed bool // it is a leader of this node's site, and no server
 }
 
-// backoff is when a leader that failed may be followed again.
+// backoff says when a leader that failed may be followed again.
 type backoff struct {
 	until time.Time
 	fails int
 }
 
-// after is the backoff of a leader that has failed once more, after it was followed for some time.
+// after returns the backoff of a leader after one more failure. followed is how long it was followed before it failed.
 func (d backoff) after(err error, followed time.Duration, now time.Time) backoff {
 	if followed >= backoffReset {
 		d.fails = 0
@@ -66,8 +66,8 @@ func (d backoff) after(err error, followed time.Duration, now time.Time) backoff
 	return d
 }
 
-// order is whom to follow, the best first: leaders that are not in backoff, then the servers. A leader that is a server
-// counts as one.
+// order returns the sources to follow, the best first: leaders that are not in backoff, then the servers. A leader that
+// is a server is followed as a server.
 func order(leaders, servers []identity.ID, backoffs map[identity.ID]backoff, now time.Time) (out []source) {
 	for _, id := range leaders {
 		if !now.Before(backoffs[id].until) {
@@ -82,7 +82,7 @@ func order(leaders, servers []identity.ID, backoffs map[identity.ID]backoff, now
 	return out
 }
 
-// moveAt is when a source is to be left for a better one if nothing changes until then; zero: never.
+// moveAt returns when to leave a source for a better one if nothing changes until then; zero: never.
 func moveAt(current source, leaders []identity.ID, backoffs map[identity.ID]backoff, now time.Time) (at time.Time) {
 	place := slices.Index(leaders, current.id)
 	if current.passed && place < 0 {
@@ -103,18 +103,18 @@ func moveAt(current source, leaders []identity.ID, backoffs map[identity.ID]back
 	return at
 }
 
-// freshness judges by checkpoints whether a leader shows what its server said last, or something older. Clocks of
-// servers need not be right: each server's is compared with this host's when the server itself is heard.
+// freshness judges by checkpoints whether a leader passes on what its server said last, or holds it back. Servers'
+// clocks may be wrong: each is compared with this host's clock when the server itself is heard.
 type freshness struct {
-	newest map[identity.ID]int64 // the time in the newest checkpoint of each server
-	// of this host's time before a server's; unknown until the server was heard itself
+	newest map[identity.ID]int64 // the time in the newest checkpoint of each server, Unix nanoseconds
+	// ahead is this host's time (sinceStart) minus a server's time; missing until the server itself was heard.
 	ahead map[identity.ID]time.Duration
 }
 
-// errStale is a leader that shows old checkpoints.
+// errStale means that a leader passes on old checkpoints only.
 var errStale = errors.New("the events that are passed on are late")
 
-// heard takes what a server's clock showed when the server itself was heard.
+// heard notes a server's clock at a moment when the server itself was heard.
 func (f *freshness) heard(server identity.ID, at int64, local time.Duration) {
 	if f.newest == nil {
 		f.newest, f.ahead = make(map[identity.ID]int64), make(map[identity.ID]time.Duration)
@@ -126,11 +126,11 @@ func (f *freshness) heard(server identity.ID, at int64, local time.Duration) {
 // knows reports whether the server's clock is known.
 func (f *freshness) knows(server identity.ID) bool { _, ok := f.ahead[server]; return ok }
 
-// judge takes a checkpoint that was passed on, and reports whether it is news.
+// judge takes a checkpoint that a leader passed on, and reports whether it is newer than those before.
 func (f *freshness) judge(server identity.ID, at int64, local time.Duration) (fresh bool, err error) {
 	ahead, known := f.ahead[server]
 	if age := local - time.Duration(at) - ahead; known && age > freshFor {
-		delete(f.ahead, server) // its clock may have been set: it is asked anew
+		delete(f.ahead, server) // the server's clock may have been set: it is compared anew
 		return false, fmt.Errorf("%w: server %s has signed it %s ago", errStale, server, age.Round(time.Second))
 	}
 	if at <= f.newest[server] {
@@ -143,7 +143,7 @@ func (f *freshness) judge(server identity.ID, at int64, local time.Duration) (fr
 	return true, nil
 }
 
-// unproven are events that were passed on and wait for a checkpoint.
+// unproven holds events that a leader passed on, until a checkpoint comes for them.
 type unproven struct {
 	base  uint64
 	evs   []*skeinv1.Event
@@ -152,8 +152,8 @@ type unproven struct {
 
 func (u *unproven) end() uint64 { return u.base + uint64(len(u.evs)) }
 
-// take takes one message of a leader. With a checkpoint come the events that it is for, of which the state after them
-// has to have the checkpoint's hash.
+// take takes one message of a leader. When a checkpoint comes, it returns the events that the checkpoint covers. The
+// caller checks that the state after them has the checkpoint's hash.
 func (u *unproven) take(m *skeinv1.SubscribeResponse,
 	state *events.State) (news *skeinv1.Batch, c *skeinv1.Checkpoint, err error) {
 	if m.GetSnapshot() != nil {
@@ -191,19 +191,19 @@ func (u *unproven) take(m *skeinv1.SubscribeResponse,
 	return news, c, nil
 }
 
-// leaders are those of this node's site that may be followed, the best first.
+// leaders returns the leaders of this node's site that it may follow, the best first.
 func (c *Client) leaders() []identity.ID {
-	if c.cfg.Leaders == nil || c.local() != nil || c.passes() { // what is passed on comes from servers alone
+	if c.cfg.Leaders == nil || c.local() != nil || c.passes() { // a node that passes events on follows servers only
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(c.cfg.Leaders()), func(id identity.ID) bool { return id == c.cfg.Self })
 }
 
-// passes reports whether this node passes events on and needs checkpoints for that.
+// passes reports whether this node passes events on, for which it needs checkpoints.
 func (c *Client) passes() bool { return c.cfg.Passes != nil && c.local() == nil && c.cfg.Passes() }
 
-// LeadersChanged tells that Leaders or Passes have another answer than before: a source that is no leader any more is
-// left, and so is one that is not the best.
+// LeadersChanged must be called when Leaders or Passes gives another answer than before. The client then leaves a
+// source that is no longer a leader, or not the best one.
 func (c *Client) LeadersChanged() {
 	leaders, passes := c.leaders(), c.passes()
 	c.mu.Lock()
@@ -218,7 +218,7 @@ func (c *Client) LeadersChanged() {
 	c.planMove(leaders)
 }
 
-// planMove has the stream under way end when there is a better source. The caller has mu.
+// planMove schedules the end of the current stream if there is a better source, or will be. The caller holds mu.
 func (c *Client) planMove(leaders []identity.ID) {
 	if c.move != nil {
 		c.move.Stop()
@@ -237,7 +237,7 @@ func (c *Client) planMove(leaders []identity.ID) {
 	c.move = time.AfterFunc(wait, func() { leave(errMoved) })
 }
 
-// backOff notes that a leader has failed.
+// backOff records that a leader has failed.
 func (c *Client) backOff(id identity.ID, err error, followed time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,18 +250,18 @@ func (c *Client) backOff(id identity.ID, err error, followed time.Duration) {
 	}
 }
 
-// Forged is how often a leader of this node's site passed on what no server has signed.
+// Forged returns how often a leader of this node's site passed on what no server has signed.
 func (c *Client) Forged() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.forged
 }
 
-// sinceStart is this host's time, as nobody sets it.
+// sinceStart is this host's monotonic time, which nobody can set.
 func (c *Client) sinceStart() time.Duration { return time.Since(c.began) }
 
-// followPassed follows a leader of this node's site until its stream ends, and reports whether anything came that a
-// server has signed.
+// followPassed follows a leader of this node's site until its stream ends, and reports whether it received anything
+// that a server has signed.
 func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, err error) {
 	var auditing sync.WaitGroup
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -298,7 +298,7 @@ func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, 
 		if by, _ := identity.ParseID(point.GetServer()); by != signedBy {
 			signedBy = by
 			select {
-			case <-signers: // the one before was not asked about yet
+			case <-signers: // the signer before has not been audited yet
 			default:
 			}
 			signers <- by
@@ -317,7 +317,8 @@ func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, 
 	return heard, passedError(ctx, stream.Err())
 }
 
-// passedError is why a leader's stream ended. What the leader says of that is nobody's word but its own.
+// passedError returns why a leader's stream ended. It quotes the leader's error as text only: a leader's error code
+// must have no effect, since only a server may say that this node's history differs.
 func passedError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -328,7 +329,8 @@ func passedError(ctx context.Context, err error) error {
 	return fmt.Errorf("the leader says: %s", connectMessage(err))
 }
 
-// takePassed applies what a message proves. fresh: it shows that the leader is where its server is.
+// takePassed applies what a message proves. fresh reports whether the message shows that the leader keeps up with its
+// server.
 func (c *Client) takePassed(waiting *unproven,
 	m *skeinv1.SubscribeResponse) (point *skeinv1.Checkpoint, fresh bool, err error) {
 	state := c.cfg.Replica.State()
@@ -343,7 +345,7 @@ func (c *Client) takePassed(waiting *unproven,
 	}
 	state = c.cfg.Replica.State()
 	switch {
-	case state.Index() > point.GetIndex(): // it is behind, and is left if it stays so
+	case state.Index() > point.GetIndex(): // the leader is behind; it is left if it stays so
 		return point, false, nil
 	case state.Hash() != [32]byte(point.GetHash()):
 		return nil, false, fmt.Errorf("%w: the state at index %d has another hash here than a server has signed",
@@ -363,8 +365,8 @@ func (c *Client) takePassed(waiting *unproven,
 	return point, fresh, err
 }
 
-// audit asks servers themselves, now and then, how far the log is: a leader that holds back what servers sign is found
-// by that. It begins early while the clock of the server is not known whose checkpoints come.
+// audit asks a server from time to time how far the log is. That reveals a leader which holds back what servers sign.
+// The first audit comes early while the clock of the server that signs the checkpoints is unknown.
 func (c *Client) audit(ctx context.Context, signers <-chan identity.ID) {
 	next := time.NewTimer(auditEvery/2 + rand.N(auditEvery))
 	defer next.Stop()
@@ -397,7 +399,8 @@ func (c *Client) audit(ctx context.Context, signers <-chan identity.ID) {
 	}
 }
 
-// ask has a server tell how far it is, the one first whose checkpoints come.
+// ask asks the servers in turn how far the log is, until one answers. The server that signs the checkpoints comes
+// first.
 func (c *Client) ask(ctx context.Context, first identity.ID) error {
 	failure := fmt.Errorf("%w: this node knows no server", ErrNoServer)
 	servers := c.servers()
@@ -422,14 +425,14 @@ func (c *Client) ask(ctx context.Context, first identity.ID) error {
 	return failure
 }
 
-// prove keeps a checkpoint of the server that this node follows, for those that it passes events on to.
+// prove keeps a checkpoint of the followed server, for the nodes that get the events from this one.
 func (c *Client) prove(server identity.ID, point *skeinv1.Checkpoint) {
 	state := c.cfg.Replica.State()
 	if point == nil || point.GetIndex() > state.Index() {
 		return
 	}
 	if by, err := verifyCheckpoint(state, point); err != nil || by != server {
-		return // nobody would take it
+		return // other nodes would refuse it
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -438,8 +441,8 @@ func (c *Client) prove(server identity.ID, point *skeinv1.Checkpoint) {
 	c.proved = make(chan struct{})
 }
 
-// Proof is the newest checkpoint of the server that this node follows, up to which it has the events, and a channel
-// that is closed when there is another. nil: no server was heard lately, or Passes says that none is needed.
+// Proof returns the newest checkpoint of the followed server up to which this node has the events, and a channel that
+// is closed when there is another. nil: no server was heard within freshFor, or Passes reports that none is needed.
 func (c *Client) Proof() (*skeinv1.Checkpoint, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

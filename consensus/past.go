@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	maxPast   = 4096            // hashes of the newest states in memory
-	maxLooked = 256             // hashes of other states that somebody has asked for
+	maxPast   = 4096            // hashes of the newest states
+	maxLooked = 256             // hashes of other states, computed on request
 	lookEvery = 3 * time.Second // between two reads of the archive for one member; its agent asks less often
 )
 
-// past is what a replica keeps of its earlier states: the hashes of the newest ones, at the ends of batches, where its
-// followers usually are, and those of others that were read from the archive.
+// past holds hashes of a replica's earlier states: of the newest ones at the ends of batches, where its followers
+// usually are, and of others that were computed from the archive.
 type past struct {
 	mu     sync.Mutex
 	newest hashes
-	looked hashes                    // apart from them, so that questions about old states do not push out new ones
-	looks  map[identity.ID]time.Time // when each member may have the archive read again; zero: it is being read
+	looked hashes                    // separate, so that requests for old states do not displace new ones
+	looks  map[identity.ID]time.Time // when the archive may be read again for each member; zero: it is being read
 	fold   sync.Mutex
 }
 
-// hashes are hashes of states by index. Beyond a number the one that was noted first goes.
+// hashes holds hashes of states by index. Beyond a limit the oldest entry is dropped.
 type hashes struct {
 	at    map[uint64][32]byte
-	order []uint64 // the first noted first
+	order []uint64 // the oldest entry first
 }
 
 func (h *hashes) note(index uint64, hash [32]byte, most int) {
@@ -76,8 +76,8 @@ func (p *past) at(index uint64) ([32]byte, bool) {
 	return h, ok
 }
 
-// look is false while the archive is read for a member, and for lookEvery afterwards. Else done must be called at the
-// end.
+// look reserves a read of the archive for a member. It refuses while one is in progress, and for lookEvery afterwards.
+// After ok, the caller must call done at the end.
 func (p *past) look(asker identity.ID) (done func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,10 +97,10 @@ func (p *past) look(asker identity.ID) (done func(), ok bool) {
 	}, true
 }
 
-// SameHistory compares the hash of a member's state at an index with the own one there: ErrDiverged if they differ, and
-// ErrGone if the index is not in the archive, so that nobody can tell. A state whose hash is not in memory is folded
-// from the archive, one at a time, which takes a tenth of a second at most. ErrTooSoon: that was done for this member a
-// moment ago.
+// SameHistory compares the hash of a member's state at an index with this replica's hash there. ErrDiverged: they
+// differ. ErrGone: the archive does not hold the index, so the answer is unknown. ErrTooSoon: the archive was read for
+// this member a moment ago. A hash that is not in memory is computed from the archive, one at a time, which takes a
+// tenth of a second at most.
 func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) error {
 	if index == 0 {
 		return nil
@@ -114,7 +114,7 @@ func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) erro
 		defer done()
 		r.past.fold.Lock()
 		defer r.past.fold.Unlock()
-		if have, ok = r.past.at(index); !ok { // nobody has looked meanwhile
+		if have, ok = r.past.at(index); !ok { // no other call has computed it meanwhile
 			state, err := r.At(index)
 			if err != nil {
 				return err
@@ -129,7 +129,7 @@ func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) erro
 	return nil
 }
 
-// divergedError is an ErrDiverged.
+// divergedError is an ErrDiverged that names the index.
 type divergedError struct{ index uint64 }
 
 func (e *divergedError) Error() string {
@@ -139,7 +139,7 @@ func (e *divergedError) Error() string {
 
 func (e *divergedError) Is(target error) bool { return target == ErrDiverged }
 
-// checkFollower is SameHistory for one that wants what comes after: where nobody can tell, it gets a whole state.
+// checkFollower is SameHistory for a subscriber: if the answer is unknown, the subscriber gets a whole state instead.
 func (r *Replica) checkFollower(asker identity.ID, index uint64, hash []byte) error {
 	if err := r.SameHistory(asker, index, hash); !errors.Is(err, ErrGone) {
 		return err

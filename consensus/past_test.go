@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// strayed gives a node that is down events that the servers do not have, as after a recovery from one that knew less.
+// strayed gives a node that is down events that the servers do not have, as after a recovery from an older state.
 func (n *node) strayed(events int) (at uint64) {
 	n.c.t.Helper()
 	r, err := OpenReplica(n.dir, n.c.log)
@@ -32,8 +32,8 @@ func (n *node) strayed(events int) (at uint64) {
 	return state.Index() + uint64(events)
 }
 
-// An agent heard of events that were lost with the servers. Whether the recovered server is behind it, level, or has
-// passed it by when the agent comes back, it gets nothing of the other history on top of its own, and says so.
+// An agent has events that were lost with the servers. Whether the recovered server is behind the agent, level with it,
+// or ahead when the agent comes back: the agent gets no event of the other history on top of its own, and reports it.
 func TestHistoriesAreNotMixed(t *testing.T) {
 	for _, lost := range []int{1, 2, 7} {
 		for _, when := range []string{"before", "after"} {
@@ -73,7 +73,7 @@ func TestHistoriesAreNotMixed(t *testing.T) {
 	}
 }
 
-// startTelling starts the node with a client that tells what becomes of its history.
+// startTelling starts the node with a client that reports whether its history differs.
 func (n *node) startTelling(told chan<- error) {
 	n.c.t.Helper()
 	n.diverged = func(err error) {
@@ -87,8 +87,8 @@ func (n *node) startTelling(told chan<- error) {
 	n.start(false)
 }
 
-// A follower is served if its state at its index has the server's hash, or if nobody can tell, and then by a whole
-// state; an earlier version, which sends no hash, as before.
+// A follower is served if its state at its index has the server's hash. If the server does not know the hash there, the
+// follower gets a whole state. An earlier version, which sends no hash, is served as before.
 func TestFollowersSendTheirHash(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -140,10 +140,10 @@ func TestPastIsBounded(t *testing.T) {
 	var p past
 	for i := range uint64(3 * maxPast) {
 		p.note(i, [32]byte{byte(i)})
-		p.note(i, [32]byte{1, 2, 3}) // the first stands
+		p.note(i, [32]byte{1, 2, 3}) // the first one noted stays
 	}
 	const newest, oldest = 3*maxPast - 1, 2 * maxPast
-	for i := range uint64(3 * maxLooked) { // what somebody asks for pushes out nothing but itself
+	for i := range uint64(3 * maxLooked) { // requested hashes displace only each other
 		p.noteLooked(i, [32]byte{byte(i), 1})
 	}
 	if n, l := p.newest, p.looked; len(n.at) != maxPast || len(n.order) != maxPast || len(l.at) != maxLooked ||
@@ -165,8 +165,8 @@ func TestPastIsBounded(t *testing.T) {
 	}
 }
 
-// A member has the archive read once at a time, and then not for a while. That is no other member's concern, and not
-// the same member's where the hash is in memory.
+// The archive is read for a member once at a time, and then not for lookEvery. Other members are not affected, nor is
+// the same member where the hash is in memory.
 func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -208,7 +208,7 @@ func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
 		if !ok {
 			t.Fatal("an honest member is told to wait")
 		}
-		time.Sleep(time.Hour) // virtual: its turn comes late, behind many others
+		time.Sleep(time.Hour) // virtual; many others come before it
 		if _, ok := s.replica.past.look(honest); ok {
 			t.Error("the archive is read twice for one member")
 		}
@@ -221,8 +221,8 @@ func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
 	})
 }
 
-// A follower that asks again at another index before it may is not turned away: its stream begins, and brings the
-// events as soon as its hash can be compared.
+// A follower that asks again at another index too soon is not refused: its stream begins, and brings the events as soon
+// as its hash can be compared.
 func TestAFollowerWaitsForItsComparison(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -143,7 +143,7 @@ func (r *Replica) write() (unlock func(), err error) {
 	return func() { r.mu.Unlock(); r.disk.Unlock() }, nil
 }
 
-// catchUp folds those events of a batch that the replica does not have.
+// catchUp folds the events of a batch that the replica does not have.
 func (r *Replica) catchUp(b *skeinv1.Batch) error {
 	unlock, err := r.write()
 	if err != nil {
@@ -157,7 +157,7 @@ func (r *Replica) catchUp(b *skeinv1.Batch) error {
 	return r.apply(evs)
 }
 
-// missing are those events of a batch that the replica does not have. The caller writes.
+// missing returns the events of a batch that the replica does not have. The caller writes them.
 func (r *Replica) missing(b *skeinv1.Batch) ([]*skeinv1.Event, error) {
 	index := r.State().Index()
 	switch {
@@ -169,8 +169,8 @@ func (r *Replica) missing(b *skeinv1.Batch) ([]*skeinv1.Event, error) {
 	return b.Events[index-b.Base:], nil
 }
 
-// catchUpTo is catchUp for events that nobody vouches for: they are kept if the state that they lead to has the hash,
-// which a server has signed. Else it returns errForged.
+// catchUpTo is catchUp for events from a node that need not be honest: they are kept if the state that they lead to has
+// the hash, which a server has signed. Otherwise it returns errForged.
 func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 	unlock, err := r.write()
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 	next, err := r.tryFold(evs)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %v", errForged, err) // not as the error that it is: nobody has agreed on these events
+		return fmt.Errorf("%w: %v", errForged, err) // the cause is not wrapped, since no server has agreed on these events
 	case next.Hash() != hash:
 		return fmt.Errorf("%w: the state at index %d would have another hash than a server has signed",
 			errForged, next.Index())
@@ -195,10 +195,10 @@ func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 	return r.keep(evs, next)
 }
 
-// errForged are events that lead to another state than a server has signed.
+// errForged means that events lead to another state than a server has signed.
 var errForged = errors.New("events that were passed on are not what the servers have agreed on")
 
-// tryFold is fold for events that may have been made up: folding one that no leader would append is an error.
+// tryFold is fold for events that may be forged: an event that no leader would append gives an error.
 func (r *Replica) tryFold(evs []*skeinv1.Event) (next *events.State, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -219,7 +219,7 @@ func (r *Replica) apply(evs []*skeinv1.Event) error {
 	return r.keep(evs, next)
 }
 
-// fold is the state after events; the replica stays as it is.
+// fold returns the state after events; the replica stays as it is.
 func (r *Replica) fold(evs []*skeinv1.Event) (*events.State, error) {
 	next := r.State().Clone()
 	for _, e := range evs {
@@ -338,7 +338,7 @@ func (r *Replica) unwritten() int {
 	return int(r.State().Index() - r.tail.durable)
 }
 
-// makeLazy lets the replica lag behind on disk: for a server, whose Raft log is on disk before.
+// makeLazy lets the replica on disk lag behind: on a server, the Raft log is on disk before.
 func (r *Replica) makeLazy() error {
 	r.disk.Lock()
 	defer r.disk.Unlock()
@@ -355,7 +355,7 @@ func (r *Replica) makeLazy() error {
 	return nil
 }
 
-// makeDurable ends that, when the node is no server any more.
+// makeDurable ends makeLazy's effect, when the node is no server any more.
 func (r *Replica) makeDurable() error {
 	r.disk.Lock()
 	defer r.disk.Unlock()
@@ -408,7 +408,7 @@ func (r *Replica) flushLater() {
 	}
 }
 
-// flush writes what is not on disk. The caller holds disk; applying goes on meanwhile.
+// flush writes what is not on disk. The caller holds disk; Apply can run meanwhile.
 func (r *Replica) flush() error {
 	r.mu.Lock()
 	groups := r.later

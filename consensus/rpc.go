@@ -18,15 +18,15 @@ import (
 const (
 	pingAfter   = 2 * time.Second // of silence on an RPC connection
 	pingTimeout = 2 * time.Second
-	// serverPingAfter is longer: who follows a stream says nothing, and is pinged all the time. The client finds out
-	// sooner that a connection is dead, and dials anew; here only handlers are to end of which nobody hears any more.
+	// serverPingAfter is longer: a client that follows a stream sends nothing, so that it would be pinged all the time.
+	// The client notices a dead connection sooner, and dials anew; on the server only handlers without a client must end.
 	serverPingAfter = 10 * time.Second
-	// idleTimeout is for how long a connection stays that nobody uses: less than pingAfter. Where it leads through a
-	// leader of the site, pings over it keep the leader's path to this node busy: more than a new connection costs.
+	// idleTimeout is how long an unused connection stays open: less than pingAfter. Pings of a connection through a
+	// leader of the site would keep the leader's path to this node busy, which costs more than a new connection.
 	idleTimeout = 1500 * time.Millisecond
 	// hurriedIdleTimeout is longer than the time between two renewals of a lease.
 	hurriedIdleTimeout = 10 * time.Second
-	// serverIdleTimeout is longer than that of clients of any version, so that no request meets a connection that ends.
+	// serverIdleTimeout is longer than that of clients of any version, so that no request meets a closing connection.
 	serverIdleTimeout = 4 * time.Minute
 	maxMessage        = 64 << 20               // a state in a snapshot
 	maxRequest        = maxImport + maxCommand // what a service reads
@@ -55,8 +55,8 @@ type Conns struct {
 // NewConns makes connections as they are needed.
 func NewConns(d Dialer) *Conns { return newConns(d, pingAfter, pingTimeout, idleTimeout) }
 
-// NewHurriedConns is for requests that come several times a second and must not hang: a connection on which nothing
-// comes for three quarters of a second is given up, and the next request dials anew.
+// NewHurriedConns makes connections for requests that come several times a second and must not hang: a connection on
+// which nothing arrives for three quarters of a second is given up, and the next request dials anew.
 func NewHurriedConns(d Dialer) *Conns {
 	return newConns(d, 300*time.Millisecond, 450*time.Millisecond, hurriedIdleTimeout)
 }
@@ -96,7 +96,7 @@ func (c *Conns) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(maxMessage))
 }
 
-// passer is the ClusterService of a node that is no server, of which events are taken: it may send little at a time.
+// passer returns the ClusterService of a site's leader that passes events on. Its messages have at most passedBytes.
 func (c *Conns) passer(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(passedBytes))
 }

@@ -29,14 +29,15 @@ type ServerConfig struct {
 	Log       *slog.Logger
 	Bootstrap bool   // this server is the first of a new cluster
 	Conns     *Conns // RPC connections to share [own ones]
-	// Lag is how late this process lately woke: a leader that was not heard meanwhile is given that time [it never is].
+	// Lag is how late this process woke recently: a leader that was silent meanwhile gets that much more time [it never
+	// is].
 	Lag *lag.Meter
 
 	Election          time.Duration // time without a leader before an election [600 ms]; other timings follow it
 	Stability         time.Duration // how long a new server must keep up before it votes [5 s]
-	CareInterval      time.Duration // between two looks at the voters [1 s]
+	CareInterval      time.Duration // between two checks of the voters [1 s]
 	SnapshotThreshold uint64        // log entries before the log is compacted [8,192]
-	SnapshotInterval  time.Duration // between two looks at that [30 s]
+	SnapshotInterval  time.Duration // between two checks of that threshold [30 s]
 	TrailingEntries   uint64        // log entries kept after compaction [1,024]
 	NoSync            bool          // for tests that crash no machine: no fsync of the Raft log
 
@@ -225,7 +226,7 @@ func (s *Server) observe(o *raft.Observation) bool {
 	return false
 }
 
-// leaderNews tells waiters of a new leader, or that this server has begun or ceased to lead.
+// leaderNews wakes waiters when there is a new leader, or when this server has begun or ceased to lead.
 type leaderNews struct {
 	sync.Mutex
 	changed chan struct{}
@@ -244,7 +245,7 @@ func (n *leaderNews) wait() <-chan struct{} {
 	return n.changed
 }
 
-// Leader is the server that this one takes for the leader.
+// Leader returns the server that this one takes for the leader.
 func (s *Server) Leader() (identity.ID, bool) {
 	_, id := s.raft.LeaderWithID()
 	v, err := identity.ParseID(string(id))

@@ -40,18 +40,18 @@ type ServiceConfig struct {
 	Log     *slog.Logger
 	// Key signs this server's checkpoints; nil: it makes none.
 	Key *identity.Key
-	// Pass tells why a node may not have the events from this one, which is no server; nil: nobody may.
+	// Pass returns why a node must not get the events from this node, which is no server. nil: no node may.
 	Pass func(identity.ID) error
-	// Proof is the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel that is
-	// closed when there is another; see Client.Proof.
+	// Proof returns the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel
+	// that is closed when there is another; see Client.Proof.
 	Proof func() (*skeinv1.Checkpoint, <-chan struct{})
-	// FilterTest answers a STUN request in another node's stead; nil if this node cannot.
+	// FilterTest answers a STUN request on behalf of another node; nil if this node cannot.
 	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
-	// Holder tells which pod of this node has an address; nil if this node has no pods.
+	// Holder returns which pod of this node has an address; nil if this node has no pods.
 	Holder func(*skeinv1.HolderRequest) (*skeinv1.HolderResponse, error)
-	// PeerPaths tells how this node reaches its peers; nil if it has no tunnel.
+	// PeerPaths returns how this node reaches its peers; nil if it has no tunnel.
 	PeerPaths func() []*skeinv1.PeerPath
-	// Plan and PlanSteps tell what this node's kernel should hold, and how that changed; nil if it has no data plane.
+	// Plan and PlanSteps return what this node's kernel should hold, and how that changed; nil if it has no data plane.
 	Plan      func(*skeinv1.PlanRequest) (*skeinv1.PlanResponse, error)
 	PlanSteps func(*skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error)
 }
@@ -63,7 +63,7 @@ type Service struct {
 	subscribers atomic.Int64
 	passing     passing
 	signer      signer
-	began       time.Time // heartbeats count from here
+	began       time.Time // heartbeats are due at multiples of heartbeatEvery from here
 }
 
 var _ skeinv1connect.ClusterServiceHandler = (*Service)(nil)
@@ -73,7 +73,7 @@ func NewService(cfg ServiceConfig) *Service {
 	return &Service{cfg: cfg, log: cfg.Log.With("component", "consensus"), began: time.Now()}
 }
 
-// Handler is the path and handler to mount.
+// Handler returns the path and handler to mount.
 func (s *Service) Handler() (string, http.Handler) {
 	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompressMinBytes(compressAbove))
@@ -86,7 +86,7 @@ func (s *Service) server() *Server {
 	return s.cfg.Server()
 }
 
-// member is the caller, if it is a member of the cluster.
+// member returns the caller, if it is a member of the cluster.
 func (s *Service) member(ctx context.Context) (identity.ID, error) {
 	id, ok := PeerFromContext(ctx)
 	if !ok {
@@ -99,8 +99,8 @@ func (s *Service) member(ctx context.Context) (identity.ID, error) {
 	return id, nil
 }
 
-// upToOwnRevocation cuts events after the one that revokes a node. The event after that is a new gossip key, which
-// the node is not to get. It is empty when the node's revocation is not among them.
+// upToOwnRevocation cuts events after the one that revokes a node, because the next event is a new gossip key, which
+// the node must not get. It returns none if the node's revocation is not among the events.
 func upToOwnRevocation(evs []*skeinv1.Event, node identity.ID) []*skeinv1.Event {
 	id := node.String()
 	return evs[:1+slices.IndexFunc(evs, func(e *skeinv1.Event) bool { return e.GetNodeRevoked().GetNodeId() == id })]
@@ -119,9 +119,10 @@ func checkMember(state *events.State, id identity.ID) error {
 		id, state.Index()))
 }
 
-// Propose commits a command or forwards it to the leader, once. The issuer is the node at the other end, and one that
-// the other end names only if that is a voter, which heard it from the issuer itself. A refusal is an answer with an
-// error code; an RPC error means that the caller should try again, elsewhere or later, unless it denies permission.
+// Propose commits a command, or forwards it once to the leader. The issuer is the calling node. A forwarded command
+// names its issuer itself, which is accepted from voters only: a voter got the command from the issuer. A refusal is an
+// answer with an error code; an RPC error means that the caller should try again, elsewhere or later, unless it denies
+// permission.
 func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skeinv1.ProposeResponse, error) {
 	peer, err := s.member(ctx)
 	if err != nil {
@@ -136,11 +137,11 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is not a server: ask a server"))
 	}
 	c := proto.CloneOf(r.GetCommand())
-	c.Time, c.Entropy = 0, nil // the leader's
+	c.Time, c.Entropy = 0, nil // the leader sets these
 	if !r.GetForwarded() {
 		c.Issuer = peer.String()
 	} else if !server.votes(peer) {
-		// Not for good: the issuer should ask another server, and this one may vote by now.
+		// The refusal is not final: the issuer should ask another server, and the calling server may soon vote.
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s does not vote and may not hand on "+
 			"commands of others: ask a voter", peer))
 	}
@@ -148,7 +149,7 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 	return answered(a, err)
 }
 
-// commit holds a command for a short while if nobody leads.
+// commit proposes a command or forwards it to the leader. While nobody leads, it holds the command for leaderHold.
 func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command,
 	forwarded bool) (*skeinv1.Answer, error) {
 	hold := time.NewTimer(leaderHold)
@@ -181,11 +182,11 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 	}
 }
 
-// errNewLeader ends a forward to a leader that leads no more.
+// errNewLeader ends a forward to a server that leads no more.
 var errNewLeader = errors.New("the leader changed")
 
-// forward hands a command to the leader. It gives up with errNewLeader as soon as the leader changes: the
-// old one may be dead, and then nothing but a time-out would tell.
+// forward hands a command to the leader. It gives up with errNewLeader as soon as the leader changes: the old one may
+// be dead, and only a time-out would show that.
 func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command,
 	news <-chan struct{}) (*skeinv1.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeFor(forwardTimeout, c))
@@ -226,10 +227,11 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnavailable, err)
 }
 
-// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back. A follower whose
-// state there has another hash than this server's gets nothing: it would fold events of one history on another. Nothing
-// is queued for a subscriber: it reads from the archive at its own pace, and one that does not read for writeTimeout is
-// cut. A node that is no server streams to nodes of its site, while it leads that; see pass.
+// Subscribe streams the batches after an index. A snapshot comes first if the archive no longer reaches back. A
+// follower whose state at its index has another hash than this server's is refused: it would fold events of one history
+// on another. Nothing is queued for a subscriber: each stream reads from the archive at its own pace, and a subscriber
+// that reads nothing for writeTimeout is cut. A node that is no server streams to nodes of its site while it leads that
+// site; see pass.
 func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	peer, err := s.member(ctx)
@@ -251,7 +253,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	defer s.subscribers.Add(-1)
 	heartbeat := func() *skeinv1.SubscribeResponse { return s.heartbeat(r.GetCheckpoints()) }
 	at, checked := r.GetAfter(), len(r.GetHash()) == 0 // earlier versions send no hash
-	if err := send(heartbeat()); err != nil {          // the answer begins at once, also when nothing is new
+	if err := send(heartbeat()); err != nil {          // the answer begins at once, even if nothing is new
 		return err
 	}
 	beat := time.NewTimer(s.untilHeartbeat())
@@ -260,7 +262,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	defer func() { w.stop() }()
 	for {
 		seen := at
-		// One that is ahead is compared when this server gets there.
+		// A follower that is ahead is compared when this server reaches its index.
 		if index := s.cfg.Replica.State().Index(); !checked && index >= at {
 			switch err := s.cfg.Replica.checkFollower(peer, at, r.GetHash()); {
 			case errors.Is(err, ErrTooSoon):
@@ -277,14 +279,14 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 			}
 			seen = at
 		}
-		if s.cfg.Replica.State().Server(s.cfg.Self) == nil { // it hears late of what is agreed afterwards
+		if s.cfg.Replica.State().Server(s.cfg.Self) == nil { // a removed server learns late of what is agreed afterwards
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node is no longer a server: ask another"))
 		}
 		select {
 		case <-w.beyond(ctx, seen):
 		case <-beat.C:
 			beat.Reset(s.untilHeartbeat())
-			// With checked, sendNews looks, and sends the node its last event first.
+			// With checked, sendNews makes this check, and first sends a revoked node its last event.
 			if err = send(heartbeat()); err == nil && !checked {
 				err = checkMember(s.cfg.Replica.State(), peer)
 			}
@@ -300,17 +302,17 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	}
 }
 
-// untilHeartbeat is how long the next heartbeat is away. All subscribers get theirs at the same moment, for which the
+// untilHeartbeat returns the time until the next heartbeat. All subscribers get theirs at the same moment, so that the
 // process wakes once.
 func (s *Service) untilHeartbeat() time.Duration {
 	return heartbeatEvery - time.Since(s.began)%heartbeatEvery
 }
 
-// waiter waits in a goroutine of its own for the replica to get beyond an index, again and again.
+// waiter waits, again and again, in a goroutine of its own, for the replica to get beyond an index.
 type waiter struct {
 	replica *Replica
 	index   uint64
-	done    chan struct{} // nil: nobody waits
+	done    chan struct{} // nil: no goroutine waits
 	cancel  context.CancelFunc
 }
 
@@ -341,7 +343,8 @@ func (w *waiter) stop() {
 	}
 }
 
-// notServed tells a follower that its history is another, for good, and of every other failure that it may try again.
+// notServed makes the RPC error for a follower: Aborted is final and means that its history differs; after any other
+// error it may try again.
 func notServed(err error) error {
 	if errors.Is(err, ErrDiverged) {
 		return connect.NewError(connect.CodeAborted, err)
@@ -349,9 +352,9 @@ func notServed(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-// sendNews sends all that is newer than an index, with a checkpoint where that is wanted and the newest state is
-// reached, and returns the new index. A node that was revoked gets the event that says so as its last, if that is
-// near, and is refused then.
+// sendNews sends everything after an index, and returns the new index. A checkpoint goes with the newest state if it is
+// wanted. A revoked node gets the event of its revocation as its last, if that is among the next events, and is then
+// refused.
 func (s *Service) sendNews(
 	peer identity.ID, at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error,
 ) (uint64, error) {
@@ -395,8 +398,8 @@ func (s *Service) sendNews(
 	}
 }
 
-// heartbeat tells where this server is. The hash lets a follower at the same index see whether both
-// have the same history.
+// heartbeat carries this server's index and hash. A follower at the same index sees by the hash whether both have the
+// same history.
 func (s *Service) heartbeat(checkpoint bool) *skeinv1.SubscribeResponse {
 	state := s.cfg.Replica.State()
 	hash := state.Hash()
@@ -409,7 +412,7 @@ func (s *Service) heartbeat(checkpoint bool) *skeinv1.SubscribeResponse {
 	return m
 }
 
-// leads is the ID of the cluster's leader, as this server knows; empty: nobody.
+// leads returns the ID of the cluster's leader, as far as this server knows; empty: none.
 func (s *Service) leads() string {
 	if server := s.server(); server != nil {
 		if id, ok := server.Leader(); ok {
@@ -419,7 +422,7 @@ func (s *Service) leads() string {
 	return ""
 }
 
-// checkpoint is this server's word for a state; nil: it has no key, or there is no cluster yet.
+// checkpoint returns a state's checkpoint, signed by this server; nil: it has no key, or there is no cluster yet.
 func (s *Service) checkpoint(state *events.State) *skeinv1.Checkpoint {
 	if s.cfg.Key == nil || state.Cluster() == nil {
 		return nil
@@ -427,7 +430,7 @@ func (s *Service) checkpoint(state *events.State) *skeinv1.Checkpoint {
 	return s.signer.sign(s.cfg.Key, state, s.leads(), time.Now())
 }
 
-// ReadState is the state at an index.
+// ReadState returns the state at an index.
 func (s *Service) ReadState(ctx context.Context, r *skeinv1.ReadStateRequest) (*skeinv1.ReadStateResponse, error) {
 	if _, err := s.member(ctx); err != nil {
 		return nil, err
@@ -446,7 +449,7 @@ func (s *Service) ReadState(ctx context.Context, r *skeinv1.ReadStateRequest) (*
 	return &skeinv1.ReadStateResponse{State: state.Proto(), Hash: hash[:]}, nil
 }
 
-// ReadEvents reads the archive. Asked for what comes after the greatest index, it tells the range alone.
+// ReadEvents reads the archive. For the greatest index it returns no events, and the range of the archive.
 func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) (*skeinv1.ReadEventsResponse, error) {
 	if _, err := s.member(ctx); err != nil {
 		return nil, err
@@ -466,7 +469,7 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 		Time: s.now().UnixNano()}, nil
 }
 
-// now is this node's clock, as commands get it.
+// now returns this node's time, as commands get it.
 func (s *Service) now() time.Time {
 	if server := s.server(); server != nil {
 		return server.cfg.Now()
@@ -481,7 +484,7 @@ func readError(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-// FilterTest answers a STUN request in another node's stead.
+// FilterTest answers a STUN request on behalf of another node.
 func (s *Service) FilterTest(ctx context.Context, r *skeinv1.FilterTestRequest) (*skeinv1.FilterTestResponse, error) {
 	peer, err := s.member(ctx)
 	if err != nil {
@@ -496,7 +499,7 @@ func (s *Service) FilterTest(ctx context.Context, r *skeinv1.FilterTestRequest) 
 	return &skeinv1.FilterTestResponse{}, nil
 }
 
-// Holder tells which pod of this node has, or had, an address.
+// Holder returns which pod of this node has, or had, an address.
 func (s *Service) Holder(ctx context.Context, r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
 	if _, err := s.member(ctx); err != nil {
 		return nil, err
@@ -507,8 +510,8 @@ func (s *Service) Holder(ctx context.Context, r *skeinv1.HolderRequest) (*skeinv
 	return s.cfg.Holder(r)
 }
 
-// PeerPaths tells how this node reaches its peers: admins and servers, who may see the whole mesh. To others it would
-// tell who talks by which relay, and since when.
+// PeerPaths returns how this node reaches its peers, to admins and servers only. Other members would learn which nodes
+// communicate through which relay, and since when.
 func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*skeinv1.PeerPathsResponse, error) {
 	peer, err := s.member(ctx)
 	if err != nil {
@@ -525,8 +528,8 @@ func (s *Service) PeerPaths(ctx context.Context, _ *skeinv1.PeerPathsRequest) (*
 	return &skeinv1.PeerPathsResponse{Peers: s.cfg.PeerPaths()}, nil
 }
 
-// Plan tells admins and servers, who may see the whole mesh, what this node's kernel should hold, or should have held.
-// Other members would learn where all its peers are reached.
+// Plan returns what this node's kernel should hold, or should have held, to admins and servers only. Other members
+// would learn at which addresses all its peers are reached.
 func (s *Service) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
 	if err := s.mayReadPlans(ctx); err != nil {
 		return nil, err
@@ -534,7 +537,7 @@ func (s *Service) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.Pl
 	return s.cfg.Plan(r)
 }
 
-// PlanSteps tells admins and servers how this node's plan changed.
+// PlanSteps returns how this node's plan changed, to admins and servers only.
 func (s *Service) PlanSteps(ctx context.Context, r *skeinv1.PlanStepsRequest) (*skeinv1.PlanStepsResponse, error) {
 	if err := s.mayReadPlans(ctx); err != nil {
 		return nil, err

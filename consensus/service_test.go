@@ -108,7 +108,7 @@ func TestReadsFromAServersArchive(t *testing.T) {
 	})
 }
 
-// Events that are missing here are not called gone while a server that may have them does not answer.
+// Missing events are not reported as gone while a server that may have them does not answer.
 func TestReadsWhileTheArchiveIsAway(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -131,8 +131,8 @@ func TestReadsWhileTheArchiveIsAway(t *testing.T) {
 	})
 }
 
-// TestWithdrawnRole: the leader looks at the moment of its decision, so that a role is gone for commands that are on
-// their way when it is withdrawn, wherever they come in.
+// TestWithdrawnRole: the leader checks the role when it decides. So a withdrawn role is gone for commands that are on
+// their way then, whichever server got them.
 func TestWithdrawnRole(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

@@ -20,7 +20,7 @@ const maxSentState = maxMessage - 1<<20
 
 const tooLargeNext = "make it smaller, see docs/recovery.md"
 
-// checkSealed refuses to write a state that no decoder would read again: what was written before it stays.
+// checkSealed refuses to write a state that no decoder would read again: the state on disk stays.
 func checkSealed(s *events.State, most int) error {
 	if n := s.Size() + sealHeader; n > most {
 		return fmt.Errorf("%w: at index %d it has %d MiB, and %d MiB can be written and read again: %s", ErrTooLarge,
@@ -46,15 +46,15 @@ func sent(s *events.State) error {
 	return nil
 }
 
-// Problem is why this replica's state can no longer be written as a whole, or nil. The replica goes on: each event is
-// written, and the archive and the Raft log are not shortened until the state is smaller.
+// Problem returns why this replica's state can no longer be written as a whole, or nil. The replica still works: each
+// event is written, but the archive and the Raft log are not shortened until the state is smaller.
 func (r *Replica) Problem() error { return checkSealed(r.State(), r.most) }
 
 // portionBytes is how much of the archive goes into one message: an event may have a whole pool, and a message holds a
 // few dozen of the largest.
 const portionBytes = 8 << 20
 
-// Portion is as many of the first events as fit into a message, and one at least.
+// Portion returns as many of the first events as fit into a message, at least one.
 func Portion(evs []*skeinv1.Event) []*skeinv1.Event { return portion(evs, portionBytes) }
 
 func portion(evs []*skeinv1.Event, most int) []*skeinv1.Event {

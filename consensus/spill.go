@@ -12,10 +12,10 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// spill holds on disk, unsynced, what a lazy replica has shown and not yet put into its archive. After
-// kill -9 it brings the replica to where everybody has seen it. Without, a server that comes back would show
-// a past that it had left until Raft has a leader again: a revoked node would be a peer once more. After a
-// power cut it may be cut off anywhere, which its checksums show; then Raft brings the rest, as ever.
+// spill holds on disk, unsynced, the events that a lazy replica has shown but not yet put into its archive. After kill
+// -9 it restores the replica to the state that others have seen. Without it, a restarted server would show an older
+// state until Raft has a leader again: a revoked node would be a peer once more. After a power cut the spill may be cut
+// off anywhere, which its checksums show; then Raft brings the rest, as after any restart.
 //
 // There are two files: one takes what is applied while the other's events are put into the archive.
 type spill struct {
@@ -90,7 +90,7 @@ func (s *spill) close() {
 	}
 }
 
-// spilled reads what a killed process left, up to the first byte that is not as it was written.
+// spilled reads what a killed process left, up to the first byte that is damaged.
 func spilled(replica string) ([]*skeinv1.Batch, error) {
 	var out []*skeinv1.Batch
 	for i := range 2 {

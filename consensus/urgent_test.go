@@ -9,7 +9,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A gateway that stops, one that begins and the clients' hosts follow different servers. All of them hear of a slot's
+// A gateway that stops, one that begins and the clients' hosts follow different servers. All of them learn of a slot's
 // move at once, not when the library next tells its followers what is committed, 50 to 100 ms later.
 func TestSlotsMoveEverywhereAtOnce(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
@@ -49,8 +49,8 @@ func TestSlotsMoveEverywhereAtOnce(t *testing.T) {
 	})
 }
 
-// A subscription over a line that is cut is not noticed for seconds. Whoever hears from elsewhere that there is more
-// leaves it.
+// A node does not notice for seconds that the line of its subscription is cut. If it learns from another node that
+// there is more, it leaves the subscription.
 func TestSubscriberThatHearsOfMoreLeavesASilentServer(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -76,8 +76,8 @@ func TestSubscriberThatHearsOfMoreLeavesASilentServer(t *testing.T) {
 	})
 }
 
-// A line that brings nothing for a while is given more and more time, so that a slow one comes to its end; what has
-// come by then makes the next expectation as short as the first.
+// A line that brings nothing gets more and more time, so that a slow one can finish. Once it has, the next expectation
+// is as short as the first.
 func TestExpectingGrowsPatient(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

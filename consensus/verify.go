@@ -37,13 +37,13 @@ func (l Lead) Verify(ctx context.Context) error {
 }
 
 // VerifyLeader returns when it is certain that this server led at a moment after the call began: a majority of the
-// voters answered, in its term, to what it sent them since then. Callers share rounds: one is under way, and those who
-// come meanwhile wait for the next. term is Raft's; since is monotonic and not before the term began, see Lead.Since.
-// The error is ErrNotLeader or the context's.
+// voters answered, in its term, requests that were sent since then. Callers share rounds: one is in progress, and
+// callers that come meanwhile wait for the next. term is Raft's; since is monotonic and not before the term began, see
+// Lead.Since. The error is ErrNotLeader or the context's.
 //
-// The library's VerifyLeader alone does not prove that. It counts an answer that was already on its way when it was
-// asked, and those of servers without a vote: a leader that was stopped for a while finds such an answer in its socket
-// and takes it for news. See acks.
+// The library's VerifyLeader alone does not prove that. It counts answers that were already on their way at the call,
+// and answers of servers without a vote: a leader that was stopped for a while finds such an answer in its socket and
+// takes it for a new one. See acks.
 func (s *Server) VerifyLeader(ctx context.Context) (term uint64, since time.Time, err error) {
 	t := s.term.Load()
 	if t == nil {
@@ -69,7 +69,7 @@ func (s *Server) unverified(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (%w)", s.notLeader(), err)
 }
 
-// verified is Verify for the term's own use, also before it is taken up.
+// verified is Verify for the term's own use, even before takeUp has ended.
 func (t *term) verified(ctx context.Context) error {
 	select {
 	case <-t.ready:
@@ -79,8 +79,8 @@ func (t *term) verified(ctx context.Context) error {
 	}
 }
 
-// takeUp finds out which term of Raft this is, and runs OnLead. A term is this one for certain when it was the same
-// before and after an entry of it was committed.
+// takeUp finds out which term of Raft this is, and runs OnLead. The term is certain if Raft's term was the same before
+// and after an entry of this leadership was committed.
 func (t *term) takeUp(ctx context.Context) {
 	r := t.server.raft
 	for {
@@ -99,11 +99,11 @@ func (t *term) takeUp(ctx context.Context) {
 	}
 }
 
-// confirm is one round.
+// confirm runs one round of requests until a majority has answered.
 func (t *term) confirm() error {
 	s, began := t.server, t.server.acks.begin()
 	for {
-		if err := s.wait(s.raft.VerifyLeader()); err != nil { // it also makes every follower be asked at once
+		if err := s.wait(s.raft.VerifyLeader()); err != nil { // it also makes the library ask every follower at once
 			return err
 		}
 		news := s.acks.news()
@@ -117,13 +117,13 @@ func (t *term) confirm() error {
 		select {
 		case <-t.done:
 			return raft.ErrLeadershipLost
-		case <-news: // what counted was older; the new questions are on their way
+		case <-news: // answers to older requests were counted; the new ones are on their way
 		case <-time.After(s.cfg.Election / 10):
 		}
 	}
 }
 
-// rounds lets many wait for one proof. A caller is served by the first round that begins after it came.
+// rounds lets many callers wait for one proof. A caller gets the result of the first round that begins after its call.
 type rounds struct {
 	mu      sync.Mutex
 	running bool
@@ -169,8 +169,8 @@ func (r *rounds) run(prove func() error) {
 	}
 }
 
-// acks remembers, of each follower, the newest request that it answered in the term it was sent in. Requests are
-// ordered by when they were sent, so that an answer proves something about the time after that, however late it comes.
+// acks keeps, for each follower, the newest request that it answered in the term of the request. Requests are ordered
+// by when they were sent, so that an answer proves something about the time since then, however late it comes.
 type acks struct {
 	mu      sync.Mutex
 	clock   uint64
@@ -182,7 +182,7 @@ type ack struct{ term, sent uint64 }
 
 func newAcks() *acks { return &acks{by: make(map[raft.ServerID]ack), changed: make(chan struct{})} }
 
-// begin is a moment: what is sent from now on is later.
+// begin returns a mark: requests that are sent from now on have greater ones.
 func (a *acks) begin() uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -201,14 +201,15 @@ func (a *acks) note(id raft.ServerID, k ack) {
 	a.changed = make(chan struct{})
 }
 
-// news is closed when the next answer comes.
+// news returns a channel that is closed when the next answer comes.
 func (a *acks) news() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.changed
 }
 
-// majority reports whether self and those voters that answered in the term, to what was sent after the moment, are one.
+// majority reports whether a majority of the voters confirms: self, and those that answered in the term a request that
+// was sent after began.
 func (a *acks) majority(self raft.ServerID, servers []raft.Server, term, began uint64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -225,8 +226,8 @@ func (a *acks) majority(self raft.ServerID, servers []raft.Server, term, began u
 	return have > voters/2
 }
 
-// serverTransport is Raft's transport: it notes what followers answer to what is sent, and takes in only what others
-// may send.
+// serverTransport is Raft's transport. It notes followers' answers, and accepts only requests that their senders may
+// send.
 type serverTransport struct {
 	*raft.NetworkTransport // for sending
 	acks                   *acks
@@ -245,10 +246,10 @@ func (t *serverTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress,
 	return err
 }
 
-// Consumer is where others' requests come out.
+// Consumer returns the channel of other servers' requests.
 func (t *serverTransport) Consumer() <-chan raft.RPC { return t.in.rpcs }
 
-// SetHeartbeatHandler is where their heartbeats go.
+// SetHeartbeatHandler sets the handler of other servers' heartbeats.
 func (t *serverTransport) SetHeartbeatHandler(f func(raft.RPC)) { t.in.setHeartbeat(f) }
 
 // Close ends both directions.

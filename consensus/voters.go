@@ -34,7 +34,7 @@ func (a voterAction) String() string {
 	return [...]string{"nothing", "add non-voter", "promote", "add voter", "remove", "hand over", "postpone removal"}[a]
 }
 
-// voterView is all that planVoters looks at.
+// voterView holds all inputs of planVoters.
 type voterView struct {
 	self    raft.ServerID
 	raft    []raft.Server
@@ -43,8 +43,8 @@ type voterView struct {
 	stable  func(raft.ServerID) bool // has been healthy for the stability period
 }
 
-// planVoters is the next step, or nothing. A server is taken out because the log says so and never
-// because it failed; one that is taken out must leave a quorum of healthy voters behind.
+// planVoters returns the next step, or nothing. A server is removed because the log says so and never because it
+// failed; the removal must leave a quorum of healthy voters behind.
 func planVoters(v voterView) voterStep {
 	agreed := make(map[raft.ServerID]*skeinv1.Server, len(v.agreed))
 	for _, a := range v.agreed {
@@ -79,7 +79,7 @@ func planVoters(v voterView) voterStep {
 	return v.removal(agreed)
 }
 
-// removal takes out voters that are no servers any more, this leader last.
+// removal removes voters that are no servers any more, this leader last.
 func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 	var gone []raft.ServerID
 	var voters []raft.ServerID
@@ -113,10 +113,10 @@ func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 	return step
 }
 
-// maySend says why a node may not send Raft's requests to this server; nil: it may. They come from voters alone:
-// whoever may append entries can make the log say anything. Either the agreed state or Raft's configuration may be the
+// maySend returns why a node may not send Raft's requests to this server; nil: it may. Only voters may, because a node
+// that may append entries can make the log say anything. Either the agreed state or Raft's configuration may be the
 // first to know of a vote: a server that is new or was away has an old configuration, and one that lags has an old
-// state. Whoever the state no longer has as a server has lost its streams at once, also while Raft's configuration
+// state. A node that is no server in the state any more loses its streams at once, even while Raft's configuration
 // still names it.
 func (s *Server) maySend(id identity.ID) error {
 	v := s.cfg.Replica.State().Server(id)
@@ -141,8 +141,8 @@ func (s *Server) inConfiguration(id identity.ID) bool {
 	})
 }
 
-// health is what the leader knows of the other servers: Raft's heartbeats, and since when each has
-// the log.
+// health holds what the leader knows of the other servers: whether Raft's heartbeats fail, and since when each has the
+// log.
 type health struct {
 	sync.Mutex
 	silent map[raft.ServerID]bool      // heartbeats fail

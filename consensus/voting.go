@@ -10,7 +10,7 @@ import (
 )
 
 // Vote reports whether an agreed server votes, in the log and in Raft's configuration as this server knows it. If not,
-// why says what is missing; how far a new server is only the leader knows, so it is empty elsewhere.
+// why says what is missing; only the leader knows how far a new server is, so why is empty on other servers.
 func (s *Server) Vote(v *skeinv1.Server) (votes bool, why string) {
 	id, now := raft.ServerID(v.GetNodeId()), time.Now()
 	view := voteView{logged: v.GetVoter(), leads: s.IsLeader(), silent: s.health.failing(id), stability: s.cfg.Stability}

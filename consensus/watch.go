@@ -10,17 +10,17 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// watchLeader has a silent leader replaced in turn. The library looks at random moments, one to three times the
-// time-out after the last word, and a follower that still believes in the leader refuses the others' pre-votes: what
-// counts is the slowest of a majority. Here each voter looks exactly when the time-out is over, one after the
-// other, so that the one that completes a majority finds the rest ready and no two stand at once. The time-out
-// itself is the same, and no shorter than the leader's own lease.
+// watchLeader makes voters replace a silent leader in turn. The library checks at random moments, one to three times
+// the time-out after the leader's last message, and a follower that has not noticed the silence refuses the others'
+// pre-votes: an election waits for the slowest of a majority. Here each voter checks exactly when the time-out is over,
+// one after another: the voter that completes a majority finds the others ready, and no two become candidates at once.
+// The time-out itself is the same, and no shorter than the leader's own lease.
 func (s *Server) watchLeader(ctx context.Context) {
 	defer s.running.Done()
-	patience := timeouts{s.cfg.Election, s.cfg.Election} // as Raft has it
+	patience := timeouts{s.cfg.Election, s.cfg.Election} // Raft's present time-outs
 	for {
-		news := s.leader.wait()                                      // before the look, so that none is missed
-		late := s.cfg.Lag.Late(time.Now()).Round(s.cfg.Election / 4) // Raft is told of each change
+		news := s.leader.wait()                                      // before the check, so that no news is missed
+		late := s.cfg.Lag.Late(time.Now()).Round(s.cfg.Election / 4) // rounded, because each change reconfigures Raft
 		wait := s.cfg.Election / turns
 		want := timeouts{s.cfg.Election, s.cfg.Election + min(4*late, mostVotes*s.cfg.Election)}
 		if due := s.leaderDue(late); !due.IsZero() {
@@ -33,7 +33,7 @@ func (s *Server) watchLeader(ctx context.Context) {
 			patience = want
 		}
 		var again <-chan time.Time
-		if s.raft.State() != raft.Leader { // one that leads is told when it no longer does
+		if s.raft.State() != raft.Leader { // a leader gets news when it no longer leads
 			again = time.After(wait)
 		}
 		select {
@@ -45,21 +45,21 @@ func (s *Server) watchLeader(ctx context.Context) {
 	}
 }
 
-// patient is how much longer than due the library waits by itself, so that it does not get in between.
+// patient is by which factor the library's own time-out is longer meanwhile, so that it does not interfere.
 const patient = 3
 
-// turns is how many voters look one after the other within one more time-out. A turn of 150 ms is longer than a
-// round trip to nearly everywhere.
+// turns is how many voters check one after another within one more time-out. A turn of 150 ms is longer than a round
+// trip to nearly everywhere.
 const turns = 4
 
-// timeouts are Raft's: how long a leader may be silent, and how long a candidate waits for votes at least. On hosts
-// that are late votes come late, and each election that is given up makes those of the one before worthless.
+// timeouts are Raft's: how long a leader may be silent, and how long a candidate waits for votes at least. On late
+// hosts votes come late, and an abandoned election makes the votes that were cast in it worthless.
 type timeouts struct{ leader, votes time.Duration }
 
-// mostVotes is by how many time-outs a candidate that is late waits longer for votes, at most.
+// mostVotes is by how many time-outs a late candidate waits longer for votes, at most.
 const mostVotes = 4
 
-// others are the servers that this one may have to send to.
+// others returns the servers that this one may have to send to, itself included.
 func (s *Server) others() (ids []identity.ID) {
 	for _, v := range s.raft.GetConfiguration().Configuration().Servers {
 		if id, err := identity.ParseID(string(v.ID)); err == nil {
@@ -69,8 +69,8 @@ func (s *Server) others() (ids []identity.ID) {
 	return ids
 }
 
-// leaderDue is when this server shall stop believing in its leader unless it is heard; zero: it has none. What was sent
-// to a process that is late may still wait for it to look.
+// leaderDue returns when this server must stop believing in its leader unless it hears from it; zero: it has no leader.
+// A late process gets more time, since the leader's messages may wait for it to wake.
 func (s *Server) leaderDue(late time.Duration) time.Time {
 	if s.raft.State() != raft.Follower {
 		return time.Time{}
@@ -87,7 +87,7 @@ func (s *Server) leaderDue(late time.Duration) time.Time {
 	return s.raft.LastContact().Add(patience + time.Duration(turn)*s.cfg.Election/turns)
 }
 
-// turnOf is a voter's place among those that may follow the leader, the same on all of them; -1: it has no vote.
+// turnOf returns a voter's place among those that may follow the leader, the same on all of them; -1: it has no vote.
 func turnOf(self, leader raft.ServerID, servers []raft.Server) int {
 	var ids []raft.ServerID
 	for _, v := range servers {
@@ -99,8 +99,8 @@ func turnOf(self, leader raft.ServerID, servers []raft.Server) int {
 	return slices.Index(ids, self)
 }
 
-// setPatience tells Raft its time-outs. When the leader's becomes shorter, a follower looks at once how long ago it
-// heard it.
+// setPatience sets Raft's time-outs. When the leader's becomes shorter, a follower checks at once how long ago it heard
+// from the leader.
 func (s *Server) setPatience(t timeouts) bool {
 	c := s.raft.ReloadableConfig()
 	c.HeartbeatTimeout, c.ElectionTimeout = t.leader, t.votes

@@ -11,20 +11,20 @@ import (
 const (
 	// maxAsked bounds the marks in one packet that asks for records.
 	maxAsked = 16
-	// answersPerSecond and answersBurst bound the records that a node sends because packets asked for them. Who asks is
-	// the packet's word: without a bound a member could have others flood a third one.
+	// answersPerSecond and answersBurst bound the records that a node sends because packets asked for them. A packet
+	// names its asker itself, so without a bound a member could make others flood a third one.
 	answersPerSecond = 100
 	answersBurst     = 200
 )
 
-// arrival is a user message that is to be dealt with: a question as it came, or an encoded SignedRecord.
+// arrival is a user message to be handled: a request as it came, or an encoded SignedRecord.
 type arrival struct {
 	pool *pool
 	kind byte
 	data []byte
 }
 
-// encodeAsk is a packet that asks for records: at least as new as the marks say.
+// encodeAsk makes a packet that asks for records at least as new as the marks.
 func encodeAsk(self identity.ID, marks []mark) []byte {
 	b := append(make([]byte, 0, 1+len(self)+len(marks)*markSize), askRecords)
 	b = append(b, self[:]...)
@@ -46,7 +46,7 @@ func decodeAsk(b []byte) (from identity.ID, marks []mark, err error) {
 	return from, marks, nil
 }
 
-// answer sends what a packet asks for, as far as it fits packets. Members may read all records anyway.
+// answer sends the records that a packet asks for, if they fit packets. Members may read all records anyway.
 func (g *Gossip) answer(a arrival, answers *rate.Limiter) {
 	from, marks, err := decodeAsk(a.data)
 	if err != nil {

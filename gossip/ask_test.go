@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/internal/lag"
 )
 
-// A question is read as it was written; whatever else comes is refused.
+// A request for records is read as it was written; anything else is refused.
 func TestAskCodec(t *testing.T) {
 	from, marks := identity.ID{9}, []mark{}
 	for i := range maxAsked {
@@ -35,8 +35,8 @@ func TestAskCodec(t *testing.T) {
 	}
 }
 
-// A record is asked for by packets, of its owner first and then of others, and in the end left to the exchange of
-// digests; by a stream only one that fits no packet.
+// A record is requested by packets, from its owner first and then from others, and in the end left to the exchange of
+// digests. Only a record that fits no packet is requested by a stream.
 func TestRecordsAreAskedForByPackets(t *testing.T) {
 	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2), simKey(3)))
 	p := g.pull
@@ -71,7 +71,7 @@ func TestRecordsAreAskedForByPackets(t *testing.T) {
 	}
 }
 
-// Streams follow probes only where packets may be lost that a stream's would not be, and none of a host that is late.
+// Streams follow probes only where packets may be lost and a stream's would not be, and not on a host that is late.
 func TestStreamsFollowProbesWhereTheyHelp(t *testing.T) {
 	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2)))
 	var late lag.Meter

@@ -9,25 +9,25 @@ import (
 )
 
 const (
-	// awaySettle is how long both pools must have been open before a node calls anybody away: it has to meet them
+	// awaySettle is how long both pools must have been open before a node reports others as away: it has to meet them
 	// first.
 	awaySettle = 8 * time.Second
-	// awayHold is how long a node must be away to be called so: one that starts again is back by then.
+	// awayHold is how long a node must be away before it is reported: a node that restarts is back by then.
 	awayHold = 2 * time.Second
-	// awaySpacing is between two looks at who is away, and so between two versions of the record for that.
+	// awaySpacing is the least time between two versions of the list, and so of the record because of the list.
 	awaySpacing = 2 * time.Second
-	// awayFirst is how long the first change waits for others.
+	// awayFirst is how long the first change waits for further ones.
 	awayFirst = 300 * time.Millisecond
 )
 
-// awaySoon has the list looked at, if this node may have to say anything of others.
+// awaySoon makes watchAway update the list, if this node may have to report others.
 func (g *Gossip) awaySoon() {
 	if g.near.Load() != nil && g.place.Load().isWide() {
 		signal(g.awayDue)
 	}
 }
 
-// watchAway keeps the own record's list of those that are away, while this node speaks for its site.
+// watchAway keeps the list of away nodes in this node's record, while the node speaks for its site.
 func (g *Gossip) watchAway() {
 	gone := map[identity.ID]time.Time{}
 	timer := time.NewTimer(time.Hour)
@@ -68,9 +68,9 @@ func sleep(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// away is whom this node calls away: of its own site's members, and of the wide nodes of others, those that have not
-// been alive for a while. If they are too many, those of its site come first, and who is not named counts as alive.
-// Gone is since when each is; next is when the list changes by time alone, zero if it does not.
+// away returns the nodes that this node reports as away: members of its own site, and wide nodes of other sites, that
+// have not been alive for awayHold. If they are more than maxAway, those of its site come first, and the others count
+// as alive. gone holds since when each has been away. next is when the list changes by time alone; zero: it does not.
 func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]byte, next time.Duration) {
 	place, near, wide := g.place.Load(), g.near.Load(), g.wide.Load()
 	if !place.isWide() || near == nil || wide == nil || !g.speaks(near) {
@@ -127,7 +127,7 @@ func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]b
 	return list, next
 }
 
-// speaks tells whether this node's word about others counts: it leads its site, or nobody does that is there.
+// speaks reports whether this node's report about others counts: it leads its site, or no live node does.
 func (g *Gossip) speaks(near *pool) bool {
 	g.own.mu.Lock()
 	leads := g.own.last.GetLeads() > 0
@@ -140,7 +140,7 @@ func (g *Gossip) speaks(near *pool) bool {
 	})
 }
 
-// callAway publishes another list, if it is another one.
+// callAway publishes a list if it differs from the last one.
 func (g *Gossip) callAway(list [][]byte) (changed bool) {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A member that makes new versions of its record without end has as many passed on as an honest one may make, and
-// others' pass beside it.
+// A member that makes new versions of its record without end has only as many passed on as an honest one may make, and
+// others' versions still pass.
 func TestOneNodesVersionsArePassedOnAtABoundedRate(t *testing.T) {
 	start := time.Unix(1000, 0)
 	var p passOn
@@ -56,7 +56,7 @@ func (s streams) Accept() (net.Conn, error) {
 func (s streams) Close() error   { return nil }
 func (s streams) Addr() net.Addr { return nil }
 
-// One member holds silent streams; the others still find places.
+// One member holds many silent streams; other members still get streams.
 func TestOneMemberDoesNotTakeAllStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hostile, honest := simKey(1).ID(), simKey(2).ID()

@@ -98,8 +98,8 @@ func TestARecordHasRoomBesideNewsOfMembers(t *testing.T) {
 	})
 }
 
-// Digests go along when a node joins. Between nodes that have met, hashes in the answers to probes tell whether they
-// are needed: with every push/pull they would be most of what an idle node sends.
+// Digests are sent when a node joins. Between nodes that have met, the hashes in the answers to probes show whether
+// digests are needed: with every push/pull they would be most of what an idle node sends.
 func TestDigestsGoAlongWithAJoin(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 2, 1)

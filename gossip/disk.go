@@ -94,7 +94,7 @@ func saveRecords(dir string, records []*skeinv1.SignedRecord) error {
 	return wholefile.Replace(filepath.Join(dir, recordsFile), b)
 }
 
-// NextEpoch counts one more start of this node and returns the count. It never depends on the clock.
+// NextEpoch counts one more start of this node and returns the count. The clock has no part in it.
 func NextEpoch(dir string) (uint64, error) {
 	last, err := loadEpoch(dir)
 	if err != nil {
@@ -103,7 +103,7 @@ func NextEpoch(dir string) (uint64, error) {
 	return last + 1, saveEpoch(dir, last+1)
 }
 
-// raiseEpoch makes sure that the next start counts beyond an epoch that was seen.
+// raiseEpoch makes the next start count from beyond an epoch that was seen.
 func raiseEpoch(dir string, seen uint64) error {
 	last, err := loadEpoch(dir)
 	if err != nil || last >= seen {

@@ -96,7 +96,7 @@ func TestDamagedFileStopsTheStart(t *testing.T) {
 	}
 }
 
-// Records survive a start without anybody else, and disk writes are few however much changes.
+// Records survive a start without other nodes, and disk writes are few however much changes.
 func TestRecordsAreKept(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -133,8 +133,8 @@ func TestRecordsAreKept(t *testing.T) {
 	})
 }
 
-// What a node said of itself before a restart does not count for it any more, whether its disk or others remember it:
-// its addresses may be others by now. Others keep it until they hear the new one.
+// A node's record from before a restart no longer counts for the node itself, on its disk or at others, since its
+// addresses may have changed. Others keep it until they get the new one.
 func TestOwnRecordOfAFormerRunDoesNotCount(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -147,7 +147,7 @@ func TestOwnRecordOfAFormerRunDoesNotCount(t *testing.T) {
 		s.stop(0)
 		n := s.startSilent(0, Config{Dir: dir, Epoch: 3})
 		s.within(10*time.Second, "the others see it again", s.meshed(s.nodes))
-		for range 50 { // they give it what it said
+		for range 50 { // the others send the node its former record
 			if r, ok := n.g.Records()[self]; ok || len(n.g.Records()) != 2 {
 				t.Fatalf("of %d records one is its own: %t, of epoch %d", len(n.g.Records()), ok, r.Record.GetEpoch())
 			}
@@ -181,7 +181,7 @@ func TestNewNodesAreWrittenDownSoon(t *testing.T) {
 	})
 }
 
-// The epoch file is lost while the records are not: the own record on disk tells.
+// The epoch file is lost while the records are not: the node's own record on disk has its epoch.
 func TestEpochIsRaisedByOwnRecordOnDisk(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

@@ -1,16 +1,16 @@
 // Package gossip spreads observed state: each node's own signed record, and who is alive.
 //
-// It runs hashicorp/memberlist over the control net. memberlist carries broadcasts, detects failed
-// nodes and tells in its metadata which (epoch, seq) each node has reached; records that are too
-// large for a packet, or that a node finds it has missed, are pulled over a stream. Broadcasts are
-// for speed. The guarantee is anti-entropy: every probe's acknowledgement carries the hash of all
-// records, and two nodes whose hashes differ exchange digests and then only what differs.
+// It runs hashicorp/memberlist over the control net. memberlist carries broadcasts, detects failed nodes, and carries
+// in its metadata the (epoch, seq) that each node has reached. Records that are too large for a packet, or that a node
+// has missed, are pulled over a stream. Broadcasts are for speed. The guarantee is anti-entropy: every probe's
+// acknowledgement carries the hash of all records, and two nodes whose hashes differ exchange digests and then only
+// what differs.
 //
-// In a mesh of sites a record is for everybody or for its owner's site alone, and there are two pools, each a
-// memberlist: one of all wide nodes (servers, leaders and whoever else other sites must know), one of the nodes of each
-// site. A wide node is in both. There are two tables: what is for everybody is the same at all nodes of the mesh, what
-// is for a site at all nodes of the site. Place says which pools a node is in; with its zero value there are one pool
-// and one table, and what goes over the net is what it was before there were sites.
+// In a mesh of sites a record is either for everybody or for its owner's site alone. There are two kinds of pools, each
+// a memberlist: one pool of all wide nodes (servers, leaders and whatever nodes other sites must know), and one of the
+// nodes of each site. A wide node is in both. There are two tables: the records for everybody are the same at all nodes
+// of the mesh, the records for a site are the same at all nodes of the site. Place says which pools a node is in. With
+// its zero value there are one pool and one table, and the packets are those of a mesh without sites.
 //
 // Invariants:
 //   - A record is kept only if its owner is in the roster, its signature is good and its shape is

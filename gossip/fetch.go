@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// fetchKept is how long what was fetched is shown again without asking.
+	// fetchKept is how long fetched records are returned again without another request.
 	fetchKept = 10 * time.Second
-	// maxFetched bounds the sites of which something is kept.
+	// maxFetched bounds the sites whose records are kept.
 	maxFetched = 64
-	// fetchesAtOnce is how many sites one call asks at a time.
+	// fetchesAtOnce is how many sites one call asks at the same time.
 	fetchesAtOnce = 4
-	// fetchTries is how many nodes of a site are asked.
+	// fetchTries is how many nodes of a site are asked at most.
 	fetchTries = 3
-	// A member may ask a node for its site's records so often; all members together so often.
+	// Requests a second that a node answers for its site's records: of one member, and of all members together.
 	askerPerSecond, askerBurst       = 0.5, 8
 	allAskersPerSecond, allAskersMax = 10, 50
 	maxAskers                        = 1024
@@ -37,7 +37,7 @@ var (
 	errAskedTooMuch = errors.New("asked for this site's records too often")
 )
 
-// fetches is what both sides of Fetch remember.
+// fetches holds what both sides of Fetch remember.
 type fetches struct {
 	mu     sync.Mutex
 	kept   map[string]*fetched
@@ -45,16 +45,16 @@ type fetches struct {
 	all    *rate.Limiter
 }
 
-// fetched are one site's records; its lock is held while they are fetched.
+// fetched holds one site's records; its lock is held while they are fetched.
 type fetched struct {
 	mu      sync.Mutex
 	at      time.Time
 	entries map[identity.ID]Entry
 }
 
-// Fetch gets the records of other sites' local nodes: those of each site from one of its wide nodes. What it returns is
-// kept for a short time and is not in Records. An error tells which sites could not be asked; the records of the others
-// come with it.
+// Fetch returns the records of other sites' local nodes, those of each site from one of its wide nodes. They are kept
+// for fetchKept and are not in Records. The error names the sites that could not be asked; the records of the others
+// are returned with it.
 func (g *Gossip) Fetch(ctx context.Context, sites []string) (map[identity.ID]Entry, error) {
 	found := make(map[identity.ID]Entry)
 	var mu sync.Mutex
@@ -92,7 +92,7 @@ func (g *Gossip) Fetch(ctx context.Context, sites []string) (map[identity.ID]Ent
 	return found, errors.Join(errs...)
 }
 
-// later tells whether r has a higher number.
+// later reports whether r has the higher number.
 func later(r, than *skeinv1.Record) bool {
 	return than == nil || cmp.Or(cmp.Compare(r.GetEpoch(), than.GetEpoch()), cmp.Compare(r.GetSeq(), than.GetSeq())) > 0
 }
@@ -119,7 +119,7 @@ func (g *Gossip) fetchSite(ctx context.Context, site string) (map[identity.ID]En
 	return nil, err
 }
 
-// whomToAsk are nodes that speak for a site and are alive, those that lead it first, and of these the log's choice.
+// whomToAsk returns live nodes that speak for a site: leaders first, and among these the ones that the log has chosen.
 func (g *Gossip) whomToAsk(site string) (ids []identity.ID) {
 	voices, place := slices.Clone(g.table.speaking()[site]), g.place.Load()
 	rand.Shuffle(len(voices), func(i, j int) { voices[i], voices[j] = voices[j], voices[i] })
@@ -166,7 +166,7 @@ func (g *Gossip) fetchFrom(ctx context.Context, id identity.ID, site string) (ma
 	return entries, nil
 }
 
-// of is the place of a site's records. Where too many are kept any of them gives way: they are kept for seconds only.
+// of returns the entry of a site's records. If too many are kept, any other one is dropped: they last seconds only.
 func (f *fetches) of(site string) *fetched {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,7 +187,7 @@ func (f *fetches) of(site string) *fetched {
 	return e
 }
 
-// may tells whether a member may be answered now.
+// may reports whether the limits allow an answer to a member now.
 func (f *fetches) may(id identity.ID, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,7 +205,7 @@ func (f *fetches) may(id identity.ID, now time.Time) bool {
 	return l.AllowN(now, 1) && f.all.AllowN(now, 1)
 }
 
-// siteRecords is what a member of another site gets that asks for this site's records.
+// siteRecords returns what a member of another site gets that asks for this site's records.
 func (g *Gossip) siteRecords(asker identity.ID) ([]*skeinv1.SignedRecord, error) {
 	if !g.place.Load().Sited {
 		return nil, nil
@@ -218,7 +218,7 @@ func (g *Gossip) siteRecords(asker identity.ID) ([]*skeinv1.SignedRecord, error)
 	return g.local.signed(), nil
 }
 
-// fetch runs the client's end of a question for all records of a site.
+// fetch runs the client's end of a request for all records of a site.
 func (x *exchange) fetch(conn io.ReadWriter) (all []*skeinv1.SignedRecord, err error) {
 	if _, err := conn.Write([]byte{streamMagic, streamVersion}); err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (i *interned) share(e Entry) Entry {
 	return e
 }
 
-// formed: in each site all see each other, the wide nodes see each other, and all hold the same.
+// formed: in each site all nodes see each other, the wide nodes see each other, and all hold the same records.
 func (s *sited) formedPools() bool {
 	hash := s.nodes[0].g.Hash()
 	for i, n := range s.nodes {
@@ -61,7 +61,7 @@ func (s *sited) formedPools() bool {
 	return s.nodes[0].g.Held().Mesh == s.sites*s.wides
 }
 
-// A change of a local node is with its site within a second, however many other sites there are. SKEIN_SITES is how
+// A change of a local node reaches its site within a second, however many other sites there are. SKEIN_SITES is how
 // many nodes there are, in 50 sites.
 func TestOwnSiteHasAChangeAtOnce(t *testing.T) {
 	const wides = 4

@@ -26,43 +26,43 @@ type Config struct {
 	Key       *identity.Key
 	Roster    Roster
 	Transport Transport
-	// Streams gives connections of ALPN skein-gossip that have a method Peer() identity.ID. Close closes it.
+	// Streams accepts connections of ALPN skein-gossip that have a method Peer() identity.ID. Close closes it.
 	Streams net.Listener
 	Packets <-chan Packet
 	Keys    *skeinv1.GossipKeys
-	Dir     string // records are kept here between starts; empty: not kept
+	Dir     string // for the records between starts; empty: they are not kept
 	Log     *slog.Logger
 	Epoch   uint64     // from NextEpoch
-	Lag     *lag.Meter // how late this process lately woke; nil: it never is
+	Lag     *lag.Meter // how late this process woke recently; nil: it never does
 	Place   Place      // the first one
 
-	// Lossy tells whether packets to a node may be lost now where a stream's would not. nil: to all.
+	// Lossy reports whether packets to a node may be lost where a stream's would not. nil: it is true for all nodes.
 	Lossy func(identity.ID) bool
 
 	// PacketBytes is the largest packet given to Transport.SendPacket; 0 means 1200, which fits the
 	// tunnel's MTU on every path that IPv6 allows.
 	PacketBytes int
 
-	// verify stands in for checkSignature in simulations of many nodes in one process.
+	// verify replaces checkSignature in simulations of many nodes in one process.
 	verify func(*skeinv1.SignedRecord, identity.ID, Roster) error
-	// share stands in for what a node decodes for itself, where many nodes in one process hold the same.
+	// share replaces an entry by an equal one, so that many nodes in one process can hold the same decoded record.
 	share func(Entry) Entry
 }
 
 const (
 	defaultPacketBytes = 1200
 	minPacketBytes     = 512
-	// packetReserve is what encryption, framing and a ping or a membership message take of a packet
-	// that also carries a record.
+	// packetReserve is what encryption, framing and a ping or a membership message take of a packet that also carries a
+	// record, in bytes.
 	packetReserve = 240
 
-	inboxSize = 1024 // user messages waiting, most of them for their signature to be checked
+	inboxSize = 1024 // user messages that wait, most of them for a check of their signature
 
 	// keyUseDelay is how long a new gossip key is only accepted, so that the others learn of it first.
 	keyUseDelay = 3 * time.Second
 	// metaSpacing bounds how often a new (epoch, seq) is announced.
 	metaSpacing = 100 * time.Millisecond
-	// In a large mesh the number is news for many, while most of them get the record itself.
+	// In a large mesh most members get the record itself before its number, so the number is announced less often.
 	metaPerMember   = 50 * time.Millisecond
 	metaSpacingMost = 5 * time.Second
 	leaveTimeout    = 300 * time.Millisecond
@@ -73,7 +73,7 @@ type Gossip struct {
 	cfg     Config
 	log     *slog.Logger
 	table   *table // of records for everybody
-	local   *table // of records for the own site alone
+	local   *table // of records for this node's site alone
 	putMu   sync.Mutex
 	stats   stats
 	roster  rosterCache
@@ -84,11 +84,11 @@ type Gossip struct {
 	carried atomic.Pointer[carried]
 	shown   atomic.Pointer[shown]
 	fetches fetches
-	strays  atomic.Bool // strays are to be dropped
+	strays  atomic.Bool // dropStrays is scheduled
 
-	poolMu  sync.Mutex           // of changes of the pools
+	poolMu  sync.Mutex           // guards changes of the pools
 	wide    atomic.Pointer[pool] // the mesh pool; nil while this node is not in it
-	near    atomic.Pointer[pool] // the pool of the own site; nil while there is none
+	near    atomic.Pointer[pool] // the pool of this node's site; nil while there is none
 	stopped bool
 
 	ctx     context.Context
@@ -100,8 +100,8 @@ type Gossip struct {
 	digests chan arrivedDigests
 	changed chan struct{} // for the user
 	dirty   chan struct{} // for the disk
-	awayDue chan struct{} // whom this node calls away may have changed
-	done    chan struct{} // closed when packets and streams are no longer taken
+	awayDue chan struct{} // the nodes that this node reports as away may have changed
+	done    chan struct{} // closed when packets and streams are no longer accepted
 
 	keyMu    sync.Mutex
 	keyTimer *time.Timer
@@ -109,7 +109,7 @@ type Gossip struct {
 	own ownRecord
 }
 
-// Start loads the known records, starts memberlist and looks for the other members.
+// Start loads the known records, starts memberlist and contacts the other members.
 func Start(cfg Config) (*Gossip, error) {
 	keys, err := checkConfig(&cfg)
 	if err != nil {
@@ -158,7 +158,7 @@ func newGossip(cfg Config) *Gossip {
 	return g
 }
 
-// late is how late this process lately woke.
+// late is how late this process woke recently.
 func (g *Gossip) late() time.Duration { return g.cfg.Lag.Late(time.Now()) }
 
 func (g *Gossip) exchange() *exchange {
@@ -171,7 +171,7 @@ func (g *Gossip) exchange() *exchange {
 
 func (g *Gossip) tables() [2]*table { return [2]*table{meshTable: g.table, siteTable: g.local} }
 
-// wanted tells whether a version of a member's record would be taken in.
+// wanted reports whether a version of a member's record would be kept.
 func (g *Gossip) wanted(t tableKind, m mark) bool {
 	if m.Epoch > maxNumber || m.Seq > maxNumber || !g.roster.member(m.ID) {
 		return false
@@ -206,7 +206,7 @@ func checkConfig(cfg *Config) ([][]byte, error) {
 
 func (g *Gossip) run(f func()) { g.wg.Go(f) }
 
-// Close says goodbye, stops everything and writes the records.
+// Close leaves the pools, stops everything and writes the records.
 func (g *Gossip) Close() { g.stop(true) }
 
 func (g *Gossip) stop(leave bool) {
@@ -237,13 +237,13 @@ func (g *Gossip) stop(leave bool) {
 	})
 }
 
-// Hash covers (epoch, seq) and content of every record for everybody, sorted by ID: nodes with equal hashes hold
-// equal ones. Those of the own site alone have a hash of their own, see Held.
+// Hash covers (epoch, seq) and content of every record for everybody, sorted by ID: nodes with equal hashes hold equal
+// records. The records of this node's site alone have another hash, see Held.
 func (g *Gossip) Hash() [32]byte { return g.table.hash() }
 
-// Outdated reports whether a member has started again since it wrote the newest record that is held of it. What a
-// record says of a process does not hold then: that process has ended. Like Alive it is a hint, which any member can
-// forge until the other one refutes it.
+// Outdated reports whether a member has restarted since it wrote the newest record that this node holds of it. What
+// that record says of the process no longer holds, because the process has ended. Like Alive it is a hint, which any
+// member can forge until the other one refutes it.
 func (g *Gossip) Outdated(id identity.ID) bool {
 	r, ok := g.newest(id)
 	return ok && id != g.cfg.Self && slices.ContainsFunc(g.pools(), func(p *pool) bool {
@@ -251,14 +251,14 @@ func (g *Gossip) Outdated(id identity.ID) bool {
 	})
 }
 
-// Changed receives a value after records or liveness changed; changes in quick succession come as one.
+// Changed receives a value after records or liveness changed; changes in quick succession give one value.
 func (g *Gossip) Changed() <-chan struct{} { return g.changed }
 
-// Stats counts what happened since the start.
+// Stats returns counts of what happened since the start.
 func (g *Gossip) Stats() Stats { return g.stats.snapshot() }
 
-// Merge takes in records that came another way: a join answer, node annotations. It returns how many
-// were new, and one error for each that was refused.
+// Merge adds records that came another way: by a join answer, or by node annotations. It returns how many were new, and
+// one error for each that was refused.
 func (g *Gossip) Merge(records []*skeinv1.SignedRecord) (n int, errs []error) {
 	for _, s := range records {
 		fresh, _, _, err := g.accept(s)
@@ -272,8 +272,8 @@ func (g *Gossip) Merge(records []*skeinv1.SignedRecord) (n int, errs []error) {
 	return n, errs
 }
 
-// RosterChanged tells that members were admitted or revoked. Records of nodes that left are dropped
-// at once, new members are contacted.
+// RosterChanged must be called when members were admitted or revoked. It drops the records of nodes that left, and
+// contacts new members.
 func (g *Gossip) RosterChanged() {
 	added, removed := g.roster.refresh(g.cfg.Roster)
 	if removed > 0 {
@@ -294,8 +294,8 @@ func (g *Gossip) RosterChanged() {
 	}
 }
 
-// SetKeys changes the gossip keys. All are accepted from now on. A new primary encrypts a little
-// later, once the others have had time to learn of it, unless the old one is no longer accepted.
+// SetKeys changes the gossip keys. All are accepted from now on. A new primary key encrypts only after keyUseDelay, so
+// that the other nodes know it by then, unless the old one is no longer accepted.
 func (g *Gossip) SetKeys(k *skeinv1.GossipKeys) error {
 	keys, err := keyList(k)
 	if err != nil {
@@ -318,7 +318,7 @@ func (g *Gossip) SetKeys(k *skeinv1.GossipKeys) error {
 	return nil
 }
 
-// KeyUsed is the key that encrypts now: the newest, or for a little while after a rotation the one before.
+// KeyUsed is the key that encrypts now: the newest, or for keyUseDelay after a rotation the one before.
 func (g *Gossip) KeyUsed() []byte { return g.ring.GetPrimaryKey() }
 
 func (g *Gossip) useKeys(keys [][]byte) {
@@ -332,7 +332,7 @@ func (g *Gossip) useKeys(keys [][]byte) {
 	}
 }
 
-// touched tells the user and the disk that something changed.
+// touched signals a change to the user and to keepOnDisk.
 func (g *Gossip) touched() {
 	signal(g.changed)
 	signal(g.dirty)
@@ -345,12 +345,12 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// jitter spreads d over half to one and a half of itself.
+// jitter returns a random duration between half and one and a half of d.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d+1)
 }
 
-// rosterCache lets callbacks ask for members without calling out.
+// rosterCache answers questions about members without a call to the Roster, as memberlist's callbacks need.
 type rosterCache struct {
 	self    identity.ID
 	selfKey ed25519.PublicKey // a node is always a member to itself
@@ -360,8 +360,7 @@ type rosterCache struct {
 	versions uint64 // counts refreshes
 }
 
-// keys is what a roster may offer beside its methods: all keys in a map that is never changed, so that it can be
-// shared.
+// keys is an optional interface of a Roster: it returns all keys in a map that never changes, so that it can be shared.
 type keys interface {
 	Keys() map[identity.ID]ed25519.PublicKey
 }
@@ -406,7 +405,7 @@ func (c *rosterCache) member(id identity.ID) bool {
 	return ok
 }
 
-// Key makes the cache a Roster itself.
+// Key makes the cache itself a Roster.
 func (c *rosterCache) Key(id identity.ID) (ed25519.PublicKey, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -417,7 +416,7 @@ func (c *rosterCache) Key(id identity.ID) (ed25519.PublicKey, bool) {
 	return k, ok
 }
 
-// Members are all members but the node itself.
+// Members returns all members but the node itself.
 func (c *rosterCache) Members() []identity.ID {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -84,7 +84,7 @@ func TestSiteCutOff(t *testing.T) {
 	})
 }
 
-// One node that nobody can send packets to, while streams work: anti-entropy alone must serve it.
+// One node to which no packets get through, while streams work: anti-entropy alone must serve it.
 func TestLostBroadcastsAreRepaired(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 4)
@@ -203,7 +203,7 @@ func TestCleanStopIsNoticedAtOnce(t *testing.T) {
 	t.Logf("known to all after %s, at most %s", times[len(times)/2], times[len(times)-1])
 }
 
-// A peer that takes a stream and says nothing must not hold up the end.
+// A peer that accepts a stream and says nothing must not delay the end.
 func TestCloseDoesNotWaitForAStalledPeer(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := &sim{t: t, net: newSimNet(19), roster: newRoster(simKey(0), simKey(1))}
@@ -248,7 +248,7 @@ func TestRevokedNodeIsIgnored(t *testing.T) {
 		defer s.end()
 		s.formed()
 		rest := s.nodes[:5]
-		// The revoked node keeps the roster it had: it still believes in itself.
+		// The revoked node keeps its former roster: it still counts itself as a member.
 		own := newRoster()
 		for i := range 6 {
 			own.add(simKey(i))
@@ -389,7 +389,7 @@ func TestOwnRecordFromElsewhereIsJumpedOver(t *testing.T) {
 	})
 }
 
-// Two hosts with one identity must not drive each other into a storm.
+// Two hosts with one identity must not make each other publish without end.
 func TestClonedHostDoesNotStorm(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 16)
@@ -448,8 +448,8 @@ func TestEquivocationConverges(t *testing.T) {
 	})
 }
 
-// TestRecordsOfAnEndedRunAreOutdated: others know that a node has started again before they have its new record,
-// whether they have noticed that it was away or not. One that was only cut off is what it was.
+// TestRecordsOfAnEndedRunAreOutdated: others know that a node has restarted before they have its new record, whether
+// they noticed its absence or not. A node that was only cut off is not outdated.
 func TestRecordsOfAnEndedRunAreOutdated(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 5, 31)

@@ -13,7 +13,7 @@ import (
 
 const gossipKeyBytes = 32
 
-// keyList is the primary key and then the accepted ones, without doubles.
+// keyList returns the primary key and then the accepted ones, without duplicates.
 func keyList(k *skeinv1.GossipKeys) ([][]byte, error) {
 	if k == nil || len(k.GetPrimary()) == 0 {
 		return nil, errors.New("no gossip key: the cluster's state has none yet")

@@ -20,29 +20,29 @@ import (
 )
 
 const (
-	// These times log10 of the fleet are how often each node sends a record, and news of a member. Whoever misses a
-	// record learns so from hashes; whoever misses a goodbye only from a probe of its own, or from a push/pull. Three
-	// times would leave one of seven nodes out in 3 % of all goodbyes.
+	// These times log10 of the number of members are how often each node sends a record, and news of a member. A node
+	// that misses a record learns so from hashes. A node that misses a goodbye learns so only from a probe of its own, or
+	// from a push/pull: with a factor of three, one of seven nodes would stay out in 3 % of all goodbyes.
 	retransmitMult = 3
 	memberMult     = 5
 	probeInterval  = time.Second
 	probeTimeout   = 500 * time.Millisecond
-	// A suspect has 4 s to defend itself in a mesh of up to ten nodes, 9 s among 200; with few
-	// confirmations by others up to twice that.
+	// A suspect has 4 s to refute in a mesh of up to ten nodes, 9 s among 200; if few others confirm the suspicion, up to
+	// twice that.
 	suspicionMult    = 4
 	suspicionMaxMult = 2
-	// a node that misses answers probes so much more rarely at most, since it may itself be what is slow
+	// a node that misses answers probes up to so many times more rarely, since the node itself may be slow
 	awarenessMax   = 8
 	gossipInterval = 100 * time.Millisecond
 	gossipNodes    = 4
-	// bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
+	// bytes of a packet that memberlist does not count: the first message's length, a checksum
 	uncounted            = 2 + 5
 	lateForStreams       = 200 * time.Millisecond
 	pushPullInterval     = time.Minute
 	gossipToTheDead      = 30 * time.Second
 	streamTimeout        = 10 * time.Second
 	handoffQueue         = 4096
-	metaGrace            = 400 * time.Millisecond // a newer number in metadata: its broadcast is on the way
+	metaGrace            = 400 * time.Millisecond // after a newer number in metadata: its broadcast is on the way
 	largeSpread          = 2 * time.Millisecond   // per member, over which pulls of one large record are spread
 	maxLargeSpread       = time.Second
 	hashPayload          = 16 // bytes of the hash in a probe's acknowledgement
@@ -63,9 +63,9 @@ func (p *pool) memberlistConfig() *memberlist.Config {
 	c.ProbeInterval, c.ProbeTimeout = probeInterval, probeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = suspicionMult, suspicionMaxMult
 	c.AwarenessMaxMultiplier = awarenessMax
-	// A probe without an answer is followed by a stream where that may do better: packets by a relay are in a stream
-	// already. A stream by a relay is three handshakes, and on hosts that answer late one for each late answer was most
-	// of what made them late.
+	// A probe without an answer is followed by a stream only where a stream may do better: packets by a relay travel in a
+	// stream already. A stream by a relay costs three handshakes. On hosts that answer late, one for each late answer was
+	// most of what made them late.
 	c.DisableTcpPingsForNode = func(name string) bool {
 		id, err := parseID(name)
 		return err != nil || g.late() > lateForStreams || g.cfg.Lossy != nil && !g.cfg.Lossy(id)
@@ -80,7 +80,7 @@ func (p *pool) memberlistConfig() *memberlist.Config {
 	return c
 }
 
-// delegate is what memberlist calls. Some calls come under its locks: none blocks or calls back.
+// delegate receives memberlist's calls. Some of them come under memberlist's locks: none blocks or calls back.
 type delegate pool
 
 func (d *delegate) NodeMeta(int) []byte {
@@ -108,7 +108,7 @@ func (d *delegate) NodeMeta(int) []byte {
 	return b
 }
 
-// NotifyMsg gets a broadcast.
+// NotifyMsg receives a user message.
 func (d *delegate) NotifyMsg(b []byte) {
 	if len(b) > 0 && b[0] == askRecords {
 		d.hand(arrival{(*pool)(d), askRecords, append([]byte(nil), b...)})
@@ -124,7 +124,7 @@ func (d *delegate) NotifyMsg(b []byte) {
 		d.g.stats.refused(&RefusedError{Node: m.ID, Reason: ErrTooLarge})
 		return
 	}
-	// Which table it is for, the record itself says. Only what is known to be old to each can be passed over here.
+	// The record itself says for which table it is. A message can be skipped here only if it is old for both tables.
 	far, near := g.table.check(m), outcomeOld
 	if d.near {
 		near = g.check(siteTable, m)
@@ -161,8 +161,8 @@ func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	return records
 }
 
-// LocalState goes along with memberlist's own push/pull: digests, when two nodes meet. Between nodes that have met, the
-// hash in each answer to a probe says sooner whether their records differ.
+// LocalState adds digests to memberlist's own push/pull when two nodes meet. Between nodes that have met, the hash in
+// each answer to a probe shows sooner whether their records differ.
 func (d *delegate) LocalState(join bool) []byte {
 	if !join {
 		return nil
@@ -187,7 +187,7 @@ func (d *delegate) MergeRemoteState(b []byte, _ bool) {
 	}
 }
 
-// NotifyAlive sees every alive message, under memberlist's lock.
+// NotifyAlive is called with every alive message, under memberlist's lock.
 func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 	id, err := parseID(n.Name)
 	if err != nil {
@@ -214,7 +214,7 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 		return errMeta
 	}
 	if m.Seq == 0 {
-		return nil // has published nothing in this run
+		return nil // the member has published nothing in this run
 	}
 	t := meshTable
 	if d.near {
@@ -230,7 +230,7 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 	return nil
 }
 
-// NotifyMerge refuses to merge with a mesh in which no live node is a member of ours.
+// NotifyMerge refuses to merge with a mesh in which no live node is a member of this one.
 func (d *delegate) NotifyMerge(peers []*memberlist.Node) error {
 	for _, p := range peers {
 		if id, err := parseID(p.Name); err == nil && p.State == memberlist.StateAlive && d.g.roster.member(id) {
@@ -243,7 +243,7 @@ func (d *delegate) NotifyMerge(peers []*memberlist.Node) error {
 
 func (d *delegate) NotifyJoin(n *memberlist.Node) { d.seen(n) }
 
-// seen notes that a member is alive, and in which run.
+// seen notes that a member is alive, and the epoch of its run.
 func (d *delegate) seen(n *memberlist.Node) {
 	id, err := parseID(n.Name)
 	if err != nil || id == d.g.cfg.Self {
@@ -270,8 +270,8 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.seen(n) }
 
-// AckPayload is the hash of our records: whoever probes us learns whether it holds the same. In the site's pool the
-// hash of the site's records follows.
+// AckPayload is the hash of this node's records: a node that probes it learns whether both hold the same. In the site's
+// pool the hash of the site's records follows.
 func (d *delegate) AckPayload() []byte {
 	h := d.g.table.hash()
 	b := h[:hashPayload:hashPayload]
@@ -297,7 +297,7 @@ func (d *delegate) NotifyPingComplete(n *memberlist.Node, _ time.Duration, paylo
 	}
 }
 
-// announce makes memberlist spread our new (epoch, seq).
+// announce makes memberlist spread this node's new (epoch, seq).
 func (p *pool) announce() {
 	for {
 		select {
@@ -306,7 +306,7 @@ func (p *pool) announce() {
 		case <-p.renewed:
 		}
 		p.pace.Load().news()
-		// It waits for the broadcast to have gone out, or for the timeout; there is nothing to wait for.
+		// UpdateNode waits until the broadcast has gone out, or for the timeout. Nothing here needs that wait.
 		if err := p.ml.UpdateNode(time.Millisecond); err != nil {
 			p.g.log.Debug("own number is still being announced", "error", err)
 		}
@@ -318,13 +318,13 @@ func (p *pool) announce() {
 	}
 }
 
-// arrivedDigests came by a push/pull: of one table, encoded.
+// arrivedDigests are digests of one table that came by a push/pull, encoded.
 type arrivedDigests struct {
 	table tableKind
 	data  []byte
 }
 
-// mergeDigests pulls what a push/pull showed us to lack. The other end does the same.
+// mergeDigests pulls the records that this node lacks by the digests of a push/pull. The other end does the same.
 func (g *Gossip) mergeDigests() {
 	for {
 		select {
@@ -345,9 +345,9 @@ func (g *Gossip) mergeDigests() {
 	}
 }
 
-// aliveSet is whom memberlist sees alive, without the node itself, and the epoch of the run in which it does. An epoch
-// is what the newest accepted alive message says, and not the highest ever heard: so one that somebody has forged ends
-// as the member refutes it.
+// aliveSet holds the nodes that memberlist sees alive, without this node, and the epoch of each one's run. An epoch is
+// that of the alive message accepted last, not the highest ever seen: so a forged epoch ends when the member refutes
+// it.
 type aliveSet struct {
 	mu   sync.RWMutex
 	m    map[identity.ID]uint64
@@ -373,7 +373,7 @@ func (a *aliveSet) remove(id identity.ID) (was bool) {
 	return was
 }
 
-// epoch is that of a member's run; 0: it is not alive, or does not say.
+// epoch returns the epoch of a member's run; 0: it is not alive, or does not say.
 func (a *aliveSet) epoch(id identity.ID) uint64 {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -387,7 +387,7 @@ func (a *aliveSet) has(id identity.ID) bool {
 	return ok
 }
 
-// met tells whether a node was ever seen alive.
+// met reports whether a node was ever seen alive.
 func (a *aliveSet) met(id identity.ID) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -395,7 +395,7 @@ func (a *aliveSet) met(id identity.ID) bool {
 	return ok
 }
 
-// forget has a node that is not alive count as never met.
+// forget makes a node that is not alive count as never met.
 func (a *aliveSet) forget(id identity.ID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -408,7 +408,7 @@ func (a *aliveSet) count() int {
 	return len(a.m)
 }
 
-// any is one of them, picked at random.
+// any returns one of the nodes at random.
 func (a *aliveSet) any() (id identity.ID, ok bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -439,11 +439,10 @@ func (a *aliveSet) keep(kept func(identity.ID) bool) {
 	}
 }
 
-// memberlistLogger passes memberlist's lines on: complaints as warnings at a bounded rate, the rest
-// only to those who debug.
+// memberlistLogger forwards memberlist's log lines: errors as warnings at a bounded rate, the rest at debug level.
 func memberlistLogger(l *slog.Logger) *log.Logger {
 	if !l.Enabled(context.Background(), slog.LevelWarn) {
-		return log.New(io.Discard, "", 0) // which does not even format
+		return log.New(io.Discard, "", 0) // a logger that does not even format
 	}
 	return log.New(&lineWriter{log: l, limit: rate.NewLimiter(memberlistErrorsRate, 5)}, "", 0)
 }
@@ -464,7 +463,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// joinName is how memberlist wants a node named that it does not know yet.
+// joinName is the form in which memberlist needs the name of a node that it does not know yet.
 func joinName(id identity.ID) string {
 	return fmt.Sprintf("%s/%s", id, syntheticAddr(id))
 }

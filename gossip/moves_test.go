@@ -17,8 +17,8 @@ func (s *sited) move(i int, change func(*Place)) {
 	s.nodes[i].g.SetPlace(p)
 }
 
-// A node that begins to lead is known to everybody within a second or two; when it no longer does, what everybody keeps
-// of it is where it is, and all end with the same records.
+// A node that begins to lead is known to all nodes within a second or two. When it no longer leads, all keep only its
+// PLACE, and end with the same records.
 func TestLeadershipMovesANode(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 102)
@@ -67,8 +67,8 @@ func TestLeadershipMovesANode(t *testing.T) {
 	})
 }
 
-// A local node goes to another site, which the log does not say: it leaves the former site's records, and all know
-// where it is.
+// A local node goes to a site that the log does not imply: its record leaves the former site's table, and all nodes
+// know where it is.
 func TestANodeChangesItsSite(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 103)
@@ -104,8 +104,8 @@ func TestANodeChangesItsSite(t *testing.T) {
 	})
 }
 
-// The topology changes on all nodes, not at the same moment, while all the time everybody holds everybody's record whom
-// it needs, and nobody who is there is taken for away.
+// The topology changes on all nodes, not at the same moment. All the time every node has the records that it needs, and
+// no live node counts as away.
 func TestTopologyIsSwitchedLive(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 104)
@@ -155,7 +155,7 @@ func TestTopologyIsSwitchedLive(t *testing.T) {
 	})
 }
 
-// A node whose site has changed with the topology says so at once, and does not speak for the former site for a while.
+// A node whose site has changed with the topology says so at once, and does not speak for the former site.
 func TestANodeLeavesItsSiteWithTheTopology(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 2, 4, 2, 106)
@@ -180,7 +180,8 @@ func TestANodeLeavesItsSiteWithTheTopology(t *testing.T) {
 	})
 }
 
-// A site is cut off and comes back. Inside all goes on; outside its nodes are away, and to it all others are.
+// A site is cut off and comes back. Inside the site nothing changes. For other sites its nodes are away, and for it all
+// others are.
 func TestASiteIsCutOff(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 105)
@@ -215,8 +216,8 @@ func TestASiteIsCutOff(t *testing.T) {
 	})
 }
 
-// Who leads dies, then the local node does, and then all of a site: the others know it. A node that starts again is
-// heard though its epoch is new, whatever it was before.
+// A leader dies, then the local node, and then a whole site: the others notice. A node that restarts is accepted
+// although its epoch is new, whatever it was before.
 func TestDeathsAreKnownElsewhere(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 106)
@@ -255,7 +256,7 @@ func TestDeathsAreKnownElsewhere(t *testing.T) {
 			}
 			return true
 		}))
-		for i := range 6 { // who was wide is local now, and the other way round
+		for i := range 6 { // wide nodes are local now, and the other way round
 			s.startSilent(i, Config{Epoch: 3, Place: Place{Sited: true, Site: siteName(0), Wide: i >= 4, Home: s.home}})
 			s.say(i, "again")
 		}
@@ -276,7 +277,7 @@ func TestDeathsAreKnownElsewhere(t *testing.T) {
 	})
 }
 
-// A site's records are fetched from its wide nodes, not more often than a member may, and are kept for a while.
+// A site's records are fetched from its wide nodes, no more often than a member may, and are kept for a while.
 func TestFetch(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 107)
@@ -302,7 +303,7 @@ func TestFetch(t *testing.T) {
 			t.Errorf("%d records are shown, those fetched among them", len(g.Records()))
 		}
 		refused := 0
-		for range 40 { // as nobody asks who keeps what he got
+		for range 40 { // like a node that does not keep what it got
 			if _, err := g.fetchFrom(t.Context(), simKey(0).ID(), "site0"); err != nil {
 				refused++
 			}
@@ -347,7 +348,7 @@ func TestLocalNodesRestWhateverTheSites(t *testing.T) {
 	}
 }
 
-// A site in which nobody is wide any more still hears what is for everybody.
+// A site without wide nodes still gets the records for everybody.
 func TestASiteWithoutWideNodes(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 2, 4, 1, 109)
@@ -364,8 +365,8 @@ func TestASiteWithoutWideNodes(t *testing.T) {
 	})
 }
 
-// A local node that starts again has the records of its site and of all wide nodes from its disk, and tells nobody
-// anything new but in its site.
+// A local node that restarts has the records of its site and of all wide nodes from its disk. Its restart is news in
+// its site only.
 func TestALocalNodeStartsAgain(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 2, 5, 2, 110)

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	gossipFirst = 20 * time.Millisecond // from the first news after a silence until it is told
-	gossipRest  = 5 * time.Second       // between two looks while there is no news
-	quietAfter  = time.Second           // between two looks whether all news has been told
+	gossipFirst = 20 * time.Millisecond // from the first news after a silence until it is sent
+	gossipRest  = 5 * time.Second       // between two ticks while there is no news
+	quietAfter  = time.Second           // between two checks whether all news has been sent
 	gossipMost  = 6 * gossipInterval    // between two rounds of gossip on a host that is late
 )
 
-// pacer slows memberlist's gossip ticker while nothing is to be told. The library ticks ten times a second for ever,
-// which would be most of what an idle agent wakes for.
+// pacer slows memberlist's gossip ticker while there is nothing to send. The library ticks ten times a second for ever,
+// which would be most of what wakes an idle agent.
 //
 // The ticker and the queue of membership news are private fields of the library; pace_test.go fails when a new version
 // has them elsewhere. A nil pacer leaves the ticker as it is.
@@ -30,15 +30,15 @@ type pacer struct {
 	lag    *lag.Meter
 
 	mu    sync.Mutex
-	quick bool          // the ticker runs
-	first bool          // its first tick comes sooner
+	quick bool          // the ticker runs at every
+	first bool          // the ticker's first tick comes sooner
 	every time.Duration // between its ticks while it runs
-	heard bool          // somebody was there since the last look: what is to be told was collected
+	heard bool          // memberlist has collected messages since the last check, so another node is alive
 	look  *time.Timer
 	ended bool
 }
 
-// newPacer takes a memberlist that has just been created, and the queue of records.
+// newPacer makes a pacer for a memberlist that was just created, and for the queue of records.
 func newPacer(ml *memberlist.Memberlist, records *memberlist.TransmitLimitedQueue, late *lag.Meter) (*pacer, error) {
 	fields := reflect.ValueOf(ml).Elem()
 	tickers, queue := fields.FieldByName("tickers"), fields.FieldByName("broadcasts")
@@ -55,7 +55,7 @@ func newPacer(ml *memberlist.Memberlist, records *memberlist.TransmitLimitedQueu
 	return p, nil
 }
 
-// news has what is queued told soon.
+// news makes the ticker send soon what is queued.
 func (p *pacer) news() {
 	if p == nil {
 		return
@@ -70,7 +70,7 @@ func (p *pacer) news() {
 	p.look.Reset(quietAfter)
 }
 
-// told notes that memberlist has collected what is to be told, for a round of gossip or to go along with a probe.
+// told notes that memberlist has collected queued messages, for a round of gossip or to go along with a probe.
 func (p *pacer) told() {
 	if p == nil {
 		return
@@ -83,16 +83,16 @@ func (p *pacer) told() {
 	}
 	p.first, p.heard = false, true
 	p.mu.Unlock()
-	if p.queues[0].NumQueued() > 0 { // a suspicion, which no event tells of
+	if p.queues[0].NumQueued() > 0 { // a suspicion, for which there is no event
 		p.news()
 	}
 }
 
-// gossipEvery is how long a round of gossip is followed by none. The later this process wakes, the fewer packets it
-// sends, and the more each of them tells: every one costs the processors of its sender, of a relay and of its receiver.
+// gossipEvery returns the time between two rounds of gossip. The later this process wakes, the fewer packets it sends,
+// and the more each carries: every packet costs the sender, a relay and the receiver processor time.
 func gossipEvery(late time.Duration) time.Duration { return min(gossipInterval+2*late, gossipMost) }
 
-// rest slows the ticker when all has been told, or nobody is there to be told: whoever comes is news.
+// rest slows the ticker when everything has been sent, or no other node is alive: a node that comes is news.
 func (p *pacer) rest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// While nothing is to be told, memberlist looks for news every five seconds instead of ten times a second; news is told
-// as soon as before.
+// While there is no news, memberlist checks for news every five seconds instead of ten times a second; news is sent as
+// soon as before.
 func TestGossipRestsWithoutNews(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 1)
@@ -56,7 +56,8 @@ func TestGoodbyeAfterASilence(t *testing.T) {
 	})
 }
 
-// A node that is alone has news that nobody collects. It rests all the same, before and after it was in company.
+// A node that is alone has news that no other node collects. Its ticker rests all the same, before it meets others and
+// after they have gone.
 func TestGossipRestsAlone(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 2, 1)
@@ -78,7 +79,7 @@ func resting(p *pacer) bool {
 	return !p.quick
 }
 
-// Hosts that are late gossip in fewer packets, and all the same tell everything.
+// Late hosts gossip in fewer packets, and still send all news.
 func TestGossipOfLateHosts(t *testing.T) {
 	packets := func(late time.Duration) (sent int) {
 		simtime.Test(t, func(t *testing.T) {
@@ -121,7 +122,7 @@ func TestGossipOfLateHosts(t *testing.T) {
 	}
 }
 
-// A host that becomes late while there is news slows at once, and one that recovers is as quick as before.
+// A host that becomes late while there is news slows down at once, and one that recovers is as quick as before.
 func TestGossipFollowsLateness(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := &sim{t: t, net: newSimNet(1), roster: newRoster(simKey(0))}

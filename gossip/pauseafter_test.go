@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// However many are alive and look for many that are missing for long, together they try a few times a second and no
-// more; one alone, or a few, try as often as one does.
+// However many live nodes look for many long-missing ones, together they make a few attempts a second and no more. One
+// node alone, or a few, try as often as one does.
 func TestAttemptsTogetherAreBounded(t *testing.T) {
 	for _, alive := range []int{1, 2, 7, 8, 30, 200, 1000} {
 		for _, missing := range []int{50, 170, 1000} {
@@ -26,8 +26,9 @@ func TestAttemptsTogetherAreBounded(t *testing.T) {
 	}
 }
 
-// TestALastMissingMemberIsNotPutOff: while a mesh is in two, attempts are far between, since so many are missing. When
-// all but one are back, that one is tried as soon as if it alone had been missing all the time, and not sooner.
+// TestALastMissingMemberIsNotPutOff: while a mesh is split in two, attempts are rare, since so many members are
+// missing. When all but one are back, that one is tried as soon as if it alone had been missing all the time, and not
+// sooner.
 func TestALastMissingMemberIsNotPutOff(t *testing.T) {
 	start := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	a := &attempt{failed: start, fails: 50}

@@ -10,20 +10,20 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Place says with whom a node gossips. The zero value: with everybody, as in a mesh without sites.
+// Place says with which nodes a node gossips. The zero value: with all, as in a mesh without sites.
 type Place struct {
-	Sited bool   // there is a pool for the own site
-	Site  string // the own site
+	Sited bool   // there is a pool for this node's site
+	Site  string // this node's site
 	Wide  bool   // this node is in the mesh pool too; it always is if !Sited
-	Left  bool   // without Sited: this node has also left the site in whose pool it was, and no longer speaks for it
-	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called
-	// from any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
+	Left  bool   // without Sited: this node has also left the site of its pool, and no longer speaks for it
+	// Home returns the site that the log alone implies for a member; ok is false where it implies none. It may be called
+	// from any goroutine and always gives the same answers: a change comes with another Place. nil: the log implies none.
 	Home func(identity.ID) (site string, ok bool)
-	// Chosen tells whether the log has a member lead a site, for which the same holds. nil: it has chosen nobody.
+	// Chosen reports whether the log makes a member a leader of a site; the same rules hold. nil: the log chooses nobody.
 	Chosen func(id identity.ID, site string) bool
 }
 
-// home is Home, which may be nil.
+// home calls Home, which may be nil.
 func (p *Place) home(id identity.ID) (site string, ok bool) {
 	if p.Home == nil {
 		return "", false
@@ -31,8 +31,8 @@ func (p *Place) home(id identity.ID) (site string, ok bool) {
 	return p.Home(id)
 }
 
-// weight is how much counts what a voice says, among those of its site: a node that only says itself that it leads
-// counts less than one that the log has lead the site.
+// weight returns how much a voice counts among those of its site: a node that claims to lead counts less than one that
+// the log has chosen, and any other node least.
 func (p *Place) weight(v voice) int {
 	switch {
 	case v.record.GetLeads() == 0:
@@ -43,12 +43,12 @@ func (p *Place) weight(v voice) int {
 	return 1
 }
 
-// isWide tells whether a node at this place is in the mesh pool.
+// isWide reports whether a node at this place is in the mesh pool.
 func (p *Place) isWide() bool { return !p.Sited || p.Wide }
 
-// scope is that of the node's own record, and the site that it then names: empty if that is the user's to say. After
-// the topology has changed a node speaks for its site as long as it is still in its pool: others have not heard of the
-// change.
+// scope returns the scope of this node's record, and the site that the record then names; empty: the site that the user
+// gave stays. After a change of topology, a node speaks for its site as long as it is in the site's pool, since others
+// may not have heard of the change.
 func (g *Gossip) scope(p *Place) (scope skeinv1.RecordScope, site string) {
 	near := g.near.Load()
 	switch {
@@ -62,14 +62,14 @@ func (g *Gossip) scope(p *Place) (scope skeinv1.RecordScope, site string) {
 	return skeinv1.RecordScope_RECORD_SCOPE_MESH, ""
 }
 
-// carried are the nodes that were alive when the place changed.
+// carried holds the nodes that were alive when the place changed.
 type carried struct {
 	until time.Time
 	alive map[identity.ID]bool
 }
 
-// SetPlace changes with whom this node gossips. It may be called at any time. Records that are held are kept until
-// newer ones come, and the own record is published again where its scope or site has changed.
+// SetPlace changes with which nodes this node gossips. It may be called at any time. Held records are kept until newer
+// ones come. This node's record is published again if its scope or site has changed.
 func (g *Gossip) SetPlace(next Place) {
 	g.poolMu.Lock()
 	defer g.poolMu.Unlock()
@@ -89,7 +89,7 @@ func (g *Gossip) SetPlace(next Place) {
 		g.carried.Store(&carried{time.Now().Add(carryFor), alive})
 		g.after(carryFor, func() { signal(g.changed) })
 		wait := strayFor
-		if !next.Sited { // what others still have to publish for everybody is not lost meanwhile
+		if !next.Sited { // other nodes may still have to publish their records for everybody
 			wait += nearGrace
 		}
 		g.after(wait, g.dropStrays)
@@ -111,7 +111,7 @@ func (g *Gossip) SetPlace(next Place) {
 	}
 }
 
-// after runs f some time from now, unless gossip has ended by then.
+// after runs f after d, unless gossip has ended by then.
 func (g *Gossip) after(d time.Duration, f func()) {
 	time.AfterFunc(d, func() {
 		if g.ctx.Err() == nil {
@@ -120,7 +120,7 @@ func (g *Gossip) after(d time.Duration, f func()) {
 	})
 }
 
-// SiteOf is the site a member is in: as it says itself, else as the log implies.
+// SiteOf returns the site of a member: as its newest record says, otherwise as the log implies.
 func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
 	place := g.place.Load()
 	if id == g.cfg.Self && place.Sited {
@@ -137,12 +137,12 @@ func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
 	return place.home(id)
 }
 
-// Placed are the sites of members that are elsewhere than the log implies, as they have told everybody. Where the
-// record of one is here, that counts. The caller must not change it.
+// Placed returns the sites of members that have told everybody that they are elsewhere than the log implies. If the
+// record of such a member is here, the record counts instead. The caller must not change the map.
 func (g *Gossip) Placed() map[identity.ID]string { return g.table.placed() }
 
-// siteIn is the site that a record puts its owner into. A record of scope MESH has what the owner is configured to say,
-// and the log outdoes it; all others have what has come of both.
+// siteIn returns the site in which a record puts its owner. A record of scope MESH has the configured site, and the log
+// overrides it; all other records have the site that results from both.
 func (p *Place) siteIn(r *skeinv1.Record, id identity.ID) string {
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH {
 		if home, ok := p.home(id); ok {
@@ -152,14 +152,14 @@ func (p *Place) siteIn(r *skeinv1.Record, id identity.ID) string {
 	return r.GetSite()
 }
 
-// isAt tells whether a member is in a site, as far as this node knows.
+// isAt reports whether a member is in a site, as far as this node knows.
 func (g *Gossip) isAt(id identity.ID, site string) bool {
 	at, ok := g.SiteOf(id)
 	return ok && at == site
 }
 
-// maybeWide tells whether a member is in the mesh pool, or could be for all that this node knows: its record says so,
-// or it has none and nobody speaks for its site.
+// maybeWide reports whether a member is in the mesh pool, or may be: its record says so, or this node has no record of
+// it and no node speaks for its site.
 func (g *Gossip) maybeWide(id identity.ID) bool {
 	if r, ok := g.table.get(id); ok {
 		return Wide(r.Record)
@@ -168,16 +168,16 @@ func (g *Gossip) maybeWide(id identity.ID) bool {
 	return !ok || len(g.table.speaking()[site]) == 0
 }
 
-// homes is what the log alone implies of where the members are. It is made when it is asked for, and immutable.
+// homes holds where the log alone implies that members are. It is made when needed, and immutable.
 type homes struct {
 	place    *Place
-	roster   uint64        // version
-	near     []identity.ID // in the own site
-	homeless []identity.ID // of whom the log implies nothing
+	roster   uint64        // version of the roster
+	near     []identity.ID // in this node's site
+	homeless []identity.ID // for which the log implies no site
 	others   map[string][]identity.ID
 }
 
-// homesOf goes through the roster once for each change of the place or of the roster.
+// homesOf reads the whole roster once for each change of the place or the roster.
 func (g *Gossip) homesOf() *homes {
 	place, version := g.place.Load(), g.roster.version()
 	if h := g.homes.Load(); h != nil && h.place == place && h.roster == version {
@@ -198,7 +198,7 @@ func (g *Gossip) homesOf() *homes {
 	return h
 }
 
-// candidates are the members that belong into a pool for all that this node knows.
+// candidates returns the members that may belong to a pool, as far as this node knows.
 func (p *pool) candidates() (ids []identity.ID) {
 	g, h := p.g, p.g.homesOf()
 	mesh := g.table.entries()
@@ -216,7 +216,7 @@ func (p *pool) candidates() (ids []identity.ID) {
 				}
 			}
 		}
-		if p.alive.count() == 0 { // who has no record and no home may be here
+		if p.alive.count() == 0 { // a member with neither record nor home may be in this site
 			for _, id := range h.homeless {
 				if _, ok := g.SiteOf(id); !ok {
 					ids = append(ids, id)
@@ -251,8 +251,8 @@ func (p *pool) candidates() (ids []identity.ID) {
 	return ids
 }
 
-// Alive reports whether a member is there. It is a hint and lags by seconds. Of the members of a pool that this node is
-// in, memberlist tells; of others, those that speak for their site do.
+// Alive reports whether a member is alive. It is a hint and lags by seconds. For members of a pool that this node is
+// in, it follows memberlist; for others, the nodes that speak for their site.
 func (g *Gossip) Alive(id identity.ID) bool {
 	if id == g.cfg.Self {
 		return true
@@ -273,8 +273,8 @@ func (g *Gossip) Alive(id identity.ID) bool {
 	return g.byHearsay(id, met)
 }
 
-// byHearsay is Alive of a member that no pool of this node sees alive. One that a pool has met is away; and of its own
-// site's members a node knows itself.
+// byHearsay is Alive for a member that no pool of this node sees alive. A member that a pool has met is away. A member
+// of this node's own site is away too, because the site's pool would see it.
 func (g *Gossip) byHearsay(id identity.ID, met bool) bool {
 	voices := g.table.speaking()
 	if met || len(voices) == 0 {
@@ -297,14 +297,14 @@ func (g *Gossip) byHearsay(id identity.ID, met bool) bool {
 	})
 }
 
-// reported tells whether those that speak for the own site see a wide node of another one alive.
+// reported reports whether the nodes that speak for this node's site see a wide node of another site alive.
 func (g *Gossip) reported(id identity.ID) bool {
 	near := g.near.Load()
 	return near != nil && g.place.Load().anyVoice(g.table.speaking()[near.site], id, near.alive.has)
 }
 
-// anyVoice tells whether one of those that speak for a site and are alive themselves does not call a node away. While
-// some of them lead the site, only those count, and of these only the log's choice while one of it is there.
+// anyVoice reports whether a live node that speaks for a site does not report the given node as away. While leaders of
+// the site are among them, only these count, and of these only the ones that the log has chosen, if any is alive.
 func (p *Place) anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool {
 	there, most := false, -1
 	for _, v := range voices {
@@ -321,19 +321,19 @@ func (p *Place) anyVoice(voices []voice, of identity.ID, alive func(identity.ID)
 	return there
 }
 
-// calledAway reads a record's list, which is sorted.
+// calledAway searches a record's list of away nodes, which is sorted.
 func calledAway(r *skeinv1.Record, id identity.ID) bool {
 	_, found := slices.BinarySearchFunc(r.GetAway(), id[:], bytes.Compare)
 	return found
 }
 
-// Held is how many records this node holds for everybody and for its site.
+// Held counts the records that this node holds for everybody and for its site.
 type Held struct {
 	Mesh, Site int
-	SiteHash   [32]byte // as Hash, of the site's records; zero while there is no pool for the site
+	SiteHash   [32]byte // like Hash, of the site's records; zero while there is no pool for the site
 }
 
-// Held tells what this node holds.
+// Held returns how many records this node holds.
 func (g *Gossip) Held() Held {
 	h := Held{Mesh: g.table.count(), Site: g.local.count()}
 	if g.place.Load().Sited {
@@ -342,8 +342,8 @@ func (g *Gossip) Held() Held {
 	return h
 }
 
-// Records is the newest record of each member of which this node holds one, as an immutable snapshot: in a mesh of
-// sites those of its own site's nodes and of all wide ones.
+// Records returns the newest record that this node holds of each member, as an immutable snapshot: in a mesh of sites
+// the records of its own site's nodes and of all wide ones.
 func (g *Gossip) Records() map[identity.ID]Entry {
 	near, nearVersion := g.local.show()
 	far, farVersion := g.table.show()
@@ -355,12 +355,12 @@ func (g *Gossip) Records() map[identity.ID]Entry {
 	}
 	all := make(map[identity.ID]Entry, len(near)+len(far))
 	maps.Copy(all, far)
-	maps.Copy(all, near) // superseded ones are not held
+	maps.Copy(all, near) // put drops superseded ones
 	g.shown.Store(&shown{near: nearVersion, far: farVersion, entries: all})
 	return all
 }
 
-// shown is what Records returned last.
+// shown caches the last result of Records.
 type shown struct {
 	near, far uint64
 	entries   map[identity.ID]Entry

@@ -12,21 +12,21 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// labelSize is how much of a site's hash names its pool in each packet and at the head of each stream of it.
+// labelSize is how many bytes of a site's hash name its pool in each packet, and at the head of each stream.
 const labelSize = 8
 
-// siteLabel names a site's pool. memberlist authenticates it, so pools of two sites cannot merge, whatever anybody
-// believes of who is where. The mesh pool has none.
+// siteLabel names a site's pool. memberlist authenticates the name, so that pools of two sites cannot merge, even where
+// nodes are wrong about who is in which site. The mesh pool has no name.
 func siteLabel(site string) string {
 	h := sha256.Sum256([]byte("skein site pool v1\x00" + site))
 	return string(h[:labelSize])
 }
 
-// pool is one memberlist and what belongs to it: the mesh pool of all wide nodes, or the pool of the own site.
+// pool is one memberlist with all that it needs: the mesh pool of all wide nodes, or the pool of this node's site.
 type pool struct {
 	g      *Gossip
-	near   bool   // the own site's
-	site   string // whose; of the site pool
+	near   bool   // the pool is that of this node's site
+	site   string // the site of a site's pool
 	label  string
 	opened time.Time
 	net    *mlTransport
@@ -40,10 +40,10 @@ type pool struct {
 	wg     sync.WaitGroup
 	ended  sync.Once
 
-	renewed chan struct{} // own number changed: announce it
+	renewed chan struct{} // this node's number changed: announce it
 	crowded chan struct{} // news of members left no room for records
 	grace   *time.Timer   // the pool closes when it fires; under Gossip.poolMu
-	leaving atomic.Bool   // everybody is to be told that this node leaves the pool
+	leaving atomic.Bool   // all others are to learn that this node leaves the pool
 }
 
 // newPool makes a pool that does not run yet.
@@ -63,7 +63,7 @@ func newPool(g *Gossip, near bool, site string) *pool {
 	return p
 }
 
-// open starts the pool's memberlist and looks for its members.
+// open starts the pool's memberlist and contacts its members.
 func (p *pool) open() (err error) {
 	if p.ml, err = memberlist.Create(p.memberlistConfig()); err != nil {
 		p.cancel()
@@ -80,7 +80,7 @@ func (p *pool) open() (err error) {
 	return nil
 }
 
-// close ends the pool, with a goodbye or as a crash would.
+// close ends the pool, with a goodbye if leave is set, otherwise as a crash would.
 func (p *pool) close(leave bool) {
 	p.ended.Do(func() {
 		if leave {
@@ -96,7 +96,7 @@ func (p *pool) close(leave bool) {
 	})
 }
 
-// table is the one whose digests go along with this pool's push/pull.
+// table is the table whose digests go along with this pool's push/pull.
 func (p *pool) table() tableKind {
 	if p.near {
 		return siteTable
@@ -104,13 +104,13 @@ func (p *pool) table() tableKind {
 	return meshTable
 }
 
-// speaksTo tells to whom packets and streams of this pool may go. In the mesh pool that is any member: whether it is
-// taken in is another question, and a member that is not answers with nothing.
+// speaksTo reports whether packets and streams of this pool may go to a node. In the mesh pool they may go to any
+// member, even to one that the pool does not admit; such a member does not answer.
 func (p *pool) speaksTo(id identity.ID) bool {
 	return p.g.roster.member(id) && (!p.near || p.g.isAt(id, p.site))
 }
 
-// admits tells who is taken into this pool.
+// admits reports whether a node may be in this pool.
 func (p *pool) admits(id identity.ID) bool {
 	if p.near {
 		return p.speaksTo(id)
@@ -126,8 +126,8 @@ func (p *pool) tell(node identity.ID, b []byte) {
 	}
 }
 
-// spread sends records in packets of their own where news of members leaves them no room, as it does for many seconds
-// after many members have met: it comes first in each packet.
+// spread sends records in packets of their own while news of members leaves them no room. That lasts many seconds after
+// many members have met, since news of members comes first in each packet.
 func (p *pool) spread() {
 	for {
 		select {
@@ -143,7 +143,7 @@ func (p *pool) spread() {
 	}
 }
 
-// pools are those that this node is in: the mesh pool, the site's.
+// pools returns the pools that this node is in, the mesh pool first.
 func (g *Gossip) pools() (ps []*pool) {
 	for _, a := range []*atomic.Pointer[pool]{&g.wide, &g.near} {
 		if p := a.Load(); p != nil {
@@ -153,7 +153,7 @@ func (g *Gossip) pools() (ps []*pool) {
 	return ps
 }
 
-// alivePeers are the nodes that some pool of this node sees alive; only those of the site pool know the site table.
+// alivePeers returns the nodes that this node's pools see alive; for the site table, only those of the site's pool.
 func (g *Gossip) alivePeers(t tableKind) []identity.ID {
 	wide, near := g.wide.Load(), g.near.Load()
 	switch {
@@ -193,21 +193,23 @@ func (g *Gossip) tell(node identity.ID, b []byte) {
 }
 
 const (
-	// wideGrace is how long what everybody holds of a node that is not wide any more stays as it is: not all hear of a
-	// change of topology at once, and its record for its site reaches only who has heard.
+	// wideGrace is how long after a node has ceased to be wide its last record for everybody still stands, and the node
+	// stays in the mesh pool. Nodes hear of a change of topology one after another, and the node's record for its site
+	// reaches only those that have heard.
 	wideGrace = 20 * time.Second
-	// leaveAfter is how long it then stays in the mesh pool: everybody knows by then that its record is for its site.
+	// leaveAfter is how long the node then still stays in the mesh pool: by then all know that its record is for its
+	// site.
 	leaveAfter = 5 * time.Second
-	// nearGrace is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it
-	// at once.
+	// nearGrace is how long a node stays in its site's pool after the topology is no longer `site`, since not all nodes
+	// hear of it at once.
 	nearGrace = 30 * time.Second
-	// carryFor is how long after a change of place who was alive counts as alive, until its new pool has met it.
+	// carryFor is how long after a change of place a node that was alive counts as alive, until the new pool has met it.
 	carryFor = 15 * time.Second
-	// strayFor is how long records of a former site are shown after a change.
+	// strayFor is how long after a change records of a former site are shown.
 	strayFor = 30 * time.Second
 )
 
-// setPools makes the pools those of a place; what is not needed any more stays for a while. Callers hold poolMu.
+// setPools opens the pools of a place; pools that are no longer needed stay for a grace period. Callers hold poolMu.
 func (g *Gossip) setPools(place *Place) error {
 	near, wide := g.near.Load(), g.wide.Load()
 	if near != nil && (place.Sited && near.site != place.Site || !place.Sited && place.Left) {
@@ -237,7 +239,7 @@ func (g *Gossip) start(at *atomic.Pointer[pool], p *pool) error {
 	return nil
 }
 
-// closeAfterGrace has a pool that is not needed close after a while, and one that is needed again stay.
+// closeAfterGrace closes a pool that is not needed after wait. If the pool is needed again by then, it stays.
 func (g *Gossip) closeAfterGrace(at *atomic.Pointer[pool], p *pool, needed bool, wait time.Duration) {
 	switch {
 	case needed && p.grace != nil:
@@ -257,13 +259,13 @@ func (g *Gossip) closeAfterGrace(at *atomic.Pointer[pool], p *pool, needed bool,
 			} else {
 				g.drop(at, p)
 			}
-			g.placeChanged() // it tells everybody where it is, or no longer speaks for its site
+			g.placeChanged() // the node announces its place, or no longer speaks for its site
 		})
 		p.grace = t
 	}
 }
 
-// drop closes a pool with a goodbye, without waiting for it. Callers hold poolMu.
+// drop closes a pool with a goodbye, and does not wait for that. Callers hold poolMu.
 func (g *Gossip) drop(at *atomic.Pointer[pool], p *pool) {
 	if p.grace != nil {
 		p.grace.Stop()

@@ -12,32 +12,31 @@ import (
 )
 
 const (
-	maxPulls    = 4 // streams we open at once
+	maxPulls    = 4 // streams that this node opens at once
 	pullTimeout = 10 * time.Second
 	dialTimeout = 3 * time.Second
-	dialPerLate = 4 // times how late this process is, more
-	// manySources is when asking each owner for its record gives way to comparing everything with one.
+	dialPerLate = 4 // factor on how late this process wakes, which is added
+	// manySources is the number of owners beyond which one exchange of digests with a single peer replaces asking each.
 	manySources = 8
 	maxTries    = 6 // of one wanted record; later, anti-entropy finds it again
-	// packetAnswer is how long the answer to a first packet may take; each further try has twice that.
+	// packetAnswer is how long to wait for the answer to the first packet; it doubles with each further try.
 	packetAnswer = 500 * time.Millisecond
 	retryFirst   = 250 * time.Millisecond
 	retryMost    = 4 * time.Second
-	// settle is how long after a change of our own records a differing hash says nothing yet.
+	// settle is how long after a change of this node's records a different hash means nothing yet.
 	settle = 400 * time.Millisecond
-	// maxUnsettled is how many differing hashes in a row are passed over for that reason, and one more for so many
-	// members: in a large mesh something is on its way most of the time.
+	// maxUnsettled is how many different hashes in a row are ignored for that reason, and one more for each
+	// unsettledMembers members: in a large mesh some change is on its way most of the time.
 	maxUnsettled     = 3
 	unsettledMembers = 4
-	// syncsSpacing is between two exchanges of digests that the roster's growth asks for, for each member: while a mesh
-	// comes up each of its nodes would exchange with one other for each that joins.
+	// syncsSpacing is the time, for each member, between two exchanges of digests that a growing roster starts. Otherwise
+	// each node would start an exchange for each node that joins, while a mesh comes up.
 	syncsSpacing = 25 * time.Millisecond
-	// fruitlessPause is how long a difference that an exchange could not repair is left alone: the
-	// rosters differ.
+	// fruitlessPause is how long a difference is ignored that an exchange could not repair, because the rosters differ.
 	fruitlessPause = 15 * time.Second
 )
 
-// tableKey is a node's place in what is kept for each table.
+// tableKey is a node and a table, as a key of what is kept for both.
 type tableKey struct {
 	table tableKind
 	id    identity.ID
@@ -46,27 +45,27 @@ type tableKey struct {
 type want struct {
 	mark   mark
 	large  bool        // too large for a packet
-	source identity.ID // whom to ask
+	source identity.ID // the node to ask
 	at     time.Time
 	tries  int
 	busy   bool
 }
 
-// difference is two hashes that an exchange did not make equal.
+// difference holds two hashes that an exchange did not make equal.
 type difference struct {
 	ours, theirs [hashPayload]byte
 	at           time.Time
 }
 
-// puller fetches records that this node knows to lack: each once, few streams at a time.
+// puller fetches the records that this node lacks: each once, over few streams at a time.
 type puller struct {
 	ctx  context.Context
 	x    *exchange
 	dial func(context.Context, identity.ID) (net.Conn, error)
-	// patience is how long a stream may take to come about.
+	// patience is how long a dial may take.
 	patience func() time.Duration
 	packet   func(identity.ID, []byte)
-	others   func(tableKind) []identity.ID // that are alive and hold the table
+	others   func(tableKind) []identity.ID // live nodes that hold the table
 	late     func() time.Duration
 	stats    *stats
 	wake     chan struct{}
@@ -74,14 +73,14 @@ type puller struct {
 
 	mu        sync.Mutex
 	wants     map[tableKey]*want
-	syncs     map[tableKey][hashPayload]byte // asked for, by peer, with the hash it showed
+	syncs     map[tableKey][hashPayload]byte // due exchanges, by peer, with the hash that the peer showed
 	syncing   map[tableKey]bool
 	fruitless map[tableKey]difference
 	running   int
-	next      time.Time // when run looks again by itself
+	next      time.Time // when run wakes by itself
 	lastPut   time.Time
 	unsettled [2]int
-	random    time.Time // when digests are exchanged with some peer; zero: no need
+	random    time.Time // when to exchange digests with a random peer; zero: not needed
 }
 
 func newPuller(g *Gossip) *puller {
@@ -93,8 +92,8 @@ func newPuller(g *Gossip) *puller {
 	}
 }
 
-// need notes that a newer version exists; it is asked for after delay, longer on a host that is late with what has
-// come, unless the version is here by then. large says that it fits no packet.
+// need notes that a newer version exists. It is requested after delay, and later on a host that handles packets late,
+// unless it has arrived by then. large says that it fits no packet.
 func (p *puller) need(t tableKind, m mark, source identity.ID, large bool, delay time.Duration) {
 	if !p.x.wanted(t, m) {
 		return
@@ -119,15 +118,15 @@ func (p *puller) need(t tableKind, m mark, source identity.ID, large bool, delay
 	}
 }
 
-// changed notes that our own records changed just now.
+// changed notes that this node's records have just changed.
 func (p *puller) changed() {
 	p.mu.Lock()
 	p.lastPut = time.Now()
 	p.mu.Unlock()
 }
 
-// compare starts an exchange of digests with a peer whose hash differs from ours, unless the
-// difference is likely to be one that is on its way anyhow.
+// compare starts an exchange of digests with a peer whose hash differs from this node's, unless the difference is
+// probably on its way already.
 func (p *puller) compare(t tableKind, peer identity.ID, theirs [hashPayload]byte) {
 	h := p.x.tables[t].hash()
 	ours := [hashPayload]byte(h[:])
@@ -152,7 +151,7 @@ func (p *puller) compare(t tableKind, peer identity.ID, theirs [hashPayload]byte
 	signal(p.wake)
 }
 
-// syncSoon exchanges digests with a node that no pool may know.
+// syncSoon exchanges digests with a node that may be in no pool of this node.
 func (p *puller) syncSoon(t tableKind, peer identity.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +159,7 @@ func (p *puller) syncSoon(t tableKind, peer identity.ID) {
 	signal(p.wake)
 }
 
-// syncRandom exchanges digests with some live peer, soon.
+// syncRandom exchanges digests with a random live peer soon.
 func (p *puller) syncRandom() {
 	wait := jitter(syncsSpacing*time.Duration(len(p.others(meshTable)))) + 4*p.late()
 	p.mu.Lock()
@@ -171,7 +170,7 @@ func (p *puller) syncRandom() {
 	}
 }
 
-// pick chooses a random live peer that holds the table, another than not if there is one.
+// pick returns a random live peer that holds the table, other than not if there is one.
 func (p *puller) pick(t tableKind, not identity.ID) (identity.ID, bool) {
 	ids := p.others(t)
 	if len(ids) == 0 {
@@ -190,7 +189,7 @@ func (p *puller) run() {
 	defer timer.Stop()
 	for {
 		next, asks := p.dispatch(time.Now())
-		for _, a := range asks { // without the lock, which memberlist waits for while it holds one that sending needs
+		for _, a := range asks { // without the lock: memberlist waits for it while it holds a lock that sending needs
 			p.stats.add(&p.stats.Asked)
 			p.packet(a.source, encodeAsk(p.x.self, a.marks))
 		}
@@ -204,13 +203,13 @@ func (p *puller) run() {
 	}
 }
 
-// asked is what a packet shall ask of a node.
+// asked is a packet to send: the records to ask for, and the node to ask.
 type asked struct {
 	source identity.ID
 	marks  []mark
 }
 
-// dispatch starts what is due. It returns how long nothing else will be, and what is to be asked by packets.
+// dispatch starts what is due. It returns how long until something else is due, and the requests to send by packets.
 func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,7 +240,7 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 			wait := jitter(min(retryMost, packetAnswer<<w.tries)) + 4*p.late()
 			w.tries++
 			if other, ok := p.pick(key.table, w.source); ok {
-				w.source = other // of the next try
+				w.source = other // for the next try
 			}
 			w.at = now.Add(wait)
 			next = min(next, wait)
@@ -261,7 +260,7 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 	}
 	for source, marks := range due {
 		if p.running >= maxPulls {
-			return next, asks // finished wakes us
+			return next, asks // finished fetches wake run
 		}
 		for _, m := range marks {
 			p.wants[tableKey{source.table, m.ID}].busy = true
@@ -284,8 +283,8 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 	return next, asks
 }
 
-// compareInstead asks one peer for everything instead of many for their own; what it lacks too is
-// asked for as usual a little later.
+// compareInstead asks one peer for everything instead of many peers for their own records. What that peer lacks too is
+// requested as usual a little later.
 func (p *puller) compareInstead(due map[tableKey][]mark, now time.Time) {
 	chosen := map[tableKind]identity.ID{}
 	for source, marks := range due {
@@ -305,7 +304,7 @@ func (p *puller) compareInstead(due map[tableKey][]mark, now time.Time) {
 	}
 }
 
-// open dials a peer for a stream of the record protocol, which must be closed.
+// open dials a peer for a stream of the record protocol; the caller must call the returned function to close it.
 func (p *puller) open(ctx context.Context, peer identity.ID) (net.Conn, func(), error) {
 	dialing, cancel := context.WithTimeout(ctx, p.patience())
 	conn, err := p.dial(dialing, peer)
@@ -378,7 +377,7 @@ func (p *puller) sync(peer tableKey, theirs [hashPayload]byte) {
 	signal(p.wake)
 }
 
-// serve answers a peer that pulls or compares.
+// serve answers a peer that pulls records or compares digests.
 func (g *Gossip) serve(conn net.Conn, peer identity.ID) {
 	defer conn.Close()
 	defer context.AfterFunc(g.ctx, func() { _ = conn.Close() })()

@@ -14,11 +14,11 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Kinds of user messages, their first byte.
+// Kinds of user messages: the first byte.
 const (
-	broadcastRecord = 1 // a mark, an encoded SignedRecord: passed on by whom it is new to
-	askRecords      = 2 // the asker's ID, marks: to be answered with answerRecord for each that is known as new as that
-	answerRecord    = 3 // as broadcastRecord, and not passed on
+	broadcastRecord = 1 // a mark, an encoded SignedRecord; a node to which it is new broadcasts it
+	askRecords      = 2 // the asker's ID, marks; the answer is an answerRecord for each record that is at least as new
+	answerRecord    = 3 // like broadcastRecord, but not broadcast again
 )
 
 // RoleRelay is the role, in its record, of a node that relays and does nothing else.
@@ -31,32 +31,32 @@ type ownRecord struct {
 	last       *skeinv1.Record // as the user gave it
 	large      bool
 	at         time.Time       // of the newest version
-	away       [][]byte        // whom this node calls away
-	former     *skeinv1.Record // of a former run
-	told       *skeinv1.Record // the newest one of a former run that is for everybody: others may hold it
-	timer      *time.Timer     // a version will be made of last
-	jumps      int             // in quick succession
+	away       [][]byte        // nodes that this node reports as away
+	former     *skeinv1.Record // newest record of a former run
+	told       *skeinv1.Record // newest record of a former run for everybody: others may hold it
+	timer      *time.Timer     // publishes last when it fires
+	jumps      int             // foreign records of this node in quick succession; see foreignOwn
 	jumped     time.Time
 }
 
 const (
-	// publishSpacing bounds how often a new version is made, however often Publish is called.
+	// publishSpacing is the least time between two versions, however often Publish is called.
 	publishSpacing = 100 * time.Millisecond
-	// passOnPerSecond and passOnBurst bound how often a node's new versions are passed on: no honest node makes more, by
-	// publishSpacing.
+	// passOnPerSecond and passOnBurst bound how often new versions of one node's record are passed on. No honest node
+	// makes more, because of publishSpacing.
 	passOnPerSecond = 12
 	passOnBurst     = 30
-	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
+	// jumpQuiet is how long no foreign record of this node must come until the next jump is immediate again.
 	jumpQuiet   = time.Minute
 	maxJumpWait = 30 * time.Second
 	siteSuffix  = "@"
-	// ownRoom is for what gossip adds to a record: the signature; epoch, seq and time as varints; the scope.
+	// ownRoom is what gossip adds to a record, in bytes: the signature; epoch, seq and time as varints; the scope.
 	ownRoom = ed25519.SignatureSize + 3*10 + 4
 )
 
-// Publish makes r this node's record: fills in node ID, epoch, seq, time, for whom it is and who is away, signs and
-// broadcasts it. A record beyond the limits of Verify is refused and the former one stays. What only repeats the former
-// one is no change; of changes in quick succession the last is what the others see.
+// Publish makes r this node's record: it fills in node ID, epoch, seq, time, scope and who is away, signs and
+// broadcasts it. A record beyond the limits of Verify is refused, and the former one stays. A record that repeats the
+// former one is no change. Of changes in quick succession, the others see the last.
 func (g *Gossip) Publish(r *skeinv1.Record) error {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -77,7 +77,7 @@ func (g *Gossip) Publish(r *skeinv1.Record) error {
 	return nil
 }
 
-// checkOwn is decodeRecord for a record that is still to be numbered and signed.
+// checkOwn is decodeRecord for a record that has no number and no signature yet.
 func checkOwn(r *skeinv1.Record) error {
 	b, err := proto.Marshal(r)
 	if err != nil {
@@ -87,7 +87,7 @@ func checkOwn(r *skeinv1.Record) error {
 	return err
 }
 
-// sameContent compares two records as Publish got them, but for the time.
+// sameContent compares two records as Publish got them, except for the time.
 func sameContent(a, b *skeinv1.Record) bool {
 	if a.GetTime() != b.GetTime() {
 		b = proto.CloneOf(b)
@@ -96,7 +96,7 @@ func sameContent(a, b *skeinv1.Record) bool {
 	return proto.Equal(a, b)
 }
 
-// publishSoon makes a version of the last record given, after a wait unless one is under way.
+// publishSoon publishes the last record after a wait, unless a wait is in progress already.
 func (g *Gossip) publishSoon(wait time.Duration) {
 	if wait <= 0 {
 		g.publishNow()
@@ -138,7 +138,7 @@ func (g *Gossip) publishNow() {
 	g.own.large = !g.publishVersion(r)
 }
 
-// publishVersion signs r under the next number, takes it in and broadcasts it; false when it is too large for a packet.
+// publishVersion signs r under the next number, keeps it and broadcasts it; false: it is too large for a packet.
 func (g *Gossip) publishVersion(r *skeinv1.Record) bool {
 	r.Epoch, r.Seq = g.own.epoch, g.own.seq+1
 	if r.GetTime() == 0 {
@@ -163,8 +163,8 @@ func (g *Gossip) publishVersion(r *skeinv1.Record) bool {
 	return fits
 }
 
-// placeDue tells whether everybody has to be told where this node is, since its record is for its site alone: what they
-// hold of it says something else, or the log implies another site.
+// placeDue reports whether this node must tell everybody where it is. That is so if its record is for its site alone,
+// and others hold something else of it or the log implies another site.
 func (g *Gossip) placeDue(place *Place) bool {
 	if place.isWide() {
 		return false
@@ -181,7 +181,7 @@ func (g *Gossip) placeDue(place *Place) bool {
 	return !ok || home != place.Site
 }
 
-// placeChanged publishes the own record again if the one that is held is not for those for whom it should be.
+// placeChanged publishes this node's record again if the held one has the wrong scope or site.
 func (g *Gossip) placeChanged() {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -197,7 +197,7 @@ func (g *Gossip) placeChanged() {
 	}
 }
 
-// newest is the newest record that is held of a node, in either table.
+// newest returns the newest record held of a node, in either table.
 func (g *Gossip) newest(id identity.ID) (row, bool) {
 	near, hasNear := g.local.get(id)
 	far, hasFar := g.table.get(id)
@@ -207,9 +207,9 @@ func (g *Gossip) newest(id identity.ID) (row, bool) {
 	return far, hasFar
 }
 
-// put merges one verified record into its table. A record for everybody puts an older one for the site out of the
-// site's table, so that each node has one; the other way round does not hold, since then the nodes of one site would
-// hold other records for everybody than those of another.
+// put merges one verified record into its table. A record for everybody removes an older one from the site's table, so
+// that each node has one. A record for a site does not remove an older one for everybody: otherwise the nodes of one
+// site would hold other records for everybody than those of another.
 func (g *Gossip) put(e Entry, m mark) outcome {
 	g.putMu.Lock()
 	defer g.putMu.Unlock()
@@ -228,7 +228,7 @@ func (g *Gossip) put(e Entry, m mark) outcome {
 	return result
 }
 
-// check says what put would do.
+// check returns what put would return.
 func (g *Gossip) check(t tableKind, m mark) outcome {
 	if t == meshTable {
 		return g.table.check(m)
@@ -239,26 +239,26 @@ func (g *Gossip) check(t tableKind, m mark) outcome {
 	return g.local.check(m)
 }
 
-// concerns tells whether a record for one site alone is for this node: as long as there is no pool for a site any is.
+// concerns reports whether a record for one site alone is for this node. Without a pool for a site, every record is.
 func (g *Gossip) concerns(r *skeinv1.Record, m mark) bool {
 	place := g.place.Load()
 	if !place.Sited {
 		return true
 	}
 	if far, ok := g.table.get(m.ID); ok && far.mark.newer(m) && far.Record.GetSite() != r.GetSite() {
-		return false // it has moved
+		return false // the owner has moved
 	}
 	return r.GetSite() == place.Site
 }
 
-// straysOnce has strays dropped some time from now.
+// straysOnce schedules dropStrays, once.
 func (g *Gossip) straysOnce() {
 	if g.strays.CompareAndSwap(false, true) {
 		g.after(strayFor, func() { g.strays.Store(false); g.dropStrays() })
 	}
 }
 
-// dropStrays forgets the records of nodes of other sites, some time after a change.
+// dropStrays forgets the records for other sites alone, some time after a change.
 func (g *Gossip) dropStrays() {
 	g.putMu.Lock()
 	place := g.place.Load()
@@ -270,7 +270,7 @@ func (g *Gossip) dropStrays() {
 		case place.Sited:
 			return !g.concerns(r.Record, r.mark)
 		}
-		return len(voices[r.Record.GetSite()]) > 0 // others keep it
+		return len(voices[r.Record.GetSite()]) > 0 // other nodes keep it
 	})
 	g.putMu.Unlock()
 	if n > 0 {
@@ -278,9 +278,9 @@ func (g *Gossip) dropStrays() {
 	}
 }
 
-// foreignOwn deals with a record of this node that this run did not write: the state directory was
-// restored, or two hosts share an identity. The next number is beyond the one seen; the current content
-// is published again, at once the first time and slower and slower while it goes on.
+// foreignOwn handles a record of this node that this run did not write: the state directory was restored, or two hosts
+// share an identity. The next number is beyond the one seen, and the current content is published again: at once the
+// first time, and after longer and longer waits while foreign records keep coming.
 func (g *Gossip) foreignOwn(m mark) {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -305,7 +305,7 @@ func (g *Gossip) foreignOwn(m mark) {
 			"node", g.cfg.Self)
 	}
 	if g.own.last == nil {
-		return // the next Publish will be beyond it
+		return // the next Publish uses a higher number
 	}
 	if g.own.jumps == 1 {
 		g.publishNow()
@@ -318,7 +318,7 @@ func markOf(id identity.ID, r *skeinv1.Record, s *skeinv1.SignedRecord) mark {
 	return mark{ID: id, Epoch: r.GetEpoch(), Seq: r.GetSeq(), Sum: sumOf(s.GetRecord())}
 }
 
-// broadcast queues a record for the others, in each pool that it is for; false when it is too large for a packet.
+// broadcast queues a record in each pool that it is for; false: it is too large for a packet.
 func (g *Gossip) broadcast(t tableKind, m mark, s *skeinv1.SignedRecord) bool {
 	b, ok := g.message(broadcastRecord, m, s)
 	if !ok {
@@ -326,7 +326,7 @@ func (g *Gossip) broadcast(t tableKind, m mark, s *skeinv1.SignedRecord) bool {
 	}
 	name := m.ID.String()
 	if t == siteTable {
-		name += siteSuffix // one does not replace the other in the queue
+		name += siteSuffix // so that neither replaces the other in the queue
 	}
 	for _, p := range g.pools() {
 		if t == meshTable || p.near {
@@ -337,7 +337,7 @@ func (g *Gossip) broadcast(t tableKind, m mark, s *skeinv1.SignedRecord) bool {
 	return true
 }
 
-// message is a record as a user message; false when it is too large for a packet.
+// message encodes a record as a user message; false: it is too large for a packet.
 func (g *Gossip) message(kind byte, m mark, s *skeinv1.SignedRecord) ([]byte, bool) {
 	size := 1 + markSize + proto.Size(s)
 	if size > g.cfg.PacketBytes-packetReserve {
@@ -348,7 +348,7 @@ func (g *Gossip) message(kind byte, m mark, s *skeinv1.SignedRecord) ([]byte, bo
 	return b, err == nil
 }
 
-// decodeBroadcast reads a user message. The signed record is left encoded.
+// decodeBroadcast reads a user message. The signed record stays encoded.
 func decodeBroadcast(b []byte) (m mark, signed []byte, err error) {
 	if len(b) < 1+markSize || b[0] != broadcastRecord && b[0] != answerRecord {
 		return mark{}, nil, errFrame
@@ -356,7 +356,7 @@ func decodeBroadcast(b []byte) (m mark, signed []byte, err error) {
 	return decodeMark(b[1:]), b[1+markSize:], nil
 }
 
-// recordBroadcast replaces an older one of the same node in the queue.
+// recordBroadcast replaces an older broadcast of the same node in the queue.
 type recordBroadcast struct {
 	name string
 	msg  []byte
@@ -372,7 +372,7 @@ func (b *recordBroadcast) Invalidates(o memberlist.Broadcast) bool {
 	return ok && r.name == b.name
 }
 
-// accept merges one record from outside. fresh: it is now the one we hold.
+// accept merges one record from outside. fresh reports whether this node now holds it.
 func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, t tableKind, m mark, err error) {
 	r, id, err := decodeRecord(s)
 	if err != nil {
@@ -436,13 +436,13 @@ func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, t tableKind, m mar
 	return fresh, t, m, nil
 }
 
-// keepMembers forgets the records of who is no member any more.
+// keepMembers forgets the records of nodes that are no longer members.
 func (g *Gossip) keepMembers() {
 	g.table.keep(g.roster.member)
 	g.local.keep(g.roster.member)
 }
 
-// noted sees to what a record for everybody means for the pools and for whom this node calls away.
+// noted draws the consequences of a new record for the pools, and for the list of away nodes.
 func (g *Gossip) noted(r *skeinv1.Record, id identity.ID) {
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE {
 		if p := g.wide.Load(); p != nil {
@@ -455,13 +455,13 @@ func (g *Gossip) noted(r *skeinv1.Record, id identity.ID) {
 	}
 	if tableOf(r) == meshTable {
 		if id == g.cfg.Self {
-			g.placeChanged() // what a former run said of it
+			g.placeChanged() // a former run's record for everybody may make a PLACE due
 		}
 		g.awaySoon()
 	}
 }
 
-// former notes what a former run of this node has told others.
+// former notes a record of a former run of this node, which others may hold.
 func (g *Gossip) former(r *skeinv1.Record) {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -473,16 +473,16 @@ func (g *Gossip) former(r *skeinv1.Record) {
 	}
 }
 
-// Former is the newest record of a former run of this node that is known, before the first Publish: from its disk,
-// right after Start. It is nil if there is none.
+// Former returns the newest known record of a former run of this node, before the first Publish: from disk, right after
+// Start. It is nil if there is none.
 func (g *Gossip) Former() *skeinv1.Record {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
 	return g.own.former
 }
 
-// published tells whether this run has said anything of itself. Before, what a former one said is no record of this
-// node: its addresses may be others by now. It is only counted on from.
+// published reports whether this run has published a record. Before that, a former run's record does not count as this
+// node's, since its addresses may have changed; only its number counts.
 func (g *Gossip) published() bool {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -500,7 +500,7 @@ func (g *Gossip) take(records []*skeinv1.SignedRecord) int {
 	return n
 }
 
-// ingest verifies what packets brought, passes on what was broadcast and new, and answers questions.
+// ingest verifies records that came in packets, passes on broadcasts that are new, and answers requests.
 func (g *Gossip) ingest() {
 	var pace passOn
 	answers := rate.NewLimiter(answersPerSecond, answersBurst)
@@ -526,8 +526,8 @@ func (g *Gossip) ingest() {
 	}
 }
 
-// passOn paces how often new versions of one node's record are passed on, so that a node that makes them without end
-// sends its flood alone. What is not passed on is held, and others fetch it. Only ingest uses it.
+// passOn limits how often new versions of one node's record are passed on: a node that makes versions without end must
+// send its flood alone. A version that is not passed on is still kept, and others fetch it. Only ingest uses it.
 type passOn map[identity.ID]*rate.Limiter
 
 func (p *passOn) allow(id identity.ID, now time.Time) bool {
@@ -545,7 +545,7 @@ func (p *passOn) allow(id identity.ID, now time.Time) bool {
 	return l.AllowN(now, 1)
 }
 
-// load takes in the records of the last run; those of nodes that are no longer members stay out.
+// load merges the records of the last run; those of nodes that are no longer members are refused.
 func (g *Gossip) load() error {
 	if g.cfg.Dir == "" {
 		return nil
@@ -560,24 +560,23 @@ func (g *Gossip) load() error {
 
 const (
 	diskSpacing = time.Second
-	// diskRate slows writing down for large files: a file of 64 KiB at most once a second.
+	// diskRate, in bytes a second, slows writing for large files: each 64 KiB add a second to diskSpacing.
 	diskRate = 64 << 10
-	// Writing takes a part in diskShare of the time: on a slow disk, or a host that is late, it takes long. Changes wait
-	// diskSlowMax for it at most.
+	// Writing takes at most one part in diskShare of the time, because it takes long on a slow disk or a late host.
+	// Changes wait for that at most diskSlowMax.
 	diskShare   = 40
 	diskSlowMax = 10 * time.Second
-	// newSooner divides the spacing for nodes that the file does not name.
+	// newSooner divides the wait when there are records of nodes that the file does not contain.
 	newSooner = 10
 )
 
-// diskWait is how long changes wait for others behind a write of so many bytes that took so long.
+// diskWait returns how long changes wait for further ones, after a write of so many bytes that took so long.
 func diskWait(bytes int, took time.Duration) time.Duration {
 	return max(diskSpacing*time.Duration(1+bytes/diskRate), min(diskShare*took, diskSlowMax))
 }
 
-// keepOnDisk writes the records some time after they changed, and at the end. Nodes that the file does not name are
-// written down soon: a node that is killed right after it joined would know none that it could turn to at its next
-// start.
+// keepOnDisk writes the records some time after they changed, and at the end. Nodes that are not in the file yet are
+// written sooner: a node that is killed right after it joined would know nobody to contact at its next start.
 func (g *Gossip) keepOnDisk() {
 	written, named := [2][32]byte{}, 0
 	spacing := diskSpacing

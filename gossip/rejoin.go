@@ -10,45 +10,46 @@ import (
 
 const (
 	rejoinTick = 500 * time.Millisecond
-	rejoinRest = 5 * time.Second // while nothing is due: who leaves or is admitted is told
-	// at once, and started per tick, while nobody is alive; else one, since it brings the others along
+	rejoinRest = 5 * time.Second // while nothing is due; a node that leaves or is admitted wakes it at once
+	// attempts at once, and begun per tick, while no node is alive; else one, since one success brings the others along
 	maxRejoins     = 4
 	rejoinFirst    = 500 * time.Millisecond
 	rejoinMost     = 10 * time.Second
-	rejoinEach     = 2 * time.Second        // for each that is missing: many are off, or each of them tries, too
-	rejoinTogether = 8                      // so many that are alive try hardly more often than one alone
-	rejoinAlone    = 3 * time.Second        // the most, while nobody at all is alive
-	rejoinNew      = 3 * time.Second        // a member that was just admitted finds the others by itself
-	rejoinShare    = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
-	rejoinSettled  = 2 * time.Second        // after a join that worked, until memberlist should know
-	outsideSpacing = 10 * time.Second       // between looks at other sites, while nobody of the own one is wide
-	heardSpacing   = time.Second            // between attempts because of packets from a node thought dead
+	rejoinEach     = 2 * time.Second        // for each missing member: many are off, or each of them tries too
+	rejoinTogether = 8                      // so many live nodes together try hardly more often than one alone
+	rejoinAlone    = 3 * time.Second        // at most, while no other node is alive
+	rejoinNew      = 3 * time.Second        // a member that was just admitted contacts the others itself
+	rejoinShare    = 100 * time.Millisecond // for each live node: any of them may be the one that succeeds
+	rejoinSettled  = 2 * time.Second        // after a join that worked, until memberlist should see the member
+	outsideSpacing = 10 * time.Second       // between exchanges with other sites, while no live node of this site is wide
+	heardSpacing   = time.Second            // between attempts caused by packets from a node that is thought dead
 )
 
 type attempt struct {
 	next    time.Time
 	started time.Time
-	failed  time.Time     // the last one did
-	late    time.Duration // how much later the next one is, since this process woke late
+	failed  time.Time     // when the last one failed
+	late    time.Duration // added to the next pause, since this process woke late
 	fails   int
 	busy    bool
 }
 
-// due is when the next attempt begins. It was put off by how many were missing when the last one failed: where a mesh
-// has healed but for one member, that one is not left alone for as long as if all were still off.
+// due returns when the next attempt begins. The pause was set by how many members were missing when the last attempt
+// failed. If fewer are missing now, the pause becomes shorter: the last missing member of a healed mesh does not wait
+// as long as if all were still missing.
 func (a *attempt) due(missing, alive int) time.Time {
 	if a.fails == 0 {
 		return a.next
 	}
-	latest := a.failed.Add(pauseAfter(a.fails-1, missing, alive)*3/2 + a.late) // the most that jitter makes of it
+	latest := a.failed.Add(pauseAfter(a.fails-1, missing, alive)*3/2 + a.late) // the longest that jitter gives
 	if a.next.Before(latest) {
 		return a.next
 	}
 	return latest
 }
 
-// rejoiner contacts members that memberlist does not see alive, for ever. memberlist itself forgets
-// dead nodes, and two halves of a mesh that have forgotten each other would stay apart.
+// rejoiner contacts members that memberlist does not see alive, for ever. memberlist itself forgets dead nodes, and two
+// halves of a mesh that have forgotten each other would stay apart.
 type rejoiner struct {
 	p    *pool
 	g    *Gossip
@@ -59,7 +60,7 @@ type rejoiner struct {
 	attempts map[identity.ID]*attempt
 	missing  int
 	busy     int
-	outside  time.Time // when this node turns to another site again; zero: it need not
+	outside  time.Time // when this node contacts another site again; zero: it need not
 }
 
 func newRejoiner(p *pool) *rejoiner {
@@ -68,7 +69,7 @@ func newRejoiner(p *pool) *rejoiner {
 
 func (r *rejoiner) wakeUp() { signal(r.wake) }
 
-// heard is told of every packet: a node that sends but is not alive to us is worth an attempt now.
+// heard is called for every packet: a node that sends but is not seen alive is worth an attempt now.
 func (r *rejoiner) heard(id identity.ID) {
 	if r.p.alive.has(id) || id == r.g.cfg.Self {
 		return
@@ -92,7 +93,7 @@ func (r *rejoiner) run() {
 			return
 		case <-time.After(jitter(next)):
 		case <-r.wake:
-			// Not sooner than this, however often we are woken.
+			// Not sooner than this, however often wake is signalled.
 			select {
 			case <-r.p.ctx.Done():
 				return
@@ -102,7 +103,7 @@ func (r *rejoiner) run() {
 	}
 }
 
-// dispatch begins the attempts that are due. It returns how long it has nothing more to do.
+// dispatch begins the attempts that are due, and returns how long to wait before the next call.
 func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,7 +152,7 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	}
 	next := rejoinRest
 	switch {
-	case r.busy >= most: // the end of an attempt wakes
+	case r.busy >= most: // the end of an attempt wakes run
 		return next
 	case r.busy > 0:
 		return rejoinTick
@@ -165,10 +166,11 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	return max(next, rejoinTick)
 }
 
-// likelyFirst puts those first whom others look for as well, by the records of before: half of the attempts go to nodes
-// that relay, among them all servers, and to those that everybody knows in a site's pool, such as its leaders. So in a
-// mesh or a site that has started as a whole few nodes know all the others soon, wherever most members are off. The
-// other half go to whoever is missing: those first ones may be off as well. Those without a record come last.
+// likelyFirst puts first the nodes that others contact as well. By the records of before, these are nodes that relay,
+// among them all servers, and in a site's pool those that everybody knows, such as its leaders. Half of the attempts go
+// to them. So in a mesh or a site that has started as a whole, few nodes soon know all the others, even if most members
+// are off. The other half of the attempts go to any missing node, since those first ones may be off as well. Nodes
+// without a record come last.
 func (r *rejoiner) likelyFirst(due []identity.ID) {
 	var first, known, rest []identity.ID
 	for _, id := range due {
@@ -192,9 +194,9 @@ func (r *rejoiner) likelyFirst(due []identity.ID) {
 	}
 }
 
-// pauseAfter is how long a member that is missing is left alone after an attempt has failed, fails of them before it.
-// Where others are alive each of them may be the one that finds it: of many that are missing, together they try four a
-// second at most, however many they are. An attempt at one that is off costs a TLS connection with a relay.
+// pauseAfter returns the pause after a failed attempt at a missing member, after fails earlier ones. Each live node may
+// be the one that finds the member. However many members are missing, all live nodes together make at most four
+// attempts a second. An attempt at a node that is off costs a TLS connection with a relay.
 func pauseAfter(fails, missing, alive int) time.Duration {
 	fails = min(fails, 12)
 	if alive == 0 {
@@ -207,7 +209,7 @@ func pauseAfter(fails, missing, alive int) time.Duration {
 
 func (r *rejoiner) join(id identity.ID) {
 	var err error
-	if r.g.place.Load().Sited { // each then knows where the other is, and takes it in
+	if r.g.place.Load().Sited { // so that each end knows the other's place, and admits it
 		_, err = r.g.pull.stream(r.p.ctx, id, meshTable, nil)
 	}
 	if err == nil {
@@ -235,8 +237,8 @@ func (r *rejoiner) join(id identity.ID) {
 	a.fails++
 }
 
-// lookOutside has a local node that sees nobody in its site who is in the mesh pool compare what is for everybody with
-// some node elsewhere: else it would hear nothing of the others, nor they where it is.
+// lookOutside makes a local node that sees no wide node in its site exchange digests of the records for everybody with
+// a node elsewhere. Otherwise it would learn nothing of other sites, and they would not learn where it is.
 func (r *rejoiner) lookOutside(now time.Time) {
 	if !r.p.near || r.g.place.Load().isWide() || r.wideNearby() {
 		r.outside = time.Time{}
@@ -264,7 +266,7 @@ func (r *rejoiner) wideNearby() bool {
 	return false
 }
 
-// someoneOutside is a wide node by its record; while none is known, any member.
+// someoneOutside returns a node that is wide by its record; while none is known, any member.
 func (r *rejoiner) someoneOutside() (identity.ID, bool) {
 	var ids []identity.ID
 	for id, e := range r.g.table.entries() {

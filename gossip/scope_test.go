@@ -37,7 +37,7 @@ func scoped(t testing.TB, i int, scope skeinv1.RecordScope, site string, epoch, 
 	return s
 }
 
-// atSite holds records in a site but speaks to nobody; nodes 0 to 3 are of site a by the log, 4 to 7 of site b.
+// atSite holds records at a site but sends nothing; nodes 0 to 3 are of site a by the log, 4 to 7 of site b.
 func atSite(wide bool) *Gossip {
 	var all []*identity.Key
 	homes := map[identity.ID]string{}
@@ -66,8 +66,7 @@ func away(ids ...int) (list [][]byte) {
 	return list
 }
 
-// A record that is for everybody to say where a node is says nothing else and is small; a list of those that are away
-// can be searched and has an end.
+// A PLACE says nothing but where its node is, and is small. A list of away nodes can be searched and is bounded.
 func TestScopesHaveShape(t *testing.T) {
 	var many [][]byte
 	for i := range maxAway + 1 {
@@ -99,7 +98,8 @@ func TestScopesHaveShape(t *testing.T) {
 	}
 }
 
-// What is for one site stays there, whoever brings it, and is not taken from whoever says that it is of another site.
+// A record for one site stays there, whichever node brings it, and is not accepted from a node that says that it is of
+// another site.
 func TestRecordsOfAnotherSiteAreNotKept(t *testing.T) {
 	g := atSite(true)
 	n, errs := g.Merge([]*skeinv1.SignedRecord{
@@ -129,7 +129,7 @@ func TestRecordsOfAnotherSiteAreNotKept(t *testing.T) {
 	}
 }
 
-// A node's record from before the topology was site has the site that it is configured to say; the log outdoes that.
+// A node's record from before the topology was site has its configured site; the log overrides that.
 func TestTheLogOutdoesAnOlderRecord(t *testing.T) {
 	g := atSite(true)
 	g.Merge([]*skeinv1.SignedRecord{
@@ -143,7 +143,8 @@ func TestTheLogOutdoesAnOlderRecord(t *testing.T) {
 	}
 }
 
-// Whatever order versions come in, two nodes of a site that exchange both tables hold the same, and show the newest.
+// In whatever order versions come, two nodes of a site that exchange both tables hold the same records, and show the
+// newest.
 func TestScopesMergeInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var all []*skeinv1.SignedRecord
@@ -184,7 +185,7 @@ func TestScopesMergeInAnyOrder(t *testing.T) {
 	})
 }
 
-// A site's records are not given to who is of another site by what the answerer knows.
+// A site's records are not sent to a node that is of another site by what this node knows.
 func TestOtherSitesGetNoDigests(t *testing.T) {
 	g := atSite(true)
 	for i, ok := range map[int]bool{1: true, 4: false} {
@@ -199,7 +200,7 @@ func TestOtherSitesGetNoDigests(t *testing.T) {
 	}
 }
 
-// Who is taken into which pool, and whose packets.
+// Which nodes each pool admits, and whose packets it accepts.
 func TestPoolsTakeTheirOwn(t *testing.T) {
 	g := atSite(true)
 	g.Merge([]*skeinv1.SignedRecord{
@@ -241,7 +242,7 @@ func TestPoolsTakeTheirOwn(t *testing.T) {
 	}
 }
 
-// Those that lead a site are asked for its records first, and of them those that the log has chosen.
+// Leaders of a site are asked for its records first, and among them those that the log has chosen.
 func TestWhomToAsk(t *testing.T) {
 	g := atSite(true)
 	place := *g.place.Load()
@@ -253,16 +254,17 @@ func TestWhomToAsk(t *testing.T) {
 	for _, i := range []int{4, 5, 6} {
 		g.wide.Load().alive.set(simKey(i).ID(), 1)
 	}
-	for range 20 { // those of equal weight come in any order
+	for range 20 { // nodes of equal weight come in any order
 		if got := g.whomToAsk("b"); !slices.Equal(got, []identity.ID{simKey(6).ID(), simKey(4).ID(), simKey(5).ID()}) {
 			t.Fatalf("%v", got)
 		}
 	}
 }
 
-// Those that lead a site tell who of it is away, else whoever speaks for it; one that calls nobody away is enough, and
-// who is away itself, or of another site, does not count. Of those that lead, one that the log has chosen for that site
-// outdoes those that it has not. A local node has all that from those that speak for its own site.
+// The leaders of a site report which of its nodes are away; without leaders, all that speak for the site do. A node is
+// alive if one of them does not name it. Nodes that are away themselves, or of another site, do not count. While a
+// leader that the log has chosen for the site is alive, other leaders do not count. A local node knows all this from
+// the nodes that speak for its own site.
 func TestAliveByHearsay(t *testing.T) {
 	leads := func(ids ...int) func(*skeinv1.Record) {
 		return func(r *skeinv1.Record) { r.Leads, r.Away = 1, away(ids...) }
@@ -273,8 +275,8 @@ func TestAliveByHearsay(t *testing.T) {
 		alive   []int // by memberlist
 		chosen  []int // for site b, by the log
 		node    int
-		wide    bool // whether a wide node takes it for alive
-		local   bool // and a local one
+		wide    bool // whether a wide node counts it as alive
+		local   bool // and whether a local one does
 	}{
 		"one says only itself that it leads": {[]*skeinv1.SignedRecord{scoped(t, 0, forBoth, "a", 1, 1, leads()),
 			scoped(t, 4, forBoth, "b", 1, 1, leads(5)), scoped(t, 6, forBoth, "b", 1, 1, leads())},

@@ -140,8 +140,8 @@ func (s *sited) within(d time.Duration, what string, ok func() bool) time.Durati
 	return time.Since(start)
 }
 
-// A record of a local node is with its site at once and nowhere else; what is for everybody is with everybody, and the
-// mesh at large holds nothing of local nodes that the log implies.
+// A record of a local node reaches its site at once and goes nowhere else. A record for everybody reaches all nodes.
+// Other sites hold nothing of local nodes that are where the log implies.
 func TestRecordsStayInTheirSite(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 101)

@@ -11,11 +11,11 @@ import (
 // Stats counts what happened since the start.
 type Stats struct {
 	Published     uint64 // own records
-	Accepted      uint64 // records of others taken in
+	Accepted      uint64 // records of others that were new
 	Duplicates    uint64 // known already
-	Old           uint64 // older than what we held
+	Old           uint64 // older than the held one
 	Equivocations uint64 // two contents under one (epoch, seq)
-	Jumps         uint64 // own record seen with a number of ours or higher
+	Jumps         uint64 // records of this node with its own number or a higher one that it did not write; see foreignOwn
 
 	RefusedTooLarge  uint64
 	RefusedMalformed uint64
@@ -23,12 +23,12 @@ type Stats struct {
 	RefusedSignature uint64
 	RefusedAddress   uint64
 
-	Elsewhere  uint64 // records, packets and alive messages that are for another site, or of one
-	Fetched    uint64 // answers to whoever asked for this site's records
+	Elsewhere  uint64 // records, packets and alive messages that belong to another site
+	Fetched    uint64 // answers to members that asked for this site's records
 	Strangers  uint64 // packets, streams and alive messages of nodes that are not members
 	BadFrames  uint64 // packets and streams that are not gossip
 	SendErrors uint64 // packets that the control net could not send
-	Busy       uint64 // streams refused for being too many
+	Busy       uint64 // streams refused because there were too many
 	Overflow   uint64 // messages dropped because a queue was full; anti-entropy repairs it
 
 	Answered   uint64 // records sent because a packet asked for them
@@ -45,7 +45,7 @@ type Stats struct {
 	LastRefusals map[string]Refusal
 }
 
-// Refusal is one record that was not taken in.
+// Refusal is one record that was refused.
 type Refusal struct {
 	Node identity.ID
 	Text string

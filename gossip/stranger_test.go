@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// What memberlist asks before it takes a node in.
+// What memberlist's delegate checks before a node is admitted.
 func TestOnlyMembersAreTakenIn(t *testing.T) {
 	member, other, stranger := simKey(0).ID(), simKey(1).ID(), simKey(9).ID()
 	g := bareGossip(newRoster(simKey(0), simKey(1)))
@@ -64,7 +64,7 @@ func TestOnlyMembersAreTakenIn(t *testing.T) {
 	}
 }
 
-// Who is asked for a version sends that one or a newer, and nothing else.
+// A node that is asked for a version sends that one or a newer one, and nothing else.
 func TestOldVersionsAreNotSent(t *testing.T) {
 	table := newTable()
 	held := mark{ID: identity.ID{1}, Epoch: 2, Seq: 5}
@@ -80,7 +80,7 @@ func TestOldVersionsAreNotSent(t *testing.T) {
 	}
 }
 
-// Two pairs are apart for an hour: each of the four still asks, however often it was in vain.
+// Two pairs are apart for an hour: each of the four nodes keeps trying, however often it has failed.
 func TestRejoinNeverSlowsDownForLong(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 4, 22)
@@ -117,8 +117,8 @@ func TestRejoinDialsFewAtOnce(t *testing.T) {
 	})
 }
 
-// In a mesh of which most members are off, the few others try them at a rate that they do not feel; and who comes back
-// is found all the same, since it tries, too.
+// In a mesh of which most members are off, the few others try them at a rate that costs little. A node that comes back
+// is still found, since it tries too.
 func TestManyAreOff(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 12)
@@ -147,8 +147,8 @@ func TestManyAreOff(t *testing.T) {
 	})
 }
 
-// Where most members are off, a node that starts with their records finds soon those that relay, whom others find as
-// well; and in its site's pool those whom everybody knows.
+// If most members are off, a node that starts with their records soon finds those that relay, which others find as
+// well, and in its site's pool those that all nodes know.
 func TestLikelyOnesAreTriedFirst(t *testing.T) {
 	const members, hub, wide = 400, 201, 301
 	home := func(identity.ID) (string, bool) { return "a", true }

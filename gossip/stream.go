@@ -21,8 +21,8 @@ import (
 //	server: Records* Want        what the client lacks, then what the server lacks (may be empty)
 //	client: Records*, close
 //
-// HaveSite and WantSite are the same about the records of a site; the two must be of one. A client of another site
-// sends Fetch, which is empty, and gets all of them:
+// HaveSite and WantSite are the same for the records of a site; both ends must be in that site. A client of another
+// site sends an empty Fetch, and gets all records of the site:
 //
 //	client: Fetch
 //	server: Records* Want        which is empty
@@ -119,18 +119,18 @@ type exchange struct {
 	self   identity.ID
 	tables [2]*table
 	member func(identity.ID) bool
-	// take merges records and returns how many were new.
+	// wanted reports whether a version would be kept.
 	take func([]*skeinv1.SignedRecord) int
 	// wanted tells whether a version would be taken in.
 	wanted func(tableKind, mark) bool
-	// near tells whether a member is in this node's site.
+	// near reports whether a member is in this node's site.
 	near func(identity.ID) bool
-	// site is what a member of another site gets for its question.
+	// site returns the records for a member of another site that sends Fetch.
 	site func(identity.ID) ([]*skeinv1.SignedRecord, error)
 }
 
-// ask runs the client's end. With want it asks for those records only; else it exchanges digests.
-// It returns how many records were new on either side, as far as the client can tell.
+// ask runs the client's end. With want it asks for those records only, otherwise it exchanges digests. It returns how
+// many records were new at either end, as far as the client can tell.
 func (x *exchange) ask(conn io.ReadWriter, t tableKind, want []mark) (changed int, err error) {
 	if _, err := conn.Write([]byte{streamMagic, streamVersion}); err != nil {
 		return 0, err
@@ -223,7 +223,7 @@ func (x *exchange) answer(conn io.ReadWriter, peer identity.ID) error {
 	for n := 0; n < len(want); {
 		kind, payload, err := readFrame(conn)
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
-			return nil // the client no longer has all that we asked for
+			return nil // the client no longer has all records that were wanted
 		}
 		if err != nil {
 			return err

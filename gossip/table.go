@@ -11,20 +11,20 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Entry is the newest record known of a node. It is immutable.
+// Entry is the newest known record of a node. It is immutable.
 type Entry struct {
 	Record     *skeinv1.Record
 	Signed     *skeinv1.SignedRecord
-	ReceivedAt time.Time // when this version was taken in, by our clock
+	ReceivedAt time.Time // when this version came, by this node's clock
 }
 
 type outcome int
 
 const (
-	outcomeNew   outcome = iota // taken in
-	outcomeSame                 // exactly what we hold
-	outcomeOld                  // older than what we hold
-	outcomeTaken                // equivocation: same number, the new content won
+	outcomeNew   outcome = iota // the first, or newer than the held one; kept
+	outcomeSame                 // exactly the held one
+	outcomeOld                  // older than the held one
+	outcomeTaken                // equivocation: same number, the new content won and is kept
 	outcomeKept                 // equivocation: same number, the held content stays
 )
 
@@ -37,12 +37,12 @@ type row struct {
 type tableKind int
 
 const (
-	meshTable tableKind = iota // what everybody holds
-	siteTable                  // what the nodes of one site hold beside it
+	meshTable tableKind = iota // records for everybody
+	siteTable                  // records for the nodes of one site
 )
 
-// tableOf is where a record belongs. A scope that a later version invents is for everybody, as it is to a version that
-// knows of none.
+// tableOf returns the table of a record. A scope that only later versions know counts as for everybody, as versions do
+// that know of no scopes.
 func tableOf(r *skeinv1.Record) tableKind {
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_SITE {
 		return siteTable
@@ -50,27 +50,27 @@ func tableOf(r *skeinv1.Record) tableKind {
 	return meshTable
 }
 
-// Wide tells whether a record is for everybody and says more than where its owner is: its owner is in the mesh pool.
+// Wide reports whether a record is for everybody and is not only a PLACE, which says where its owner is. The owner of
+// such a record is in the mesh pool.
 func Wide(r *skeinv1.Record) bool {
 	return r != nil && tableOf(r) == meshTable && r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE
 }
 
-// table holds the newest record of each node. Derived values are made when asked for and kept until
-// the next change.
+// table holds the newest record of each node. Derived values are made on request and kept until the next change.
 type table struct {
 	mu       sync.Mutex
 	rows     map[identity.ID]row
 	marks    []mark // sorted by ID; nil: make again
 	snapshot map[identity.ID]Entry
-	shown    map[identity.ID]Entry  // without those that only say where their owner is
-	told     map[identity.ID]string // what those say; nil: nothing
-	voices   map[string][]voice     // who speaks for each site
+	shown    map[identity.ID]Entry  // without the records of scope PLACE
+	told     map[identity.ID]string // the sites in records of scope PLACE; nil: there are none
+	voices   map[string][]voice     // the nodes that speak for each site
 	version  uint64                 // grows with each change
 	sum      [sha256.Size]byte
 	hashed   bool
 }
 
-// voice is a node that tells who of its site is away.
+// voice is a node that speaks for its site: its record says which nodes are away.
 type voice struct {
 	id     identity.ID
 	record *skeinv1.Record
@@ -91,7 +91,7 @@ func (t *table) put(e Entry, m mark) outcome {
 	return result
 }
 
-// check says what put would do, so that signatures of what is already known are not verified again.
+// check returns what put would return, so that signatures of known records are not verified again.
 func (t *table) check(m mark) outcome {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,7 +138,7 @@ func (t *table) keep(kept func(identity.ID) bool) int {
 	return t.drop(func(id identity.ID, _ row) bool { return !kept(id) })
 }
 
-// entries is the immutable snapshot that Records returns.
+// entries returns all entries as an immutable snapshot.
 func (t *table) entries() map[identity.ID]Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +155,7 @@ func (t *table) entriesLocked() map[identity.ID]Entry {
 	return t.snapshot
 }
 
-// show is entries without the records that only say where their owner is, and which version of the table that is.
+// show returns the entries without the records of scope PLACE, and the table's version.
 func (t *table) show() (map[identity.ID]Entry, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,8 +163,7 @@ func (t *table) show() (map[identity.ID]Entry, uint64) {
 	return t.shown, t.version
 }
 
-// placed are the sites that the other records say, of which each only says where its owner is. The caller must not
-// change it.
+// placed returns the sites in the records of scope PLACE, by owner. The caller must not change the map.
 func (t *table) placed() map[identity.ID]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -172,7 +171,7 @@ func (t *table) placed() map[identity.ID]string {
 	return t.told
 }
 
-// partLocked parts the records of one kind from those of the other.
+// partLocked separates the records of scope PLACE from all others.
 func (t *table) partLocked() {
 	if t.shown != nil {
 		return
@@ -186,13 +185,13 @@ func (t *table) partLocked() {
 			t.told[id] = e.Record.GetSite()
 		}
 	}
-	if t.told != nil { // the snapshot itself is not to be changed
+	if t.told != nil { // the snapshot itself must not change
 		t.shown = maps.Clone(t.shown)
 		maps.DeleteFunc(t.shown, func(id identity.ID, _ Entry) bool { _, placed := t.told[id]; return placed })
 	}
 }
 
-// speaking are the nodes that tell who of their site is away, by site. The caller must not change it.
+// speaking returns the nodes that speak for each site. The caller must not change the map.
 func (t *table) speaking() map[string][]voice {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -224,7 +223,7 @@ func (t *table) drop(out func(identity.ID, row) bool) int {
 	return n
 }
 
-// digest is every mark, sorted by ID. The caller must not change it.
+// digest returns every mark, sorted by ID. The caller must not change it.
 func (t *table) digest() []mark {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -256,7 +255,7 @@ func (t *table) hash() [sha256.Size]byte {
 	return t.sum
 }
 
-// diff compares with what another node has: what we could send it, and what we would want of it.
+// diff compares the table with what another node has: it returns the records to send, and the marks to ask for.
 func (t *table) diff(theirs []mark, wanted func(identity.ID) bool) (send []*skeinv1.SignedRecord, want []mark) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -287,7 +286,7 @@ func (t *table) newerThan(asked []mark) (send []*skeinv1.SignedRecord) {
 	return send
 }
 
-// signed is every record as its owner signed it, sorted by ID.
+// signed returns every record as its owner signed it, sorted by ID.
 func (t *table) signed() []*skeinv1.SignedRecord {
 	t.mu.Lock()
 	defer t.mu.Unlock()

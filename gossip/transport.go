@@ -25,7 +25,7 @@ type Transport interface {
 	Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn, error)
 }
 
-// Packet came in over the control net; From is who the net says sent it.
+// Packet came in over the control net; From is the sender that the net has proved.
 type Packet struct {
 	From identity.ID
 	Data []byte
@@ -36,13 +36,14 @@ type Packet struct {
 type peerConn interface{ Peer() identity.ID }
 
 const (
-	// memberlistPort is part of the address memberlist insists on; nobody listens on it for us.
+	// memberlistPort is part of the address that memberlist requires; nothing listens on it.
 	memberlistPort = 7946
 	// peekTimeout is how long an accepted stream may take to say which protocol it speaks.
 	peekTimeout = 5 * time.Second
 	// maxStreams bounds the streams that are served at once.
 	maxStreams = 128
-	// maxPeerStreams is one member's part of them: it opens one at a time, and a lost one may take a while to be noticed.
+	// maxPeerStreams is one member's share of them: a member opens one at a time, but a lost one may go unnoticed for a
+	// while.
 	maxPeerStreams = 16
 
 	// What memberlist's encrypted messages look like (security.go and net.go there, protocol 2 and later).
@@ -60,7 +61,7 @@ var (
 	errElsewhere    = errors.New("not known to be in this pool")
 )
 
-// checkPacket refuses what memberlist could not use: it only speaks encrypted, in one format.
+// checkPacket refuses a packet that memberlist could not use: here it accepts only encrypted ones, in one format.
 func checkPacket(b []byte) error {
 	if len(b) <= encryptedOverhead {
 		return errShortPacket
@@ -83,8 +84,8 @@ func checkStreamHead(b []byte) error {
 	return nil
 }
 
-// syntheticAddr is the address memberlist shows for a node. Nothing is ever sent to it: names are
-// node IDs and messages go by name.
+// syntheticAddr is the address that memberlist shows for a node. Nothing is ever sent to it: names are node IDs, and
+// messages go by name.
 func syntheticAddr(id identity.ID) netip.AddrPort {
 	var a [16]byte
 	a[0] = 0xfd
@@ -92,23 +93,23 @@ func syntheticAddr(id identity.ID) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(a), memberlistPort)
 }
 
-// mlTransport lets a pool's memberlist talk over the control net, to members only.
+// mlTransport connects a pool's memberlist to the control net, for members only.
 type mlTransport struct {
 	self    identity.ID
 	net     Transport
 	member  func(identity.ID) bool
 	stats   *stats
-	late    func() time.Duration // how late this process lately woke
+	late    func() time.Duration // how late this process woke recently
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{}
 	stop    sync.Once
 
 	mu    sync.Mutex
-	conns map[*mlConn]struct{} // that memberlist has: it would wait for them when it stops
+	conns map[*mlConn]struct{} // that memberlist uses; Shutdown closes them, since memberlist would wait for them
 }
 
-// mlConn is a stream in memberlist's hands.
+// mlConn is a stream that memberlist uses.
 type mlConn struct {
 	net.Conn
 	t *mlTransport
@@ -151,8 +152,8 @@ func (t *mlTransport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return net.IP(a.Addr().AsSlice()), int(a.Port()), nil
 }
 
-// WriteToAddress never fails: memberlist would take an error as its own fault and not suspect the
-// other node, and a packet that got lost later would look no different.
+// WriteToAddress never fails: memberlist would take an error as its own fault and not suspect the other node. For it, a
+// packet that cannot be sent is the same as one that is lost later.
 func (t *mlTransport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
 	now := time.Now()
 	id, err := parseID(a.Name)
@@ -201,7 +202,7 @@ func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Dura
 	return t.track(conn), nil
 }
 
-// patience is how long a stream may take to come about. One that is given up has cost handshakes all the same.
+// patience returns how long a dial may take. A dial that is given up has cost its handshakes all the same.
 func patience(late time.Duration) time.Duration { return dialTimeout + dialPerLate*late }
 
 func (g *Gossip) patience() time.Duration { return patience(g.late()) }
@@ -231,8 +232,8 @@ func (t *mlTransport) Shutdown() error {
 	return nil
 }
 
-// poolOf finds the pool of a packet, or of a stream's first bytes, and what follows the pool's name. It is nil if this
-// node is not in that pool.
+// poolOf returns the pool of a packet or of a stream's first bytes, and what follows the pool's name. The pool is nil
+// if this node is not in it.
 func (g *Gossip) poolOf(b []byte) (*pool, []byte) {
 	if len(b) == 0 || b[0] != labelled {
 		return g.wide.Load(), b
@@ -244,7 +245,7 @@ func (g *Gossip) poolOf(b []byte) (*pool, []byte) {
 	return near, b[2+labelSize:]
 }
 
-// forward hands the packets of members to their pools until in is closed or gossip stops.
+// forward delivers members' packets to their pools until in is closed or gossip stops.
 func (g *Gossip) forward(in <-chan Packet) {
 	for {
 		select {
@@ -259,7 +260,7 @@ func (g *Gossip) forward(in <-chan Packet) {
 	}
 }
 
-// deliver hands a packet to the pool that it names.
+// deliver gives a packet to the pool that it names.
 func (g *Gossip) deliver(p Packet) {
 	if !g.roster.member(p.From) {
 		g.stats.add(&g.stats.Strangers)
@@ -286,7 +287,7 @@ func (g *Gossip) deliver(p Packet) {
 	}
 }
 
-// acceptStreams takes streams until the listener is closed. Those of the record protocol go to serve, the others to
+// acceptStreams accepts streams until the listener is closed. Those of the record protocol go to serve, the others to
 // memberlist.
 func (g *Gossip) acceptStreams(l net.Listener, serve func(net.Conn, identity.ID)) {
 	slots := make(chan struct{}, maxStreams)
@@ -305,7 +306,7 @@ func (g *Gossip) acceptStreams(l net.Listener, serve func(net.Conn, identity.ID)
 			select {
 			case <-g.done:
 				return
-			case <-time.After(100 * time.Millisecond): // out of descriptors, most likely
+			case <-time.After(100 * time.Millisecond): // the process is out of file descriptors, most likely
 			}
 			continue
 		}
@@ -336,14 +337,13 @@ func (g *Gossip) acceptStreams(l net.Listener, serve func(net.Conn, identity.ID)
 	}
 }
 
-// peerStreams counts the streams of each member that are served, so that no member takes the places of all. It is safe
-// for concurrent use.
+// peerStreams counts the open streams of each member, so that no member uses up all. It is safe for concurrent use.
 type peerStreams struct {
 	mu   sync.Mutex
 	open map[identity.ID]int
 }
 
-// enter is false when a member has its part; else leave must be called at the stream's end.
+// enter returns false when a member has its share of streams. Otherwise leave must be called at the stream's end.
 func (s *peerStreams) enter(id identity.ID) (leave func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -363,7 +363,7 @@ func (s *peerStreams) enter(id identity.ID) (leave func(), ok bool) {
 	}, true
 }
 
-// dispatch looks at a stream's first bytes and hands it to whom it is for.
+// dispatch reads a stream's first bytes, and gives it to serve or to the pool that it names.
 func (g *Gossip) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, identity.ID)) {
 	_ = conn.SetDeadline(time.Now().Add(peekTimeout))
 	r := bufio.NewReaderSize(conn, 4096)
@@ -401,7 +401,7 @@ func (g *Gossip) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, 
 	}
 }
 
-// peeked is a connection whose first bytes have been looked at.
+// peeked is a connection whose first bytes are still in a buffer.
 type peeked struct {
 	net.Conn
 	r *bufio.Reader

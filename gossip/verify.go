@@ -28,7 +28,7 @@ const (
 	maxNodeAddresses = 32
 	maxOutcomes      = 8
 	maxAway          = 256
-	maxPlaceBytes    = 512 // of an encoded record that only says where its owner is
+	maxPlaceBytes    = 512 // of an encoded record of scope PLACE
 	maxShortString   = 64
 	maxName          = 253      // a DNS name
 	maxLabelKey      = 253 + 64 // prefix/name
@@ -44,9 +44,9 @@ var (
 	ErrAddress     = errors.New("record names an address that is not allowed")
 )
 
-// RefusedError tells which record was refused and why.
+// RefusedError says which record was refused and why.
 type RefusedError struct {
-	Node   identity.ID // zero when the record does not even say
+	Node   identity.ID // zero if the record does not name one
 	Reason error       // one of the sentinels
 	Detail string
 }
@@ -61,7 +61,7 @@ func (e *RefusedError) Error() string {
 
 func (e *RefusedError) Unwrap() error { return e.Reason }
 
-// Roster is who belongs to the cluster, as the log says.
+// Roster lists the members of the cluster, as the log has them.
 type Roster interface {
 	Key(identity.ID) (ed25519.PublicKey, bool)
 	Members() []identity.ID
@@ -136,7 +136,7 @@ func checkSignature(s *skeinv1.SignedRecord, id identity.ID, roster Roster) erro
 	return nil
 }
 
-// shapeError carries the sentinel of a field's fault without repeating it in the text.
+// shapeError carries the sentinel of a field's error without repeating it in the text.
 type shapeError struct {
 	reason error
 	text   string
@@ -160,7 +160,7 @@ func badAddress(format string, args ...any) error {
 	return &shapeError{ErrAddress, fmt.Sprintf(format, args...)}
 }
 
-// checkShape holds every field of a record against its limits.
+// checkShape checks every field of a record against its limits.
 func checkShape(r *skeinv1.Record) error {
 	if r.GetEpoch() > maxNumber || r.GetSeq() > maxNumber {
 		return malformed("epoch %d or seq %d is beyond %d", r.GetEpoch(), r.GetSeq(), uint64(maxNumber))
@@ -238,7 +238,7 @@ func checkCandidates(r *skeinv1.Record) error {
 	return nil
 }
 
-// checkEndpoint refuses what no peer could ever send a packet to.
+// checkEndpoint refuses an endpoint to which no peer could ever send a packet.
 func checkEndpoint(name string, a netip.AddrPort) error {
 	ip := a.Addr()
 	switch {
@@ -352,7 +352,7 @@ func checkOutcomes(r *skeinv1.Record) error {
 	return nil
 }
 
-// checkNodeAddresses lets a node ask others to route private networks to it, and no others.
+// checkNodeAddresses accepts private networks only: a node may ask others to route no others to it.
 func checkNodeAddresses(r *skeinv1.Record) error {
 	if n := len(r.GetNodeAddresses()); n > maxNodeAddresses {
 		return malformed("%d node_addresses, the limit is %d", n, maxNodeAddresses)
@@ -372,7 +372,7 @@ func checkNodeAddresses(r *skeinv1.Record) error {
 	return nil
 }
 
-// checkAway wants a list that can be searched.
+// checkAway requires a sorted list without duplicates, which can be searched.
 func checkAway(r *skeinv1.Record) error {
 	if n := len(r.GetAway()); n > maxAway {
 		return malformed("%d away, the limit is %d", n, maxAway)
@@ -388,7 +388,7 @@ func checkAway(r *skeinv1.Record) error {
 	return nil
 }
 
-// checkPlace refuses a record that says only where its owner is, and says more.
+// checkPlace refuses a record of scope PLACE that says more than where its owner is.
 func checkPlace(r *skeinv1.Record) error {
 	if r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE {
 		return nil

@@ -1,4 +1,5 @@
-// Package sitemesh follows plans of sites: by whom this host sends to each member, as paths and sessions are now.
+// Package sitemesh follows the plans of package sites: it decides through which peer this host sends to each member,
+// given its present paths and sessions.
 package sitemesh
 
 import (
@@ -11,36 +12,37 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// ShunFor is how long a node is not asked to pass packets on after the path to it has died, though a relay may
-// reach it.
+// ShunFor is how long a node forwards nothing for this host after its direct path or its relay has died, even if
+// another relay reaches it.
 const ShunFor = 10 * time.Second
 
-// sessionLasts is how long after a handshake WireGuard surely has a session.
+// sessionLasts is how long after a handshake WireGuard certainly has a session; it ends one after 180 s.
 const sessionLasts = 170 * time.Second
 
-// Mesh is how this host follows its plans. It belongs to the agent's loop.
+// Mesh is how this host follows its plans. Only the agent's loop uses it.
 type Mesh struct {
 	sites.Follower
 	Returned returned
-	timer    *time.Timer // looks again
+	timer    *time.Timer // wakes the loop; see Wake
 	last     lastReach
 }
 
-// lastReach is what the newest Reach was made of, where nothing but a plan and faults counted: among ten thousand
-// members most rounds make the same one.
+// lastReach keeps the newest Reach and its inputs, if these were only a plan and faults. Among ten thousand members
+// most rounds have the same inputs.
 type lastReach struct {
-	plan   *sites.Plan // nil: more counted
+	plan   *sites.Plan // nil: the Reach had other inputs too, and is not used again
 	faults map[identity.ID]uint8
 	reach  *sites.Reach
 }
 
-// Reach is how the other members are reached, as the newest round of the loop has it. It is not changed, and the same
-// one stays as long as it says the same.
+// Reach is how the other members are reached, as of the loop's newest round. It is immutable, and the same value as
+// long as its content is the same.
 type Reach struct {
 	*sites.Reach // nil: every member is a peer
 }
 
-// Via is the peer that passes packets on to a member; false: the member is a peer itself, or nobody does.
+// Via returns the peer that forwards packets to a member; false: the member is a peer itself, or no node forwards to
+// it.
 func (r *Reach) Via(id identity.ID) (identity.ID, bool) {
 	if r == nil {
 		return identity.ID{}, false
@@ -55,12 +57,12 @@ func (r *Reach) Peer(id identity.ID) bool { return r.Full() || r.Reach.Peer(id) 
 // Full reports whether every member is a peer.
 func (r *Reach) Full() bool { return r == nil || r.Reach == nil }
 
-// deadPath reports whether nothing goes by a peer for its path.
+// deadPath reports whether the path to a peer rules it out for forwarding.
 func deadPath(p path.Path, now time.Time) bool {
 	return !p.Alive || p.FollowsDead() && now.Sub(p.Since) < ShunFor
 }
 
-// NoteReturned finds the peers that have come back.
+// NoteReturned updates Returned with what this round of the loop sees of each peer.
 func (m *Mesh) NoteReturned(p *sites.Plan, paths map[identity.ID]path.Path,
 	handshake func(identity.ID) time.Time, now time.Time) {
 	kept := returned{}
@@ -74,17 +76,18 @@ func (m *Mesh) NoteReturned(p *sites.Plan, paths map[identity.ID]path.Path,
 	m.Returned = kept
 }
 
-// trouble is what may be the matter with a node by which packets could be sent; each reports whether it is.
+// trouble tests what may be wrong with a node that could forward packets.
 type trouble struct {
-	lost    func(identity.ID) bool // it is not reached at all
-	dead    func(identity.ID) bool // nor over the path that it should have, as deadPath has it
-	suspect func(identity.ID) bool // it has not answered for a moment
+	lost    func(identity.ID) bool // no path reaches it
+	dead    func(identity.ID) bool // no path reaches it, or its own path died lately; see deadPath
+	suspect func(identity.ID) bool // it has not answered just now
 	shunned func(identity.ID) bool // this host finds that it does not forward
 }
 
-// way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out
-// of reach a moment ago probably forwards, and comes next, then one that does not answer just now. One that does not
-// lead yet, or is found silent, drops what comes, and is the last.
+// way returns how a plan has this host send to a node: through a leader without trouble, if there is one. Next comes a
+// leader that was out of reach a moment ago, since it probably forwards, then one that has not answered just now, then
+// one that only a relay still reaches. A leader that does not lead yet, or is found silent, drops packets, and comes
+// last.
 func (m *Mesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
 	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }
 	dead := func(id identity.ID) bool { return is.shunned(id) || is.dead(id) }
@@ -104,8 +107,8 @@ func (m *Mesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok b
 	return w, ok
 }
 
-// ReachBy is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while
-// there is another.
+// ReachBy computes how the current plan has this host reach the other members. Shunned leaders forward nothing while
+// there is another one.
 func (m *Mesh) ReachBy(paths map[identity.ID]path.Path, shunned map[identity.ID]bool,
 	handshake func(identity.ID) time.Time, now time.Time) *sites.Reach {
 	alive := func(id identity.ID) bool { return paths[id].Alive }
@@ -132,7 +135,8 @@ func (m *Mesh) ReachBy(paths map[identity.ID]path.Path, shunned map[identity.ID]
 	return r
 }
 
-// among are the faults of all nodes that have a path, or are shunned; others have the same faults each.
+// among returns the faults of each node that has a path or is shunned, one bit for each test. All other nodes have the
+// same faults.
 func (is trouble) among(paths map[identity.ID]path.Path, shunned map[identity.ID]bool) map[identity.ID]uint8 {
 	out := make(map[identity.ID]uint8, len(paths))
 	note := func(id identity.ID) {
@@ -153,7 +157,7 @@ func (is trouble) among(paths map[identity.ID]path.Path, shunned map[identity.ID
 	return out
 }
 
-// Wake has the loop look again when what is left of the plan before ends, or when a peer counts as proven.
+// Wake makes the loop run again when the effect of former plans changes, or when a returned peer counts as proven.
 func (m *Mesh) Wake(now time.Time, wake func()) {
 	if m.timer != nil {
 		m.timer.Stop()
@@ -167,9 +171,9 @@ func (m *Mesh) Wake(now time.Time, wake func()) {
 	}
 }
 
-// Shunned are the leaders of its own site that this host does not send by, since it finds that they do not forward. It
-// does not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are
-// none.
+// Shunned returns the leaders of its own site through which this host does not send, because it finds that they do not
+// forward. It does not wait for the other witnesses, since its own packets would be lost meanwhile. If it reaches no
+// other leader, it shuns none.
 func Shunned(p *sites.Plan, said []witness.Said, paths map[identity.ID]path.Path) map[identity.ID]bool {
 	out := map[identity.ID]bool{}
 	for _, s := range said {

@@ -22,7 +22,7 @@ type meshOf struct {
 	all            []identity.ID
 	paths          map[identity.ID]path.Path
 	handshakes     map[identity.ID]time.Time
-	silent         []string // who is found silent by its witnesses
+	silent         []string // leaders that their witnesses find silent
 	now            time.Time
 }
 
@@ -70,8 +70,8 @@ func (w *meshOf) plan(self, topology string) *Reach {
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
 
-// way is how packets for a node travel: "direct", "via NAME", "none"; "direct+" where packets of others are wrapped for
-// it, "NAME+" where they are for another node that passes them on.
+// way is how packets for a node travel: "direct", "via NAME" or "none". "direct+" means that others' packets are
+// encapsulated to the node, "NAME+" that they are encapsulated to another node that forwards them.
 func (w *meshOf) way(r *Reach, to string) string {
 	id := w.ids[to]
 	way, ok := r.Way(id)
@@ -97,7 +97,7 @@ func (w *meshOf) name(id identity.ID) string {
 	return id.String()
 }
 
-// brings are whose packets a node may bring.
+// brings returns whose packets a node may bring.
 func (w *meshOf) brings(r *Reach, from string) string {
 	for _, g := range r.Guards {
 		if g.From == w.ids[from] {
@@ -119,7 +119,7 @@ func (w *meshOf) want(what, have, want string) {
 	}
 }
 
-// What is remembered of the last round says what a round of its own would say, whatever happens to paths.
+// The Reach that is kept from the last round equals what a new round would compute, whatever happens to paths.
 func TestARememberedReachIsTheSame(t *testing.T) {
 	for _, self := range []string{"a1", "a3"} {
 		w := newMeshOf(t)
@@ -152,7 +152,7 @@ func TestARememberedReachIsTheSame(t *testing.T) {
 				remembered++
 			}
 			w.m.last = lastReach{}
-			if want := w.m.ReachBy(w.paths, shunned, hand, w.now); have != want { // it is the same one if it says the same
+			if want := w.m.ReachBy(w.paths, shunned, hand, w.now); have != want { // the same value if it has the same content
 				t.Fatalf("from %s: what is remembered is another one", self)
 			}
 		}
@@ -162,13 +162,13 @@ func TestARememberedReachIsTheSame(t *testing.T) {
 	}
 }
 
-// TestTopologyIsSwitchedWithoutALoss: packets go on as before until every host takes them by the new ways, and what
-// comes by the old ones is taken for a while longer.
+// TestTopologyIsSwitchedWithoutALoss: packets go as before until every host accepts them by the new ways, and packets
+// by the old ways are accepted for a while longer.
 func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w := newMeshOf(t)
 	w.want("full", w.way(w.plan("a3", ""), "b3"), "direct")
 	w.later(time.Hour)
-	w.plan("a3", "") // as the loop does now and then
+	w.plan("a3", "") // as the loop does from time to time
 	r := w.plan("a3", sites.Site)
 	w.want("just switched", w.way(r, "b3"), "direct")
 	w.want("a leader may bring at once", w.brings(r, "a1"), "[b1 b2 b3]")
@@ -209,8 +209,8 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	}
 }
 
-// TestALeaderDeliversWhileOthersSendByIt: whether the topology becomes site or full, a leader wraps what it passes on
-// for a node of its site as long as others may send by it.
+// TestALeaderDeliversWhileOthersSendByIt: whether the topology becomes site or full, a leader encapsulates what it
+// forwards to a node of its site as long as others may send through it.
 func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", "")
@@ -225,9 +225,9 @@ func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 	w.want("long after", w.way(w.plan("a1", ""), "a3"), "direct")
 }
 
-// TestALeaderPassesOnAsOthersSend: while the topology changes a leader sends its own packets as before, or straight,
-// and passes on those of others by a leader of the other site, whichever of the hosts has switched already: nodes take
-// them from nobody else.
+// TestALeaderPassesOnAsOthersSend: while the topology changes, a leader sends its own packets as before, or directly.
+// It forwards those of others to a leader of the other site, whichever hosts have switched already, because nodes
+// accept such packets from no other node.
 func TestALeaderPassesOnAsOthersSend(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", "")
@@ -244,7 +244,7 @@ func TestALeaderPassesOnAsOthersSend(t *testing.T) {
 	w.want("long after", w.way(w.plan("a1", ""), "b3"), "direct")
 }
 
-// TestADeadLeaderIsPassedOver: as soon as its path is given up, and until it has proved itself again.
+// TestADeadLeaderIsPassedOver: it is passed over as soon as its path is given up, until it has proved itself again.
 func TestADeadLeaderIsPassedOver(t *testing.T) {
 	w := newMeshOf(t)
 	bound := w.way(w.plan("a3", sites.Site), "b3")[len("via "):]
@@ -272,8 +272,8 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestASuspectedLeaderIsPassedOver: while it does not answer, and until it has proved itself, others carry what goes by
-// it, at both ends. One that is dead, that does not forward, or that is suspected as well is no better.
+// TestASuspectedLeaderIsPassedOver: while a leader does not answer, and until it has proved itself, others carry its
+// packets, at both ends. A leader that is dead, does not forward, or is suspected as well is no better choice.
 func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 	direct := path.Path{Kind: path.Direct, Alive: true}
 	suspected := path.Path{Kind: path.Direct, Alive: true, Suspect: true}
@@ -319,9 +319,9 @@ func TestASuspectedLeaderIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestALeaderThatStandsStillForAMoment: each host that sends through it gives it up when its own patience ends, or not
-// at all. Whatever some have noticed and others not, no packet goes to a host that passes it back, nobody goes by a
-// leader that is given up for longer than it answers, and each host goes by the other one and back again once.
+// TestALeaderThatStandsStillForAMoment: each host that sends through the leader gives it up when its own patience ends,
+// or not at all. Whichever hosts have noticed, no packet goes to a host that returns it. No host uses a leader while it
+// suspects it, and each host changes to the other leader and back once.
 func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 	const step = 10 * time.Millisecond
 	direct := path.Path{Kind: path.Direct, Alive: true}
@@ -334,7 +334,7 @@ func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 			w := newMeshOf(t)
 			w.want(self+" before", w.way(w.plan(self, sites.Site), ends[self]), "via "+bound)
 			w.later(sites.Grace)
-			var by []string // one after the other
+			var by []string // leaders used, in order
 			for after := time.Duration(0); after < 2*unprovenFor; after += step {
 				p := direct
 				p.Suspect = after >= patience && after < stop
@@ -362,7 +362,8 @@ func TestALeaderThatStandsStillForAMoment(t *testing.T) {
 	}
 }
 
-// TestWhomALeaderBelieves: nodes of its site about themselves, leaders of others about their site, nobody else.
+// TestWhomALeaderBelieves: a leader accepts nodes of its site for themselves, leaders of other sites for their site,
+// and nobody else.
 func TestWhomALeaderBelieves(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", sites.Site)
@@ -387,9 +388,9 @@ func TestWhomALeaderBelieves(t *testing.T) {
 	}
 }
 
-// TestWhoDoesNotForwardIsTheLast: where a leader is found silent, another node is elected and does not act yet. It is
-// passed over also while the leader that forwards was out of reach a moment ago, is reached by a relay only, or has not
-// proven that it has a session.
+// TestWhoDoesNotForwardIsTheLast: a leader is found silent, and another node is elected and does not act yet. The
+// silent one is passed over even while the leader that forwards was out of reach a moment ago, is reached by a relay
+// only, or has not proven that it has a session.
 func TestWhoDoesNotForwardIsTheLast(t *testing.T) {
 	direct := path.Path{Kind: path.Direct, Alive: true}
 	for self, to := range map[string]string{"a4": "b3", "b1": "a4"} { // one of its site, and another site's leader
@@ -415,8 +416,8 @@ func TestWhoDoesNotForwardIsTheLast(t *testing.T) {
 	}
 }
 
-// TestALeaderThatComesBackIsUnproven: its path is alive before WireGuard there has a session again. Until there was a
-// handshake others carry what goes by it, at both ends, as long as there is another.
+// TestALeaderThatComesBackIsUnproven: the leader's path is alive before WireGuard there has a session again. Until
+// there was a handshake, others carry its packets, at both ends, as long as there is another leader.
 func TestALeaderThatComesBackIsUnproven(t *testing.T) {
 	direct := path.Path{Kind: path.Direct, Alive: true}
 	relayed := path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}

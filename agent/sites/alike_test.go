@@ -55,7 +55,7 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// change gives a field another value: one that means something where others mean nothing to an election.
+// change gives a field another value. Where only some values matter to an election, it takes one of these.
 func change(r protoreflect.Message, f protoreflect.FieldDescriptor) {
 	switch {
 	case f.Name() == "role":
@@ -97,7 +97,7 @@ func scalar(f protoreflect.FieldDescriptor) protoreflect.Value {
 	return protoreflect.ValueOfInt64(7)
 }
 
-// planShown is what a plan tells those who ask it.
+// planShown is everything that a plan answers.
 type planShown struct {
 	site                       string
 	elected, forwards, next    bool

@@ -8,18 +8,18 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// LeaderChanges counts how often others led a site than before.
+// LeaderChanges counts changes of a site's leaders: Own for this host's site, Other for all others.
 type LeaderChanges struct{ Own, Other atomic.Uint64 }
 
-// Note takes the plan that follows another.
+// Note counts the changes between a plan and its successor.
 func (c *LeaderChanges) Note(before, now *Plan) {
 	own, other := changedLeaders(before, now)
 	c.Own.Add(own)
 	c.Other.Add(other)
 }
 
-// changedLeaders counts the sites that others lead by one plan than by the plan before it: this node's own, and others.
-// Another topology, or another site of this node, is no change of leaders.
+// changedLeaders counts the sites whose traffic other leaders carry than in the plan before: this host's own site, and
+// others. A change of topology, or of this host's site, does not count.
 func changedLeaders(before, now *Plan) (own, other uint64) {
 	if before == nil || before.Full || now.Full || !before.SameTopology(now) || before.Site != now.Site {
 		return 0, 0
@@ -37,7 +37,7 @@ func changedLeaders(before, now *Plan) (own, other uint64) {
 	return own, other
 }
 
-// carrying are the leaders that carry a site's traffic.
+// carrying returns the leaders that carry a site's traffic: those that act and are no reserve.
 func carrying(leaders []Leader) (out []identity.ID) {
 	for _, l := range leaders {
 		if l.Acting && !l.Reserve {

@@ -10,30 +10,31 @@ import (
 )
 
 const (
-	// ElectionRests is how long an election gives the same until the record says so.
+	// ElectionRests is how long the result of an election must stay the same before the record names it.
 	ElectionRests = 2 * time.Second
-	// SessionsBy is when a leader says that it leads, also while it does not reach the leaders of another site.
+	// SessionsBy is how long after its election a leader says that it leads at the latest, even if it has no path yet to
+	// the leaders of another site.
 	SessionsBy = 10 * time.Second
 )
 
-// Course is what a host remembers from plan to plan, and what its record says of it. It is not safe for concurrent use;
+// Course is what a host remembers between plans, and the term that its record names. It is not safe for concurrent use;
 // the zero value is that of a host that has just started.
 type Course struct {
-	leaders Memory // that acted
+	leaders Memory // that acted, and said so in their records
 	lawful  Memory // that acted by right; see Plan.lawful
 	elected Memory // whether they act yet or not
 	peers   Memory
 	term    termClock
-	told    uint64 // the term that the record names: none before packets are passed on
+	told    uint64 // the term that the record names; 0 until this host's data plane forwards
 	last    *Plan
 }
 
-// Plan makes the plan of now and remembers what the next ones need of it. In has what this host sees, and nothing of
-// what it remembers; started is when its agent did; reached are those to whom it has a path. It returns after how long
-// the host is to plan anew, 0: when something changes.
+// Plan makes the plan for now and remembers what later plans need. In holds what this host sees; Plan adds what it
+// remembers. started is when the agent started; reached reports whether this host has a path to a node. The duration
+// says after how long to plan again; 0 means not before something changes.
 func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) bool, now time.Time) (
 	*Plan, time.Duration) {
-	if c.last != nil { // what it says has held until now, however long ago it was made
+	if c.last != nil { // the last plan was in force until now, however old it is
 		c.note(c.last, reached, now)
 	}
 	if InUse(in.Settings) || len(c.leaders.seen) > 0 {
@@ -47,7 +48,7 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	if p.Full || p.Topology(p.Site) == Full {
 		c.term = termClock{}
 	} else if wait = c.term.next(p.Term, p.reachesOthers(in.Alive, reached), now); c.term.term > 0 && !p.Forwards {
-		in.Led = true // it begins to lead
+		in.Led = true // this host begins to lead, and forwards before its record says so
 		p = Make(in)
 	}
 	if c.told > 0 {
@@ -63,7 +64,7 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	if at, ok := p.handedOver(&c.lawful); ok && at.After(now) {
 		wait = min(cmp.Or(wait, Grace), at.Sub(now))
 	}
-	// When it has led, it stops to pass packets on.
+	// A former leader stops forwarding ForwardOn after it led last.
 	if at, ok := c.leaders.last(in.Self); ok && at.Before(now) && now.Sub(at) < ForwardOn && !p.Full {
 		wait = min(cmp.Or(wait, ForwardOn), at.Add(ForwardOn).Sub(now))
 	}
@@ -73,8 +74,9 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	return p, wait
 }
 
-// note notes what a plan says. This host has not led as long as it reached nobody elsewhere: then nobody elsewhere may
-// have heard that it did, and they would refuse what it brings once it leads no more.
+// note remembers the leaders and peers of a plan. This host counts as a leader only once it has a path to another site:
+// until then no other site may have heard that it leads, and would refuse the packets that it still forwards after it
+// has stopped to lead.
 func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
 	outside := p.reachesAny(reached)
 	c.leaders.Note(func(yield func(identity.ID) bool) {
@@ -89,8 +91,9 @@ func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
 	c.peers.Note(p.Peering(), now)
 }
 
-// recent are those that may act as leaders by a view that is a little older than this host's. One that was elected may
-// begin to lead just when others hear that it is to lead no more. This host itself has to have acted.
+// recent returns the nodes that may act as leaders in a view slightly older than this host's. Nodes that were only
+// elected are included, since one may begin to lead just when others learn that it must not. This host itself must have
+// acted.
 func (c *Course) recent(self identity.ID, now time.Time) map[identity.ID]bool {
 	out := c.elected.Recent(now)
 	delete(out, self)
@@ -100,7 +103,7 @@ func (c *Course) recent(self identity.ID, now time.Time) map[identity.ID]bool {
 	return out
 }
 
-// elected are the leaders of all sites.
+// elected yields the leaders of all sites, whether they act or not.
 func (p *Plan) elected() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for _, leaders := range p.Leaders {
@@ -113,8 +116,8 @@ func (p *Plan) elected() iter.Seq[identity.ID] {
 	}
 }
 
-// Tell has the record say that this host leads, once its data plane passes packets on: others begin to send as soon as
-// they hear it. It reports whether the record says something new.
+// Tell makes the record say that this host leads. The agent calls it once its data plane forwards, because others send
+// as soon as they read the record. It reports whether the record changes.
 func (c *Course) Tell() bool {
 	if c.told > 0 || c.term.term == 0 {
 		return false
@@ -123,10 +126,11 @@ func (c *Course) Tell() bool {
 	return true
 }
 
-// Told is the term that the record of this host names; 0: that it does not lead.
+// Told is the term that this host's record names; 0: it does not lead.
 func (c *Course) Told() uint64 { return c.told }
 
-// handedOver is when the first of those stops that go on until their successors act, whether these do by then or not.
+// handedOver returns when the first of the former leaders that are handing over (Leader.HandsOver) stops, whether its
+// successors act by then or not.
 func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {
 	for _, leaders := range p.Leaders {
 		for _, l := range leaders {
@@ -138,9 +142,8 @@ func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {
 	return first, ok
 }
 
-// reachesOthers reports whether a host has a path to everybody of another site that it has to send to itself once it
-// leads and that is alive: acting leaders, and each node of a full site. Until then it sends by those that lead
-// already.
+// reachesOthers reports whether this host has a path to every live node of another site to which a leader sends
+// directly: acting leaders, and each node of a full site. Until then it sends through the leaders that act already.
 func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
 	for i, id := range p.in.Members.ids {
 		if n := &p.nodes[i]; n.gate && n.known && n.site != p.Site && alive(id) && !reached(id) {
@@ -150,7 +153,7 @@ func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
 	return true
 }
 
-// reachesAny reports whether a host has a path to anybody of another site that peers with leaders.
+// reachesAny reports whether this host has a path to at least one node of another site that peers with leaders.
 func (p *Plan) reachesAny(reached func(identity.ID) bool) bool {
 	for i, id := range p.in.Members.ids {
 		if n := &p.nodes[i]; n.gate && n.known && n.site != p.Site && reached(id) {
@@ -160,15 +163,15 @@ func (p *Plan) reachesAny(reached func(identity.ID) bool) bool {
 	return false
 }
 
-// termClock damps the term that the record names.
+// termClock delays changes of the term that the record names, so that a short-lived election result is not published.
 type termClock struct {
-	term   uint64 // that the record names
-	wanted uint64 // by the election, since
+	term   uint64 // named by the record
+	wanted uint64 // named by the election, and the same since `since`
 	since  time.Time
 }
 
-// next takes what the election gives, and whether this host reaches the other sites' leaders. It returns how long until
-// it is to be asked again, 0: when something changes.
+// next takes the term that the election gives, and whether this host has paths to the other sites' leaders. It returns
+// how long until the next call; 0: until something changes.
 func (c *termClock) next(wanted uint64, ready bool, now time.Time) time.Duration {
 	if wanted != c.wanted {
 		c.wanted, c.since = wanted, now
@@ -177,11 +180,11 @@ func (c *termClock) next(wanted uint64, ready bool, now time.Time) time.Duration
 		return 0
 	}
 	rest := ElectionRests
-	if c.term == 0 && !ready { // it begins to lead
+	if c.term == 0 && !ready { // this host begins to lead
 		rest = SessionsBy
 	}
 	if wait := rest - now.Sub(c.since); wait > 0 {
-		return min(wait, ElectionRests) // readiness comes without news
+		return min(wait, ElectionRests) // no event announces readiness, so it is polled
 	}
 	c.term = c.wanted
 	return 0

@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A term is in the record once the election has given it for two seconds, and the other sites' leaders are reached, or
-// are not for ten.
+// The record names a term once the election has given it for two seconds and the other sites' leaders are reached, or
+// once they have not been reached for ten.
 func TestTermIsDamped(t *testing.T) {
 	var c termClock
 	start := time.Unix(1000, 0)
@@ -32,7 +32,7 @@ func TestTermIsDamped(t *testing.T) {
 		{40 * time.Second, 0, true, 2, true},
 		{42 * time.Second, 0, true, 0, false},
 		{50 * time.Second, 3, false, 0, true},
-		{60 * time.Second, 3, false, 3, false}, // it never got ready
+		{60 * time.Second, 3, false, 3, false}, // the host never became ready
 	} {
 		again := c.next(step.wanted, step.ready, start.Add(step.after))
 		if c.term != step.term || again > 0 != step.again || again > ElectionRests {
@@ -61,8 +61,9 @@ func TestTermIsToldOncePacketsAreForwarded(t *testing.T) {
 	}
 }
 
-// TestChosenLeadersTakeOverWhenTheyAreReady: who led goes on when the log chooses another one, until that one says that
-// it leads or HandOver is over, for those hosts that have seen it lead; and nobody else does by its own word.
+// TestChosenLeadersTakeOverWhenTheyAreReady: when the log chooses another leader, a former one goes on until the new
+// one says that it leads, or until HandOver is over, for the hosts that have seen the former one lead. No other node
+// leads by its own claim.
 func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	former, next, liar, self, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}, identity.ID{5}
 	set := &skeinv1.Settings{Topology: Site, LeadersPerSite: 1}
@@ -130,8 +131,8 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	}
 }
 
-// Who led only as long as the chosen ones were away hands nothing over: one of these that has started again has not
-// seen it lead, and would refuse what it brings.
+// A node that led only while the chosen ones were away does not hand over: a chosen one that has restarted has not seen
+// it lead, and would refuse its packets.
 func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
 	chosen, other, self := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	var c Course

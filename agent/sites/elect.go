@@ -15,23 +15,24 @@ type Node struct {
 	ID   identity.ID
 	Site string
 
-	Chosen    bool   // the log says that it shall lead
-	Wish      bool   // it says itself that it wishes to lead
-	Unfit     bool   // it cannot lead: it forwards nothing, or nothing is known of it
-	Reluctant bool   // it leads only where nobody else can: it drains, or the log says that it shall not lead
-	Public    bool   // other sites can reach an endpoint of it
+	Chosen    bool   // the log sets it as a leader
+	Wish      bool   // its own record asks to lead
+	Unfit     bool   // it cannot lead: it is only a relay, or has no record here
+	Reluctant bool   // it leads only where nobody else can: it drains, or the log excludes it
+	Public    bool   // other sites can send to an endpoint of it first; see Reachable
 	Silent    bool   // its witnesses find that it does not forward; see Judge
-	Term      uint64 // in which it says that it leads; 0: it does not
+	Term      uint64 // named by its record; 0: the record does not say that it leads
 	Alive     bool
-	Lawful    bool // this host has seen it act as a leader within HandOver, by right; see Input.Lawful
+	Lawful    bool // this host saw it lead by right within HandOver; see Input.Lawful
 }
 
-// class orders nodes by how well they suit. Only the best class that has a leader carries traffic.
+// class ranks a node's fitness to lead; higher is better. Only the best class that has an acting leader carries
+// traffic.
 func (n *Node) class() int {
 	switch {
 	case n.Silent && n.Reluctant:
 		return 0
-	case n.Silent: // one that drains forwards, at least
+	case n.Silent: // below a draining node, which does forward
 		return 1
 	case n.Reluctant:
 		return 2
@@ -43,30 +44,33 @@ func (n *Node) class() int {
 	return 3
 }
 
-// Leader is a node that was elected.
+// Leader is an elected node.
 type Leader struct {
 	ID     identity.ID
 	Term   uint64
-	Acting bool // it says that it leads, or no leader of its site does
-	// Reserve is set while an acting leader of a better class is there: this one has its sessions, and carries packets
-	// only for those who find the better ones dead.
+	Acting bool // its record says that it leads, or no record of the site's leaders does
+	// Reserve is set while an acting leader of a better class exists. A reserve has its sessions, and carries packets
+	// only for nodes that find the better leaders dead.
 	Reserve bool
-	// Silent is set when its witnesses find that it does not forward, and another one leads that does: this one is a
-	// reserve.
+	// Silent is set when its witnesses find that it does not forward while another leader does. It is then a reserve.
 	Silent bool
-	// HandsOver is set while it goes on only because none of those says yet that it leads that the log has chosen.
+	// HandsOver is set for a former leader that goes on only because no leader that the log has chosen says yet that it
+	// leads.
 	HandsOver bool
-	Slot      uint32 // which share of the site it carries, from 1 on; 0: none. See TakeSlots.
+	Slot      uint32 // the share of the site that it carries, from 1; 0: none. See TakeSlots.
 }
 
-// Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none
-// of them says that it leads. Where the log has chosen leaders of a site and one of them is alive, only those lead, and
-// until one of them says so those that led by right before the log chose: what a node says of itself then decides
-// nothing. Else those that wish to lead come first, then those with a public endpoint, then those that lead already, in
-// the newest term first, then the lowest ID. So of equals none that returns takes the place of one that leads. Nodes
-// that are not alive are passed over, unless all of the site are: who is cut off from a site goes on trying its
-// leaders. Silent ones come after those that are not, and are judged as if they were not where they are all that could
-// lead: a finding leaves no site without leaders, and gives none that the log has chosen leaders for to others.
+// Elect returns at most perSite leaders for each site, the best first. Former leaders follow them as long as none of
+// the elected says that it leads.
+//
+// Where the log has chosen leaders of a site and one of them is alive, only those are elected, and only nodes that led
+// by right before the log chose may follow them: the claim of a node itself then decides nothing. Elsewhere the order
+// is: nodes that wish to lead, nodes with a public endpoint, nodes that lead already (newest term first), lowest ID. So
+// a node that returns does not replace an equal one that leads.
+//
+// Dead nodes are passed over unless the whole site is dead: a host that is cut off from a site keeps trying its
+// leaders. Silent nodes come last. Silence is ignored where every candidate is silent or reluctant: a finding leaves no
+// site without leaders, and never replaces the leaders that the log has chosen with others.
 func Elect(nodes []Node, perSite int) map[string][]Leader {
 	bySite := map[string][]*Node{}
 	for i := range nodes {
@@ -82,10 +86,10 @@ func Elect(nodes []Node, perSite int) map[string][]Leader {
 	return out
 }
 
-// Heirs are the nodes of a site that would be elected if its leaders went away, the best first: as many as lead, and
-// with the leaders at least one more than a leader has witnesses. Other sites know the records of the leaders and heirs
-// alone, and of those that say something of a leader. That is enough to elect the same leaders as the site itself, and
-// to demote the same: see Judge.
+// Heirs returns the nodes that would be elected if a site's leaders went away, the best first. If the site has so many
+// nodes, they are at least perSite, and together with the leaders at least one more than a leader has witnesses. Other
+// sites hold only the records of leaders, of heirs, and of nodes that report a silent leader. That is enough to elect
+// and to demote the same leaders as the site itself does; see Judge.
 func Heirs(nodes []Node, site string, leaders []Leader, perSite int) (out []identity.ID) {
 	var rest []*Node
 	for i := range nodes {
@@ -97,14 +101,14 @@ func Heirs(nodes []Node, site string, leaders []Leader, perSite int) (out []iden
 	}
 	for want := max(perSite, MaxWitnesses+1-len(leaders)); len(rest) > 0 && len(out) < want; {
 		able, _ := ranked(rest)
-		best := able[0].ID // where the log has chosen some, others come after all of those
+		best := able[0].ID // nodes that the log has chosen come before all others
 		out = append(out, best)
 		rest = slices.DeleteFunc(rest, func(n *Node) bool { return n.ID == best })
 	}
 	return out
 }
 
-// ranked are the nodes that can be elected, the best first, and those that may hand over to them.
+// ranked returns the nodes that can be elected, the best first, and the former leaders that may hand over to them.
 func ranked(all []*Node) (able, before []*Node) {
 	alive := make([]*Node, 0, len(all))
 	for _, n := range all {
@@ -138,12 +142,12 @@ func ranked(all []*Node) (able, before []*Node) {
 func suitsBetter(a, b *Node) int {
 	return cmp.Or(
 		cmp.Compare(b.class(), a.class()),
-		compareFlags(b.Public, a.Public), // of those that wish
+		compareFlags(b.Public, a.Public), // public nodes first within a class
 		cmp.Compare(b.Term, a.Term),
 		a.ID.Compare(b.ID))
 }
 
-// chosen reports whether the log has the node lead.
+// chosen reports whether the log sets the node as a leader, and it does not drain.
 func (n *Node) chosen() bool { return n.Chosen && !n.Reluctant }
 
 func compareFlags(a, b bool) int {
@@ -160,7 +164,7 @@ func lead(ranked, before []*Node, perSite int) []Leader {
 	elected := ranked[:min(max(perSite, 1), len(ranked))]
 	says := func(n *Node) bool { return n.Term > 0 && !n.Silent }
 	nobody := !slices.ContainsFunc(elected, says)
-	if nobody { // those who led before them go on until they are ready
+	if nobody { // former leaders go on until the elected ones are ready
 		for _, n := range slices.Concat(ranked[len(elected):], before) {
 			if says(n) && len(elected) < 2*max(perSite, 1) {
 				elected, nobody = append(slices.Clip(elected), n), false
@@ -182,9 +186,9 @@ func lead(ranked, before []*Node, perSite int) []Leader {
 	return out
 }
 
-// Term is the term that a leader's record should name, if the election of its own site found it; 0: it leads nothing.
-// A term is that of a set of leaders. Where one of the set is no leader any more, the others go on in the next term: so
-// one that was away and still says that it leads comes after them.
+// Term returns the term that a node's record should name by the election of its own site; 0: it is not elected. A term
+// belongs to a set of leaders. When one of the set is no longer elected, the others go on in the next term, so a node
+// that was away and still claims the former term ranks behind them.
 func Term(nodes []Node, leaders []Leader, self identity.ID) uint64 {
 	elected := func(id identity.ID) bool {
 		return slices.ContainsFunc(leaders, func(l Leader) bool { return l.ID == id })
@@ -206,7 +210,7 @@ func Term(nodes []Node, leaders []Leader, self identity.ID) uint64 {
 	}
 	for i := range nodes {
 		if n := &nodes[i]; n.Site == site && n.Term == newest && !elected(n.ID) {
-			return max(newest+1, newest) // a record may name the highest number there is
+			return max(newest+1, newest) // a record may name the highest number, which must not wrap to 0
 		}
 	}
 	return newest

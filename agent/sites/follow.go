@@ -8,44 +8,44 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// When the topology has changed, hosts hear of it one after the other. The times between these are for that.
+// Hosts learn of a changed topology one after another. These times, counted from the change, bridge the difference.
 const (
-	// SwitchAfter is how long packets go on as before: by then every host that the log reaches takes them by the new
-	// ways too.
+	// SwitchAfter is how long a host keeps sending as before. By then every host that the log reaches accepts packets by
+	// the new plan as well.
 	SwitchAfter = 3 * time.Second
-	// MissingPath is how long they go by leaders as before where the own path is not there yet.
+	// MissingPath is how long a host keeps sending to a node through leaders as before, if its own path is not up yet.
 	MissingPath = ForwardOn
-	// PassAsBefore is how long others' packets are passed on as before. They are taken for Grace.
+	// PassAsBefore is how long a host forwards others' packets as before. Such packets are accepted for Grace.
 	PassAsBefore = Grace - 5*time.Second
 )
 
-// Follower is how a host follows its plans: by one of them, and by several while the topology changes. It is not safe
-// for concurrent use; the zero value has no plan.
+// Follower is how a host follows its plans: one of them, and several while the topology changes. It is not safe for
+// concurrent use; the zero value has no plan.
 type Follower struct {
 	plan     *Plan
-	before   []former // for Grace after the topology changed last, the newest last
-	used     int      // of those, the one by which packets went when it began to change
+	before   []former // kept for Grace after the last change of topology, the newest last
+	used     int      // index in before of the plan by which packets went when the change began
 	switched time.Time
 	reach    *Reach // the newest one
-	unused   *Reach // its arrays are for the next one
+	unused   *Reach // the next Reach reuses its arrays
 }
 
-// former is a plan of before the topology changed.
+// former is a plan from before a change of topology.
 type former struct {
 	plan  *Plan
-	now   *Plan // by its topology and what this host sees now: leaders may change meanwhile
-	brief bool  // the topology changed again before anybody's packets can have gone by it
+	now   *Plan // plan's topology with what this host sees now, since leaders may change meanwhile
+	brief bool  // the topology changed again before any host can have sent by it
 }
 
-// mostBefore is how many plans of before count when the topology changes again and again.
+// mostBefore is the most former plans that count when the topology changes again and again.
 const mostBefore = 8
 
-// Follow takes a new plan.
+// Follow makes a new plan the current one.
 func (f *Follower) Follow(p *Plan, now time.Time) {
 	if f.plan != nil && !f.plan.SameTopology(p) {
 		lasted := now.Sub(f.switched)
 		if !f.Switching() || lasted >= SwitchAfter {
-			f.used = len(f.before) // else packets have not gone by that one yet
+			f.used = len(f.before) // otherwise no packets have gone by f.plan yet
 		}
 		f.before = append(f.before, former{plan: f.plan, brief: f.Switching() && lasted < SwitchAfter/2})
 		f.switched = now
@@ -62,8 +62,8 @@ func (f *Follower) Follow(p *Plan, now time.Time) {
 	}
 }
 
-// remade is a plan of before as of what the host sees now, unless it has moved. Where nobody's record names a term any
-// more, since the site is full now, those lead that did.
+// remade makes a former plan again from what the host sees now. If the host has moved to another site, the former plan
+// stays as it was. In a site that is full now, no record names a term any more, so its former leaders are kept.
 func (p *Plan) remade(now *Plan) *Plan {
 	if p.Site != now.Site {
 		return p
@@ -81,10 +81,10 @@ func (p *Plan) remade(now *Plan) *Plan {
 // Plan is the newest plan.
 func (f *Follower) Plan() *Plan { return f.plan }
 
-// Switching reports whether the topology has changed so lately that the plans before it count.
+// Switching reports whether the topology changed within Grace, so that former plans still count.
 func (f *Follower) Switching() bool { return len(f.before) > 0 }
 
-// Again is when what is left of the plans before changes next; false: there is nothing left.
+// Again returns when the effect of the former plans changes next; false: no former plan is left.
 func (f *Follower) Again(now time.Time) (time.Time, bool) {
 	if !f.Switching() {
 		return time.Time{}, false
@@ -97,9 +97,9 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 	return f.switched.Add(Grace), true
 }
 
-// Reach is the plan, with what is left of those before it; the same one as before if it says the same. Way is how a
-// plan has this host send to a node, with what it finds dead; alive are those that its paths reach, and stands tells of
-// whom the tunnel has a session as well: the first packets of one that begins are easily lost.
+// Reach combines the plan with what is left of the former ones. It returns the former value if nothing has changed. way
+// computes how a plan has this host send to a node, with what it finds dead. alive reports whether a path to a node is
+// alive; stands reports whether the tunnel has a session with it as well: a new session easily loses its first packets.
 func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool),
 	now time.Time) *Reach {
 	members := f.plan.in.Members
@@ -110,7 +110,7 @@ func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, i
 		Way
 		ok bool
 	}
-	grouped := map[group]found{} // by the plan
+	grouped := map[group]found{} // ways by the current plan
 	for i, id := range members.ids {
 		n := &f.plan.nodes[i]
 		if id == f.plan.Self {
@@ -156,7 +156,7 @@ func (f *Follower) Reach(alive, stands func(identity.ID) bool, way func(*Plan, i
 	return f.reach
 }
 
-// emptyReach is one for n members that says nothing yet.
+// emptyReach returns an empty Reach for n members.
 func (f *Follower) emptyReach(n int) *Reach {
 	r := f.unused
 	if r == nil || cap(r.peers) < n {
@@ -168,7 +168,7 @@ func (f *Follower) emptyReach(n int) *Reach {
 	return r
 }
 
-// passOn is where packets for a node go that come from others, by one plan.
+// passOn returns where this host forwards others' packets for a node, by one plan.
 func passOn(w Way, to identity.ID) identity.ID {
 	if w.Hop {
 		return w.Via
@@ -176,10 +176,10 @@ func passOn(w Way, to identity.ID) identity.ID {
 	return to
 }
 
-// others is where packets for a node go that come from others while the topology changes. Hosts switch one after the
-// other, and what comes from one that sends by leaders is passed on by leaders: the node takes it from those of its own
-// site, and not from another's, which it would come from if this host sent others' packets as its own. A plan by which
-// this host passed nothing on has the way of its own packets alone.
+// others returns where this host forwards others' packets for a node while the topology changes. Hosts switch one after
+// another, and packets of a host that sends through leaders must go on through leaders: the node accepts them from the
+// leaders of its own site, but not from another site's leader, which this host would be if it sent them like its own. A
+// plan by which this host forwards nothing describes only the way of its own packets, so it is skipped.
 func (f *Follower) others(to identity.ID, way func(*Plan, identity.ID) (Way, bool), since time.Duration) identity.ID {
 	if used := f.before[f.used].now; since < SwitchAfter && used.Forwards {
 		if w, ok := way(used, to); ok {
@@ -200,7 +200,7 @@ func (f *Follower) others(to identity.ID, way func(*Plan, identity.ID) (Way, boo
 	return to
 }
 
-// plans are all that count.
+// plans returns the current plan and the former ones.
 func (f *Follower) plans() []*Plan {
 	out := []*Plan{f.plan}
 	for _, b := range f.before {
@@ -209,7 +209,7 @@ func (f *Follower) plans() []*Plan {
 	return out
 }
 
-// guards are who may bring packets of whom, by the plan and by those before it.
+// guards returns who may bring packets of whom, by the current plan and the former ones.
 func (f *Follower) guards() (out []Bring) {
 	if !f.Switching() {
 		return f.plan.brought()
@@ -234,7 +234,7 @@ func (f *Follower) guards() (out []Bring) {
 	return out
 }
 
-// brings are who may bring packets of whom, by From. Lists that are the same are shared.
+// brings returns who may bring packets of whom, by From. Equal lists are shared.
 func (p *Plan) brings() []Bring {
 	out := make([]Bring, 0, len(p.Guards))
 	bySite, foreign := map[string][]identity.ID{}, []identity.ID(nil)

@@ -50,7 +50,7 @@ func newSmall(t *testing.T, self string, leaders ...string) *small {
 
 func (s *small) record(name string) *skeinv1.Record { return s.records[smallID(name)] }
 
-// look has time pass, and the host look once at the end of it.
+// look lets time pass, after which the host makes one plan.
 func (s *small) look(after time.Duration) {
 	s.now = s.now.Add(after)
 	in := sites.Input{Self: smallID(s.self), Settings: &skeinv1.Settings{Topology: s.settings.GetTopology(),
@@ -72,7 +72,8 @@ func (s *small) look(after time.Duration) {
 	}, s.now)
 }
 
-// way is how packets go to a node: by whose hands, and whether that is for others' packets alone; "" as they are.
+// way is how packets go to a node: through which node, and whether that is only for others' packets; "":
+// unencapsulated.
 func (s *small) way(to string) string {
 	n, ok := s.reach.Way(smallID(to))
 	if !ok {
@@ -103,8 +104,8 @@ func (s *small) want(what, have, want string) {
 	}
 }
 
-// A quiet host makes no plan for minutes. What its last one said has held until the moment when something changes: who
-// led by it is believed for half a minute from then, and passes packets on for a quarter.
+// A quiet host makes no plan for minutes. Its last plan holds until the moment when something changes: from then on,
+// those that led by it are accepted for half a minute, and forward for a quarter of a minute.
 func TestALastPlanHoldsUntilTheNext(t *testing.T) {
 	for _, self := range []string{"a2", "b1"} {
 		s := newSmall(t, self, "a2", "b1")
@@ -127,8 +128,8 @@ func TestALastPlanHoldsUntilTheNext(t *testing.T) {
 	}
 }
 
-// A host that no longer leads passes packets on for a while. It has a timer for the end of that while, so it stops even
-// when nothing happens. A host that has nothing to end has no timer.
+// A host that no longer leads forwards for a while. A timer ends that, so that it stops even when nothing else happens.
+// A host with nothing to end has no timer.
 func TestWhoStopsToLeadLooksAgain(t *testing.T) {
 	s := newSmall(t, "a2", "a2", "b1")
 	s.look(time.Minute)
@@ -148,8 +149,8 @@ func TestWhoStopsToLeadLooksAgain(t *testing.T) {
 	}
 }
 
-// The topology changes again before the first change is over: packets go on as before the first one, since hosts have
-// not gone by the second yet, and what others bring by any of the three is taken.
+// The topology changes again before the first change is over. Hosts send as before the first change, since they have
+// not sent by the second topology yet, and they accept packets by any of the three.
 func TestTopologyChangesTwice(t *testing.T) {
 	s := newSmall(t, "b3", "a1", "b1")
 	s.look(time.Minute)
@@ -184,8 +185,8 @@ func TestTopologyChangesTwice(t *testing.T) {
 	s.want("others' packets do not go by a topology that nobody went by", s.way("b3"), "others b3")
 }
 
-// Leaders change while the topology does. One that begins to lead takes and passes on what goes by the former topology,
-// and passes on nothing by the way that its own packets had before.
+// Leaders change while the topology does. A node that begins to lead accepts and forwards packets by the former
+// topology, and forwards nothing by the former way of its own packets.
 func TestLeadersChangeWhileTheTopologyDoes(t *testing.T) {
 	s := newSmall(t, "a2", "a1", "b1")
 	s.look(time.Minute)
@@ -207,7 +208,7 @@ func TestLeadersChangeWhileTheTopologyDoes(t *testing.T) {
 	}
 }
 
-// Hosts pass on as before for less time than they take what is passed on so, and begin less late to go another way.
+// Hosts forward as before for less time than they accept such packets, and begin sooner to use another way.
 func TestThoseWhoTakeWaitLongest(t *testing.T) {
 	s := newSmall(t, "a1", "a1", "b1")
 	s.look(time.Minute)
@@ -230,7 +231,7 @@ func TestThoseWhoTakeWaitLongest(t *testing.T) {
 	}
 }
 
-// While the topology changes a former way that is dead is left for a new one that is not.
+// While the topology changes, a former way that is dead is left for a new one that is alive.
 func TestADeadFormerWayIsLeft(t *testing.T) {
 	s := newSmall(t, "a3", "a1", "b1")
 	s.look(time.Minute)
@@ -248,8 +249,8 @@ func TestADeadFormerWayIsLeft(t *testing.T) {
 	}
 }
 
-// One that was elected may begin to lead just when others hear that fewer shall: they take from it what they would have
-// taken a moment ago.
+// An elected node may begin to lead just when others learn that there are to be fewer leaders: they accept from it what
+// they would have accepted a moment ago.
 func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
 	s := newSmall(t, "b1", "a1", "b1")
 	s.settings.LeadersPerSite = 2
@@ -269,8 +270,8 @@ func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
 	}
 }
 
-// A node that led while it reached nobody elsewhere stops at once when another one does: leaders elsewhere, which never
-// heard that it led, would refuse its packets.
+// A node that led while it reached no other site stops at once when another node leads: leaders elsewhere never heard
+// that it led, and would refuse its packets.
 func TestWhoLedAloneStopsAtOnce(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		s := newSmall(t, "a2", "b1")

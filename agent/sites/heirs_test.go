@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// TestHeirs: those come next who would be elected, and there are enough of them for others to judge leaders by.
+// TestHeirs: heirs are the nodes that would be elected next, and they are enough for other sites to judge leaders by.
 func TestHeirs(t *testing.T) {
 	node := func(i int, change func(*sites.Node)) sites.Node {
 		n := sites.Node{ID: identity.ID{byte(i)}, Site: "home", Alive: true}
@@ -54,9 +54,8 @@ func TestHeirs(t *testing.T) {
 	}
 }
 
-// TestOthersElectTheSame: who has, of other sites, the records of leaders, heirs and of those alone who say that they
-// lead or that a leader is silent, comes to the same leaders and findings as who has all records, and sends the same
-// way.
+// TestOthersElectTheSame: a host of another site has only the records of leaders and heirs, and of nodes that say that
+// they lead or that a leader is silent. It finds the same leaders, findings and ways as a host that has all records.
 func TestOthersElectTheSame(t *testing.T) {
 	local := 0
 	compare := func(t *rapid.T) {
@@ -111,7 +110,7 @@ func TestOthersElectTheSame(t *testing.T) {
 			}
 		}
 	}
-	for range 20 { // most meshes that are drawn are so small that everybody is an heir
+	for range 20 { // most random meshes are so small that every node is an heir
 		if rapid.Check(t, compare); local > 0 {
 			return
 		}
@@ -119,7 +118,7 @@ func TestOthersElectTheSame(t *testing.T) {
 	t.Error("no record was left out")
 }
 
-// honest leaves the words of a leader's witnesses alone.
+// honest keeps only the reports of a leader's witnesses.
 func honest(v *view) {
 	var nodes []sites.Node
 	for _, n := range v.nodes {
@@ -135,7 +134,8 @@ func honest(v *view) {
 	}
 }
 
-// here reports whether somebody of a site is alive: of one that is cut off each host goes on trying those it knows.
+// here reports whether any node of a site is alive: for a site that is cut off, each host keeps trying the nodes it
+// knows.
 func here(v *view, site string) bool {
 	return slices.ContainsFunc(slices.Collect(maps.Keys(v.records)), func(n identity.ID) bool {
 		return v.records[n].GetSite() == site && !v.away[n]

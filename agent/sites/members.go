@@ -7,29 +7,29 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Members are the nodes that the log has, with what plans need of them and the log alone tells. All plans of the same
-// members share them: among ten thousand, reading IDs and addresses costs more than the plan. They are not changed once
-// they are made and can be read concurrently.
+// Members are the nodes in the log, with what plans need of them that only the log says. All plans of the same members
+// share one value: among ten thousand, reading IDs and addresses costs more than the plan. It is immutable and safe for
+// concurrent use.
 type Members struct {
 	ids   []identity.ID // sorted
-	nodes []logged      // theirs
+	nodes []logged      // in the order of ids
 	at    map[identity.ID]int32
 	slice Slicer
 }
 
-// logged is what the log tells of a node.
+// logged is what the log says of a node.
 type logged struct {
 	*skeinv1.Node
-	home  string // the site that the log implies, if homed
+	home  string // the site that the log implies for the node, if homed
 	homed bool
-	slice uint8 // of home
+	slice uint8 // the node's slice of home
 }
 
-// Slicer tells which slice of a site a member of it is in, below events.Slices.
+// Slicer returns the slice of a site that a member of the site is in, less than events.Slices.
 type Slicer func(n *skeinv1.Node, id identity.ID, site string) int
 
-// NewMembers are some nodes; those with unreadable IDs are left out. Home is the site that the log implies for a
-// member, nil: it implies none. Without slice, members are bound to leaders one by one.
+// NewMembers reads nodes, and leaves out those with unreadable IDs. home returns the site that the log implies for a
+// member; nil: it implies none. Without slice, members are bound to leaders one by one; see Order.
 func NewMembers(nodes []*skeinv1.Node, home func(identity.ID) (site string, ok bool), slice Slicer) *Members {
 	type read struct {
 		id identity.ID
@@ -60,13 +60,13 @@ func NewMembers(nodes []*skeinv1.Node, home func(identity.ID) (site string, ok b
 	return m
 }
 
-// index is where a member is.
+// index returns the position of a member in ids.
 func (m *Members) index(id identity.ID) (int, bool) {
 	i, ok := m.at[id]
 	return int(i), ok
 }
 
-// sliceAt is the slice in which a member is that is at a site.
+// sliceAt returns the slice of a member that is in the given site.
 func (m *Members) sliceAt(i int, site string) uint8 {
 	switch n := &m.nodes[i]; {
 	case m.slice == nil:
@@ -78,7 +78,7 @@ func (m *Members) sliceAt(i int, site string) uint8 {
 	}
 }
 
-// recordsOf are the records of members, in the members' order.
+// recordsOf returns the records of the members in the order of ids; nil where there is none.
 func (m *Members) recordsOf(records map[identity.ID]*skeinv1.Record) []*skeinv1.Record {
 	out := make([]*skeinv1.Record, len(m.ids))
 	for id, r := range records {

@@ -7,24 +7,24 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Those that have stopped to be leaders or peers are still treated as such for a while: others may not know yet. Both
-// times are long beside the seconds in which records and events arrive.
+// Former leaders and peers are still treated as such for a while, because others may not know yet. These times are long
+// compared with the seconds in which records and events arrive.
 const (
-	// Grace is how long packets are still taken from them.
+	// Grace is how long packets are still accepted from a former leader or peer.
 	Grace = 30 * time.Second
-	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Grace is how much
-	// later than others it may learn that it has stopped.
+	// ForwardOn is how long a former leader keeps forwarding. The difference to Grace is how much later than others it
+	// may learn that it has stopped to lead.
 	ForwardOn = 15 * time.Second
-	// HandOver is how long those that led go on at most when the log has chosen others, and none of these says that it
-	// leads. By SessionsBy an elected node that lives does.
+	// HandOver is the longest time for which former leaders go on after the log has chosen others and none of these says
+	// that it leads. A live elected node says so by SessionsBy.
 	HandOver = 15 * time.Second
 )
 
-// Memory remembers nodes for Grace after they were noted last. It is not safe for concurrent use; the zero value is
+// Memory remembers nodes for Grace after they were last noted. It is not safe for concurrent use; the zero value is
 // empty.
 type Memory struct{ seen map[identity.ID]time.Time }
 
-// Note notes nodes and forgets those that were not noted for Grace.
+// Note notes nodes, and forgets those that were not noted within Grace.
 func (m *Memory) Note(ids iter.Seq[identity.ID], now time.Time) {
 	if m.seen == nil {
 		m.seen = map[identity.ID]time.Time{}
@@ -39,7 +39,7 @@ func (m *Memory) Note(ids iter.Seq[identity.ID], now time.Time) {
 	}
 }
 
-// Recent are the nodes that were noted within Grace, as a set of its own.
+// Recent returns the nodes that were noted within Grace, in a new map.
 func (m *Memory) Recent(now time.Time) map[identity.ID]bool {
 	out := make(map[identity.ID]bool, len(m.seen))
 	for id := range m.seen {
@@ -50,20 +50,20 @@ func (m *Memory) Recent(now time.Time) map[identity.ID]bool {
 	return out
 }
 
-// Within reports whether a node was noted within a time, which is Grace at most.
+// Within reports whether a node was noted within d, which is at most Grace.
 func (m *Memory) Within(id identity.ID, d time.Duration, now time.Time) bool {
 	at, ok := m.seen[id]
 	return ok && now.Sub(at) < d
 }
 
-// last is when a node was noted last; false: it is not remembered.
+// last returns when a node was last noted; false: it is not remembered.
 func (m *Memory) last(id identity.ID) (at time.Time, ok bool) {
 	at, ok = m.seen[id]
 	return at, ok
 }
 
-// Expires is when the next of them is to be forgotten that was not noted just now; zero: there are none. Those that
-// were are to be noted again before they are asked for.
+// Expires returns when the next node will be forgotten; zero: there is none. Nodes that were noted at this very time do
+// not count: the caller notes them again before it reads them.
 func (m *Memory) Expires(now time.Time) time.Time {
 	var first time.Time
 	for _, at := range m.seen {

@@ -8,9 +8,10 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Order is in which order a node of the site uses its leaders, and in which others use them to reach it, where no
-// range is sliced. Acting leaders come before those that are only elected, reserves after those; among equals it is
-// rendezvous hashing, so that with a leader more or less only those nodes move that come to it or were bound to it.
+// Order returns the leaders of a site in the order in which a node of the site uses them, and in which others use them
+// to reach the node, where members are not bound by slices. Acting leaders come first, then reserves, then those that
+// are only elected. Equals are ordered by rendezvous hashing, so that a leader more or less moves only the nodes that
+// are bound to it.
 func Order(leaders []Leader, node identity.ID) []identity.ID {
 	type weighed struct {
 		Leader
@@ -34,7 +35,7 @@ func Order(leaders []Leader, node identity.ID) []identity.ID {
 	return out
 }
 
-// weight is the rendezvous weight of a leader for a node. Every node must come to the same one at all times, so this
+// weight is the rendezvous weight of a leader for a node. Nodes of all versions must compute the same weight, so it
 // never changes; a test pins values. IDs are hashes already, and two rounds of SplitMix64's finaliser mix them.
 func weight(leader, node identity.ID) uint64 {
 	return mix(mix(binary.BigEndian.Uint64(leader[:])) ^ binary.BigEndian.Uint64(node[:]))

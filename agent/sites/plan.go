@@ -11,9 +11,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Strangers is how many nodes a host peers with, where sites speak through leaders, of which it does not know in which
-// site they are. Records come without a tunnel, by relay as well; and ten thousand peers at once would take a host half
-// a gigabyte, each time when it starts without records.
+// Strangers is the most nodes of unknown site that a host peers with, where sites are reached through leaders. More are
+// not needed: records also come by relay, without a tunnel. Ten thousand peers at once would take half a gigabyte of
+// memory each time that a host starts without records.
 const Strangers = 256
 
 // Input is everything that a host's Plan follows from.
@@ -22,82 +22,85 @@ type Input struct {
 	Settings *skeinv1.Settings
 	Members  *Members
 	Records  map[identity.ID]*skeinv1.Record
-	Alive    func(identity.ID) bool // of this host itself it is not asked
-	// Outdated tells whether a member has started again since it wrote its record. It does not lead then, whatever the
-	// record says: it has lost its sessions, and others have them anew before they have its new record. nil: none has.
+	Alive    func(identity.ID) bool // never called for this host itself
+	// Outdated reports whether a member has restarted since it wrote its record. Such a member does not count as a
+	// leader, whatever its record says: it has lost its sessions, and its peers have new ones before they have its new
+	// record. nil: no member has restarted.
 	Outdated func(identity.ID) bool
-	// Elsewhere is the site of a member of which there is no record here, as it has told those who do not keep its
-	// record; where it tells nothing, the site counts that the log implies. nil: nothing tells.
+	// Elsewhere returns the site that a member has announced to nodes that do not keep its record. Where it has announced
+	// none, the site that the log implies counts. nil: no member has announced one.
 	Elsewhere func(identity.ID) (site string, ok bool)
-	// Recent are the nodes that this host has seen elected within Grace: it still takes packets from them.
+	// Recent are the nodes that this host saw elected within Grace: it still accepts packets from them.
 	Recent map[identity.ID]bool
-	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it
-	// handed over, or while those that the log has chosen were away: it may go on for so long when the log chooses
-	// others. Nil: it has seen nobody.
+	// Lawful reports whether this host saw a node act as a leader by right within HandOver. Acting while it hands over,
+	// or while the nodes that the log has chosen are away, is not by right. Such a node may go on for HandOver after the
+	// log chooses others. nil: this host saw none.
 	Lawful func(identity.ID) bool
-	// Peered are the nodes that this host peered with within Grace: it still does, so that what is under way arrives.
+	// Peered are the nodes that this host peered with within Grace. It keeps them as peers, so that packets in flight
+	// arrive.
 	Peered map[identity.ID]bool
-	// Led is set when this host itself acted as a leader within ForwardOn, and when it is about to: it passes packets on
-	// before others hear that it does, and while they may not have heard that it has stopped.
+	// Led is set when this host acted as a leader within ForwardOn, and when it is about to: it forwards before others
+	// hear that it leads, and as long as some may not have heard that it has stopped.
 	Led bool
-	// Fresh is set within ForwardOn of the start of this host's agent. If it led before, others may send by it until they
-	// have its new record.
+	// Fresh is set for ForwardOn after this host's agent started. If the host led before, others may send through it
+	// until they have its new record.
 	Fresh bool
 
-	leaders map[string][]Leader // of sites that hold no election; see Follower
+	leaders map[string][]Leader // fixed leaders of sites that hold no election; see Follower
 }
 
-// Plan is how one host takes part in the sites' mesh. It is not changed once it is made and can be read concurrently.
+// Plan is how one host takes part in the mesh of sites. It is immutable and safe for concurrent use.
 type Plan struct {
 	Self identity.ID
 	Site string
-	// Full is set while no site speaks through leaders: every node peers with every node, and nothing else here holds.
+	// Full is set while no site uses leaders: every node peers with every other, and the exported fields below are empty.
 	Full bool
-	// Elected is set when this host is a leader of its site, or is to become one; Forwards while it passes packets on
+	// Elected is set when this host is a leader of its site, or is to become one; Forwards, while it forwards packets
 	// between its site and others.
 	Elected, Forwards bool
 	// Next is set when this host would be elected if its site's leaders went away; see Heirs.
 	Next bool
-	// Term is what this host's record should say once the election has held for a while; see Term.
+	// Term is what this host's record should name once the election has been stable for ElectionRests; see func Term.
 	Term uint64
-	// Leaders are those of each site that speaks through leaders, the best first.
+	// Leaders are the leaders of each site that is reached through leaders, the best first.
 	Leaders map[string][]Leader
-	// Guards are who may bring packets of other nodes to this host, by From.
+	// Guards say who may bring packets of other nodes to this host, sorted by From.
 	Guards []Guard
-	// Silent are the nodes that their witnesses find alive and not forwarding, whether they lead or not.
+	// Silent are the nodes that their witnesses find alive but not forwarding, whether they lead or not.
 	Silent map[identity.ID]Finding
 
-	in Input // that it was made of
-	// lawful are the leaders that act by right: those that the log has chosen, and others where it has chosen none. Who
-	// leads only as long as the chosen ones are away, or until they act, is not among them.
+	in Input // the input that the plan was made from
+	// lawful are the leaders that act by right: those that the log has chosen or, where it has chosen none, all that act.
+	// A node that leads only while the chosen ones are away, or until they act, is not among them.
 	lawful   []identity.ID
 	watched  []Watched
-	delivers bool     // others may send to other nodes through this host
+	delivers bool     // other hosts may send to nodes through this host
 	nodes    []member // in the order of in.Members
 	brought  func() []Bring
 	topology map[string]string
-	sliced   map[string]*sliced // by site; nil: members are bound one by one
+	sliced   map[string]*sliced // by site; nil: members are bound to leaders one by one
 }
 
 type member struct {
 	site  string
 	slice uint8
-	known bool // the site is
-	gate  bool // it peers with other sites by what all agree on
+	known bool // the site is known
+	gate  bool // it peers with other sites, and every host with the same view knows
 	leads bool // it is one of its site's leaders, acting or not
-	peer  bool // of this host
-	kept  bool // it is no peer any more, but was one lately
+	peer  bool // this host peers with it
+	kept  bool // it is no peer any more, but was one within Grace
 }
 
-// group is what the way to a member follows from, if it is the same for many.
+// group identifies members to which the same Way leads.
 type group struct {
 	site string
 	kind uint8 // of the member's slice
 }
 
-// group is that of a member of another site; false: the way to the member is its own. A host that passes nothing on
-// sends all by the same leader. One that does sends by the leaders of the member's site, and to a member that neither
-// leads nor peers with other sites it is the order alone that decides by which in which its slice uses them.
+// group returns the group of a member of another site; false: the Way to the member is its own. A host that does not
+// forward sends everything through the same leader. A host that forwards sends through a leader of the member's site:
+// unless the member itself leads or peers with other sites, this depends only on the order in which the member's slice
+// uses the leaders.
 func (p *Plan) group(i int) (group, bool) {
 	n := &p.nodes[i]
 	switch {
@@ -115,8 +118,8 @@ func (p *Plan) group(i int) (group, bool) {
 	return group{n.site, s.kind(n.slice)}, true
 }
 
-// Guard is what a node may bring to this host: packets whose inner source belongs to it, to any node of its site, or to
-// any node of another site than this host's.
+// Guard says which packets a node may bring to this host, by the owner of their inner source: the node itself (Own),
+// any node of its site (Site), or any node of another site than this host's (Foreign).
 type Guard struct {
 	From               identity.ID
 	Own, Site, Foreign bool
@@ -124,15 +127,15 @@ type Guard struct {
 
 // Way is how this host sends to a node.
 type Way struct {
-	Via identity.ID // a peer: the node itself, or the one that passes packets on
+	Via identity.ID // a peer: the node itself, or the one that forwards to it
 	// Hop is set when packets for the node are encapsulated to Via.
 	Hop bool
-	// Deliver is set when what comes from elsewhere than this host's own addresses is encapsulated to the node, which
-	// is a peer: WireGuard there accepts no other node's source from this host. What is from here goes plain.
+	// Deliver is set when packets that this host forwards for others are encapsulated to the node, which is a peer:
+	// WireGuard there accepts no other node's source from this host. This host's own packets go unencapsulated.
 	Deliver bool
 }
 
-// Make makes the plan of one host.
+// Make computes the plan of one host.
 func Make(in Input) *Plan {
 	if in.Members == nil {
 		in.Members = NewMembers(nil, nil, nil)
@@ -163,12 +166,12 @@ type maker struct {
 	*Plan
 	perSite  int
 	records  []*skeinv1.Record // in the order of in.Members
-	eligible []Node            // those whose site is known and that can lead in it
+	eligible []Node            // nodes whose site is known and that can lead it
 	entitled map[string][]identity.ID
-	heard    map[string]bool // sites of which a leader is known
+	heard    map[string]bool // sites of which a leader's record is here
 }
 
-// member is what a plan has of a node; false: it is none of the members.
+// member returns what the plan holds of a node; false: it is not a member.
 func (p *Plan) member(id identity.ID) (member, bool) {
 	i, ok := p.in.Members.index(id)
 	if !ok {
@@ -182,7 +185,7 @@ func (m *maker) read() {
 	m.note()
 	for i, id := range m.in.Members.ids {
 		n, r, v := m.in.Members.nodes[i].Node, m.records[i], &m.nodes[i]
-		if r == nil && id != m.in.Self { // who has none here cannot lead, alive or not
+		if r == nil && id != m.in.Self { // a node without a record here cannot lead, alive or not
 			if v.site, v.known = Of(n, nil); !v.known {
 				v.site, v.known = m.guess(i)
 			}
@@ -206,7 +209,8 @@ func (m *maker) read() {
 	}
 }
 
-// place finds the slice of a member whose site has been found, and the topology of that; empty: the site is not known.
+// place sets the slice of a member whose site is known, and returns the topology of that site; empty: the site is
+// unknown.
 func (m *maker) place(i int) (topology string) {
 	v := &m.nodes[i]
 	if !v.known {
@@ -221,7 +225,7 @@ func (m *maker) place(i int) (topology string) {
 	return topology
 }
 
-// note finds the sites of which this host knows somebody who leads.
+// note finds the sites of which a leader's record is here.
 func (m *maker) note() {
 	m.heard = map[string]bool{}
 	for i, r := range m.records {
@@ -232,15 +236,16 @@ func (m *maker) note() {
 	}
 }
 
-// guess is the site of a member whose record is not here: it has not come yet, or is for its own site alone. It counts
-// where leaders of that site are known: then that one joins elsewhere is nothing to this host. Who has just joined
-// itself knows nobody, and guesses nothing.
+// guess returns the site of a member whose record is not here: it has not arrived yet, or only the member's own site
+// keeps it. The guess counts only where a leader of that site is known, through which the member can be reached. A host
+// that has just joined knows no leader, and guesses nothing.
 func (m *maker) guess(i int) (site string, ok bool) {
 	site, ok = m.elsewhere(i)
 	return site, ok && m.heard[site]
 }
 
-// elsewhere is the site of a member whose record is not here.
+// elsewhere returns the site of a member whose record is not here: as the member announced it, otherwise as the log
+// implies it.
 func (m *maker) elsewhere(i int) (site string, ok bool) {
 	if m.in.Elsewhere != nil {
 		if site, ok = m.in.Elsewhere(m.in.Members.ids[i]); ok {
@@ -251,16 +256,16 @@ func (m *maker) elsewhere(i int) (site string, ok bool) {
 	return n.home, n.homed
 }
 
-// elect finds the leaders, and who is entitled beside them: those that this host has lately seen elected, and
-// as many more of a site as it has leaders that say of themselves that they lead. They lead by a view that is a little
-// older or newer than this one.
+// elect finds the leaders and the entitled nodes. Besides the leaders, those are the nodes that this host recently saw
+// elected, and up to perSite more nodes of a site that say themselves that they lead: they lead by a view that is
+// slightly older or newer than this host's.
 func (m *maker) elect() {
 	m.Leaders = Elect(m.eligible, m.perSite)
 	maps.Copy(m.Leaders, m.in.leaders)
 	m.share()
 	m.entitled = make(map[string][]identity.ID, len(m.Leaders))
 	claim := map[string][]Node{}
-	closed := map[string]bool{} // sites in which those lead that the log has chosen, and nobody else by its own word
+	closed := map[string]bool{} // sites with a live leader that the log chose: claims do not count there
 	for i := range m.eligible {
 		if n := &m.eligible[i]; n.chosen() && n.Alive {
 			closed[n.Site] = true
@@ -307,14 +312,14 @@ func (m *maker) elect() {
 	}
 }
 
-// share gives the leaders of each site their slots, and finds who carries which slices.
+// share gives the leaders of each site their slots, and computes who carries which slices.
 func (m *maker) share() {
 	if m.in.Members.slice != nil {
 		m.sliced = make(map[string]*sliced, len(m.Leaders))
 	}
 	shares := &sharer{}
 	for site, leaders := range m.Leaders {
-		if _, former := m.in.leaders[site]; !former { // those have theirs, and belong to another plan
+		if _, former := m.in.leaders[site]; !former { // these have slots already, and belong to another plan
 			TakeSlots(leaders, m.perSite, func(id identity.ID) uint32 { return m.in.Records[id].GetLeaderSlot() })
 		}
 		if m.sliced != nil {
@@ -323,7 +328,7 @@ func (m *maker) share() {
 	}
 }
 
-// byRight finds those that act by right.
+// byRight returns the leaders that act by right; see Plan.lawful.
 func (m *maker) byRight() (out []identity.ID) {
 	chosen, closed := map[identity.ID]bool{}, map[string]bool{}
 	for i := range m.eligible {
@@ -341,8 +346,8 @@ func (m *maker) byRight() (out []identity.ID) {
 	return out
 }
 
-// outward reports whether this host peers with other sites: also before it acts, so that its sessions stand by then,
-// and as long as others may think that it does.
+// outward reports whether this host peers with other sites. It does so before it acts, so that its sessions are up by
+// then, and as long as others may believe that it leads.
 func (m *maker) outward() bool {
 	return m.topology[m.Site] == Full || m.Forwards || slices.Contains(m.entitled[m.Site], m.Self)
 }
@@ -373,8 +378,9 @@ func (m *maker) peer() {
 	}
 }
 
-// strangers are the nodes without a known site that this host peers with: those that may be of its own site first, for
-// it is to reach these itself, and then those that were admitted last, for who has just joined may know nobody else.
+// strangers returns the nodes of unknown site that this host peers with. Nodes that may be of its own site come first,
+// since it must reach these itself, then those that were admitted last, since a node that has just joined may know
+// nobody else.
 func (m *maker) strangers() (out []int) {
 	type stranger struct {
 		at       int
@@ -424,7 +430,7 @@ func (m *maker) guard() {
 	}
 }
 
-// Peer reports whether this host peers with a node, or did so lately.
+// Peer reports whether this host peers with a node, or did so within Grace.
 func (p *Plan) Peer(id identity.ID) bool {
 	if p.Full {
 		return id != p.Self
@@ -433,7 +439,7 @@ func (p *Plan) Peer(id identity.ID) bool {
 	return n.peer || n.kept
 }
 
-// Peers are the members for which Peer holds.
+// Peers yields the members for which Peer holds.
 func (p *Plan) Peers() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for i, id := range p.in.Members.ids {
@@ -444,8 +450,8 @@ func (p *Plan) Peers() iter.Seq[identity.ID] {
 	}
 }
 
-// Peering are the nodes that this host is to peer with now, without those of before; they are to be noted for
-// Input.Peered. In a plan that is Full they are all others.
+// Peering yields the nodes that this host is to peer with now, without former peers. The caller notes them for
+// Input.Peered. In a plan that is Full they are all other nodes.
 func (p *Plan) Peering() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for i, id := range p.in.Members.ids {
@@ -456,13 +462,13 @@ func (p *Plan) Peering() iter.Seq[identity.ID] {
 	}
 }
 
-// SiteOf is a node's site; known is false while nothing tells it.
+// SiteOf returns a node's site; known is false while it is unknown.
 func (p *Plan) SiteOf(id identity.ID) (site string, known bool) {
 	n, _ := p.member(id)
 	return n.site, n.known
 }
 
-// Topology is that of a site in which there is a node.
+// Topology returns the topology of a site; Full if no member is known to be in it.
 func (p *Plan) Topology(site string) string {
 	if t, ok := p.topology[site]; ok {
 		return t
@@ -470,11 +476,11 @@ func (p *Plan) Topology(site string) string {
 	return Full
 }
 
-// Delivers reports whether others may send to other nodes through this host.
+// Delivers reports whether other hosts may send to nodes through this host.
 func (p *Plan) Delivers() bool { return p.delivers }
 
-// SameTopology reports whether two plans of a host have it at one site, and each site that both know speaks for itself
-// the same way.
+// SameTopology reports whether two plans of a host place it in the same site, and agree on the topology of each site
+// that both know.
 func (p *Plan) SameTopology(o *Plan) bool {
 	if p.Full != o.Full || p.Site != o.Site {
 		return false
@@ -487,9 +493,9 @@ func (p *Plan) SameTopology(o *Plan) bool {
 	return true
 }
 
-// Acting are the nodes that act as leaders and say so, of all sites; they are to be noted for Input.Recent and Led.
-// While nobody of a site says so, those act that are elected: a host that has just started, and knows of nobody else
-// yet, finds itself among them, and is not to go on forwarding for that.
+// Acting yields the leaders of all sites that act and say so in their records. The caller notes them for Input.Recent
+// and Led. Leaders that act only because no record says that anybody leads are left out: a host that has just started
+// knows nobody else, finds itself elected, and must not keep forwarding because of that.
 func (p *Plan) Acting() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for _, site := range slices.Sorted(maps.Keys(p.Leaders)) {
@@ -502,8 +508,8 @@ func (p *Plan) Acting() iter.Seq[identity.ID] {
 	}
 }
 
-// Way is how this host sends to a node, when it finds those dead; false: there is no way. A site of which all leaders
-// are dead keeps the way through the first: its packets must not leave by another route.
+// Way returns how this host sends to a node, given the nodes that it finds dead; false: there is no way. If all leaders
+// of a site are dead, the way through the first one stays, so that packets do not leave by another route.
 func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	if to == p.Self {
 		return Way{}, false
@@ -532,21 +538,19 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	return Way{Via: via, Hop: via != to, Deliver: via == to && p.delivers}, ok
 }
 
-// Carries reports whether a node passes packets on for its site, as far as this plan tells: it acts, and its witnesses
-// do not find it silent.
+// Carries reports whether a node forwards for its site by this plan: it acts, and its witnesses do not find it silent.
 func (p *Plan) Carries(id identity.ID) bool {
 	_, silent := p.Silent[id]
 	n, _ := p.member(id)
 	return n.gate && !silent
 }
 
-// Replaceable are the peers of this host that lead, and in whose place another leader can carry what this host sends
-// through them.
+// Replaceable returns the leaders among this host's peers whose part another leader can take for this host's packets.
 func (p *Plan) Replaceable() map[identity.ID]bool {
 	out := map[identity.ID]bool{}
 	for site, leaders := range p.Leaders {
 		if site == p.Site && p.Forwards {
-			continue // it sends to its own site by itself
+			continue // this host sends to its own site directly
 		}
 		var carry []identity.ID
 		for _, l := range leaders {
@@ -563,7 +567,8 @@ func (p *Plan) Replaceable() map[identity.ID]bool {
 	return out
 }
 
-// Order is in which order a node uses the leaders of its site, and in which others use them to reach it.
+// Order yields the leaders of a node's site in the order in which the node uses them, and in which others use them to
+// reach it.
 func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
 	n, _ := p.member(node)
 	if s := p.sliced[n.site]; s != nil {
@@ -572,7 +577,7 @@ func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
 	return slices.Values(Order(p.Leaders[n.site], node))
 }
 
-// Slot is which share of its site this host carries; 0: none.
+// Slot returns the share of its site that this host carries; 0: none.
 func (p *Plan) Slot() uint32 {
 	if p == nil {
 		return 0
@@ -585,8 +590,8 @@ func (p *Plan) Slot() uint32 {
 	return 0
 }
 
-// first is the leader of its site through which a node sends, and by which it is reached: the first of its order that
-// is not dead. While all that act are dead, a node that is elected itself is that leader for itself.
+// first returns the leader of its site through which a node sends and is reached: the first in its order that is not
+// dead, or the very first if all are. While all acting leaders are dead, an elected node is its own leader.
 func (p *Plan) first(bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
 	n, _ := p.member(bound)
 	elected := slices.ContainsFunc(p.Leaders[n.site], func(l Leader) bool { return l.ID == bound })

@@ -9,35 +9,35 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Reach is how a host reaches the other members, and who may bring it packets of whom. It is not changed once it is
-// made and can be read concurrently. Nil: every other member is a peer, and nobody passes packets on.
+// Reach is how a host reaches the other members, and who may bring it packets of whom. It is immutable and safe for
+// concurrent use. nil: every other member is a peer, and nobody forwards.
 type Reach struct {
-	// Site is this host's.
+	// Site is this host's site.
 	Site string
-	// Guards are who may bring packets of others.
+	// Guards say which peers may bring packets of which other members.
 	Guards []Bring
 
-	members *Members // in whose order is what follows
-	nodes   []member // a plan's, for the sites
+	members *Members // the slices below are in their order
+	nodes   []member // a plan's; only the sites are read
 	peers   []bool
-	next    []Next // Via is zero where packets go to the member as they are, or do not reach it
+	next    []Next // Via is zero where packets go to the member unencapsulated, or not at all
 }
 
-// Next is where packets for a member go that do not, or not all, go to it as they are.
+// Next is where packets for a member go, if some or all of them do not go to it unencapsulated.
 type Next struct {
-	Via identity.ID // a peer: the member itself, or the one that passes packets on
-	// Passed is set when the way is for packets alone that this host passes on for others.
+	Via identity.ID // a peer: the member itself, or the one that forwards to it
+	// Passed is set when the way is only for packets that this host forwards for others.
 	Passed bool
 }
 
-// Bring lets a peer bring packets whose source is one of some members. The list may be shared with others' lists: do
-// not change it.
+// Bring allows a peer to bring packets whose source is one of some members. Other values may share the list: do not
+// modify it.
 type Bring struct {
 	From identity.ID
 	Of   []identity.ID
 }
 
-// NewReach is a host's reach as maps tell it: its peers, the ways to members, and the sites of those of which they are
+// NewReach makes a host's Reach from maps: its peers, the ways to members, and the sites of members as far as they are
 // known.
 func NewReach(site string, peers map[identity.ID]bool, ways map[identity.ID]Next, known map[identity.ID]string,
 	guards []Bring) *Reach {
@@ -70,7 +70,7 @@ func (r *Reach) Peer(id identity.ID) bool {
 	return ok && r.peers[i]
 }
 
-// Count is how many of all members are peers.
+// Count returns how many members are peers; all is how many there are.
 func (r *Reach) Count(all int) int {
 	if r == nil {
 		return all
@@ -84,7 +84,7 @@ func (r *Reach) Count(all int) int {
 	return n
 }
 
-// Peers are all peers, by ID. It is not to be asked of a nil Reach.
+// Peers yields all peers, by ID. The Reach must not be nil.
 func (r *Reach) Peers() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for i, id := range r.members.ids {
@@ -95,8 +95,8 @@ func (r *Reach) Peers() iter.Seq[identity.ID] {
 	}
 }
 
-// Way is that to a member whose packets this host does not, or not all, send as they are. A member without one that is
-// no peer either is not reached: what is for it ends in the tunnel.
+// Way returns the way to a member to which this host sends some or all packets encapsulated. A member that has no way
+// and is no peer is unreachable: packets for it are dropped in the tunnel.
 func (r *Reach) Way(id identity.ID) (Next, bool) {
 	if r == nil {
 		return Next{}, false
@@ -108,7 +108,7 @@ func (r *Reach) Way(id identity.ID) (Next, bool) {
 	return r.next[i], true
 }
 
-// Ways are all of them, by ID.
+// Ways yields all ways, by ID.
 func (r *Reach) Ways() iter.Seq2[identity.ID, Next] {
 	return func(yield func(identity.ID, Next) bool) {
 		if r == nil {
@@ -122,7 +122,7 @@ func (r *Reach) Ways() iter.Seq2[identity.ID, Next] {
 	}
 }
 
-// Hops reports whether packets may travel by hops.
+// Hops reports whether any packet may travel by hops.
 func (r *Reach) Hops() bool {
 	if r == nil {
 		return false
@@ -135,7 +135,7 @@ func (r *Reach) Passes() bool {
 	return r != nil && slices.ContainsFunc(r.next, func(n Next) bool { return n.Passed })
 }
 
-// SiteOf is the site of another member, as far as it is known.
+// SiteOf returns the site of another member; known is false while it is unknown.
 func (r *Reach) SiteOf(id identity.ID) (site string, known bool) {
 	if r == nil {
 		return "", false
@@ -147,7 +147,7 @@ func (r *Reach) SiteOf(id identity.ID) (site string, known bool) {
 	return r.nodes[i].site, r.nodes[i].known
 }
 
-// Equal reports whether two say the same of the same members.
+// Equal reports whether two values have the same content for the same members.
 func (r *Reach) Equal(o *Reach) bool {
 	if r == nil || o == nil {
 		return r == o

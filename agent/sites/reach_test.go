@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// TestReachIsThePlans: the way to a member that is found once for many is the one that the plan has to each of them,
-// whoever of the leaders is dead, and whether sites are shared by slices or node by node.
+// TestReachIsThePlans: a way that is computed once for a group of members is the plan's way to each of them, whichever
+// leaders are dead, and whether members are bound by slices or one by one.
 func TestReachIsThePlans(t *testing.T) {
 	hops := 0
 	for seed := range uint64(40) {
@@ -66,7 +66,7 @@ func TestReachIsThePlans(t *testing.T) {
 	}
 }
 
-// TestReachEqual: two are the same if they say the same, and not if one thing differs.
+// TestReachEqual: two are equal if all their content is, and not if one thing differs.
 func TestReachEqual(t *testing.T) {
 	a, b, c := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	type parts struct {

@@ -32,12 +32,12 @@ type view struct {
 	settings *skeinv1.Settings
 	nodes    []*skeinv1.Node
 	records  map[identity.ID]*skeinv1.Record
-	away     map[identity.ID]bool // that gossip does not see
+	away     map[identity.ID]bool // that gossip does not see alive
 	recent   map[identity.ID]bool
 	sliced   bool // members are bound by slices
 	led      bool
-	dead     map[identity.ID]bool   // for this host's path machines
-	places   map[identity.ID]string // of those of whom there is no record
+	dead     map[identity.ID]bool   // by this host's path machines
+	places   map[identity.ID]string // of members without a record here
 }
 
 func (v *view) clone() *view {
@@ -68,7 +68,7 @@ func (v *view) plan(self identity.ID) *sites.Plan {
 	return sites.Make(in)
 }
 
-// numbered are n members.
+// numbered returns n members.
 func numbered(n int) *sites.Members {
 	var nodes []*skeinv1.Node
 	for i := range n {
@@ -77,7 +77,7 @@ func numbered(n int) *sites.Members {
 	return sites.NewMembers(nodes, nil, nil)
 }
 
-// recorded are members of which there are records.
+// recorded returns members that have records.
 func recorded(records map[identity.ID]*skeinv1.Record) *sites.Members {
 	var nodes []*skeinv1.Node
 	for id := range records {
@@ -135,19 +135,19 @@ func mesh(t *rapid.T) *view {
 	return v
 }
 
-// run is how a packet went.
+// run is the course of a packet.
 type run struct {
 	way  []identity.ID
-	end  string // "" : it arrived; else why it did not
-	loop bool   // a host had it twice
+	end  string // "": it arrived; else why it did not
+	loop bool   // it passed one host twice
 }
 
 func (r run) String() string { return fmt.Sprint(r.way, " ", r.end) }
 
 const ttl = 64
 
-// walk sends a packet, each host by its own plan, as the data plane will: a plain packet is taken from its source only,
-// and an encapsulated one by the guards.
+// walk sends a packet, each host by its own plan, as the data plane does: a plain packet is accepted from its source
+// only, an encapsulated one by the guards.
 func walk(plans map[identity.ID]*sites.Plan, views func(identity.ID) *view, from, to identity.ID) run {
 	r := run{way: []identity.ID{from}}
 	at := from
@@ -287,8 +287,8 @@ func TestDeadLeadersArePassedBy(t *testing.T) {
 	})
 }
 
-// A leader is replaceable where another one of its site leads. A host that passes it over, alone, still reaches all
-// that it reached by it.
+// A leader is replaceable if another one of its site leads: a host that passes over that leader alone still reaches all
+// nodes that it reached through it.
 func TestReplaceablePeers(t *testing.T) {
 	some := false
 	rapid.Check(t, func(t *rapid.T) {
@@ -335,7 +335,7 @@ func TestReplaceablePeers(t *testing.T) {
 	}
 }
 
-// Views differ: who is alive, who says that it leads, whom paths find dead. No packet goes round, and once all see the
+// Views differ: who is alive, who says that it leads, which paths are dead. No packet loops. Once all hosts see the
 // same again, whatever each remembers, all packets arrive.
 func TestDifferingViews(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -533,8 +533,8 @@ func TestElection(t *testing.T) {
 	}
 }
 
-// Nodes of a site come and go. Each says in its record what Term tells it. Of equals nobody that returns, even with the
-// record of one that still leads, takes the place of one that led meanwhile, and all say the same in the end.
+// Nodes of a site come and go. Each publishes the term that Term gives it. Among equals, no node that returns, even
+// with the record of a leader, replaces one that has led meanwhile, and in the end all name the same term.
 func TestWhoReturnsDoesNotReclaim(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSite := rapid.IntRange(1, 3).Draw(t, "leaders per site")
@@ -551,7 +551,7 @@ func TestWhoReturnsDoesNotReclaim(t *testing.T) {
 				}
 				for _, i := range rapid.Permutation(order).Draw(t, "turns") {
 					if !nodes[i].Alive {
-						continue // it is frozen or gone, and its record stays
+						continue // the node is frozen or gone, and its record stays
 					}
 					term := sites.Term(nodes, sites.Elect(nodes, perSite)["dc"], nodes[i].ID)
 					changed = changed || nodes[i].Term != term
@@ -595,7 +595,7 @@ func TestWhoReturnsDoesNotReclaim(t *testing.T) {
 	})
 }
 
-// A record may name any number: also with the highest one somebody leads.
+// A record may name any number: a node that names the highest one leads like any other.
 func TestTermsEnd(t *testing.T) {
 	nodes := []sites.Node{{ID: id(1), Site: "dc", Alive: true, Wish: true}, {ID: id(2), Site: "dc", Alive: true,
 		Term: 1<<64 - 1}}
@@ -659,7 +659,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// When the topology changes, the peers of before stay for a while, and no longer.
+// When the topology changes, the former peers stay for a while, and no longer.
 func TestFormerPeersStay(t *testing.T) {
 	v := large(2, 5)
 	ids := v.ids()
@@ -733,8 +733,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// TestAddressesTellOfSites: a member whose record has not come is where its address is, as long as somebody is known to
-// lead there; and who has no records at all guesses nothing, since it has to reach somebody to get them.
+// TestAddressesTellOfSites: a member whose record has not come counts as in the site of its address, if a leader of
+// that site is known. A host without any records guesses nothing, since it must reach some node to get them.
 func TestAddressesTellOfSites(t *testing.T) {
 	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
 		Alive:   func(identity.ID) bool { return true },
@@ -765,8 +765,8 @@ func TestAddressesTellOfSites(t *testing.T) {
 	}
 }
 
-// TestMembersWithoutRecordsAreNotAskedAfter: a plan among many members asks of those alone whether they are alive that
-// can lead, or witness, for all that is known.
+// TestMembersWithoutRecordsAreNotAskedAfter: among many members, a plan asks whether a member is alive only if the
+// member may lead or be a witness.
 func TestMembersWithoutRecordsAreNotAskedAfter(t *testing.T) {
 	in := sites.Input{Self: id(0), Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
 		Records: map[identity.ID]*skeinv1.Record{}}
@@ -790,8 +790,8 @@ func TestMembersWithoutRecordsAreNotAskedAfter(t *testing.T) {
 	}
 }
 
-// TestStrangersAreBounded: who knows of many members not where they are peers with some of them, those of its own site
-// first, and then the newest. With fewer it peers with all.
+// TestStrangersAreBounded: a host that does not know the sites of many members peers with some of them: those of its
+// own site first, then the newest. If they are few, it peers with all.
 func TestStrangersAreBounded(t *testing.T) {
 	const known, own, most = 3, 100, sites.Strangers
 	in := sites.Input{Self: id(0), Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
@@ -831,15 +831,15 @@ func TestStrangersAreBounded(t *testing.T) {
 			t.Fatalf("the site of node %d is known: %t", i, known)
 		}
 	}
-	in.Peered = map[identity.ID]bool{id(3000): true} // it still is for a while
+	in.Peered = map[identity.ID]bool{id(3000): true} // it stays a peer for a while
 	p = sites.Make(in)
 	if _, ok := p.Way(id(3000), func(identity.ID) bool { return false }); !ok || !p.Peer(id(3000)) {
 		t.Error("a peer of a moment ago has no way")
 	}
 }
 
-// TestLeaderThatStartsAgainForwards: others may still send by a leader that was away for a moment, since they have its
-// record of before. It does not say yet that it leads.
+// TestLeaderThatStartsAgainForwards: others may still send through a leader that was away for a moment, since they have
+// its former record. The leader itself does not say yet that it leads.
 func TestLeaderThatStartsAgainForwards(t *testing.T) {
 	back, goesOn, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	in := sites.Input{Self: back, Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2},
@@ -865,8 +865,8 @@ func TestLeaderThatStartsAgainForwards(t *testing.T) {
 	}
 }
 
-// TestLeadershipIsHandedOver: who led goes on until the one that was elected in its place says that it leads, which it
-// does once its sessions stand; but not when it forwards nothing, or has gone.
+// TestLeadershipIsHandedOver: a former leader goes on until the node that was elected in its place says that it leads,
+// which it does once its sessions are up. It does not go on if it does not forward, or has gone.
 func TestLeadershipIsHandedOver(t *testing.T) {
 	before, next := identity.ID{1}, identity.ID{2}
 	nodes := func(change func(before, next *sites.Node)) []sites.Node {
@@ -919,8 +919,8 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 	}
 }
 
-// TestARecordOfAnEndedRunLeadsNothing: a leader that has started again is alive by gossip before its new record has
-// come. What the old one says does not count: nodes stay with those who lead meanwhile, until it says so again.
+// TestARecordOfAnEndedRunLeadsNothing: gossip sees a restarted leader alive before its new record has come. Its old
+// record does not count: nodes stay with those that lead meanwhile, until the leader says again that it leads.
 func TestARecordOfAnEndedRunLeadsNothing(t *testing.T) {
 	back, goesOn, self, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
 	outdated := map[identity.ID]bool{}

@@ -11,14 +11,14 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// maxSlots is how many leaders can share a site: as many as lead at most, and as many again that led before them.
+// maxSlots is how many leaders can share a site: the most that may be elected, and as many former ones.
 const maxSlots = 32
 
-// share tells which slot carries each slice of a site.
+// share maps each slice of a site to the slot that carries it.
 type share [events.Slices]uint8
 
-// full are the shares of the first n slots, by n. Each slot takes as much from every one before it, so with one more
-// only those slices move that it takes; and it takes the highest ones of each, so that slices of a slot are few runs.
+// full returns the shares of the first n slots, by n. A new slot takes about equally much from every slot before it, so
+// only the slices that it takes move. It takes the highest slices of each, so that a slot's slices form few runs.
 var full = sync.OnceValue(func() *[maxSlots + 1]share {
 	var out [maxSlots + 1]share
 	for n := 2; n <= maxSlots; n++ {
@@ -40,22 +40,22 @@ var full = sync.OnceValue(func() *[maxSlots + 1]share {
 	return &out
 })
 
-// shareSeed is one of those with which no more than 1/n of a site and 5 % move when one of up to sixteen leaders is
-// lost or comes back while another one is missing: it was found by trying. Every node must come to the same shares at
-// all times, so it never changes.
+// shareSeed was found by trial. With it, no more than 1/n of a site and 5 % move when one of up to sixteen leaders is
+// lost or returns while another one is missing. All nodes must compute the same shares at all times, so it never
+// changes.
 const shareSeed = 406_000
 
-// claim is what speaks for giving a slice that a missing slot would carry to another one.
+// claim ranks giving a slice of a missing slot to another slot.
 type claim struct {
-	before int // how many of the others carried it later than this one, as slots came to be; maxSlots: it never did
+	before int // how many other slots carried the slice more recently, as slots were added; maxSlots: this one never did
 	weight uint64
 	slice  int
 	slot   uint8
 }
 
-// shareOf is who carries what when some slots are taken, of which there is one at least. What belongs to a slot that
-// nobody has goes to the others in about equal parts: to one that carried it before there were as many slots, else by
-// rendezvous hashing. So with one less, or more, little else moves.
+// shareOf returns who carries which slice when only some slots are taken, at least one. The slices of missing slots are
+// divided about equally among the others: each goes to a slot that carried it when there were fewer slots, otherwise by
+// rendezvous hashing. So one slot more or less moves little else.
 func shareOf(taken uint32) share {
 	n := bits.Len32(taken)
 	out := full()[n]
@@ -66,7 +66,7 @@ func shareOf(taken uint32) share {
 	for _, s := range out {
 		room[s]--
 	}
-	var there []uint8 // those with most slices first: they have the remainder
+	var there []uint8 // slots with the most slices first: these get the remainder
 	for s := range uint8(n) {
 		if taken&(1<<s) != 0 {
 			there = append(there, s)
@@ -110,9 +110,9 @@ func shareOf(taken uint32) share {
 	return out
 }
 
-// TakeSlots gives each leader of a site a slot. Who says which one it has keeps it, the best first where two say the
-// same; the others get the lowest that are free, those that act first. So all that have the same records come to the
-// same, before leaders have said what they got and after.
+// TakeSlots gives each leader of a site a slot. A leader keeps the slot that its record names; if two name the same,
+// the better one keeps it. The others get the lowest free slots, acting leaders first. So all hosts with the same
+// records agree, both before and after the leaders have published their slots.
 func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 	limit := uint32(min(max(perSite, len(leaders)), maxSlots))
 	taken := uint32(0)
@@ -134,8 +134,7 @@ func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 	}
 }
 
-// sharer remembers the shares that it has found, which are the same for all sites that have the same slots taken. It
-// is safe for concurrent use.
+// sharer caches shares, which are the same for all sites that have the same slots taken. It is safe for concurrent use.
 type sharer struct {
 	mu     sync.Mutex
 	found  map[uint32]*share
@@ -156,7 +155,7 @@ func (sh *sharer) of(taken uint32) *share {
 	return s
 }
 
-// kinds are the same number for slices that use the leaders in the same order, for sites with the same tiers.
+// kinds numbers the slices by the order in which they use the leaders, for sites with the same tiers.
 func (sh *sharer) kinds(tiers [3]uint32) *share {
 	sh.mu.Lock()
 	k := sh.sorted[tiers]
@@ -191,12 +190,12 @@ func (sh *sharer) kinds(tiers [3]uint32) *share {
 	return k
 }
 
-// sliced are the leaders of a site that shares its slices among them.
+// sliced holds the leaders of a site that share its slices.
 type sliced struct {
 	shares *sharer
 	bySlot [maxSlots]identity.ID
-	tiers  [3]uint32     // slots of those that act, of reserves, and of those that are only elected
-	rest   []identity.ID // more leaders than there are slots: the settings have no such number
+	tiers  [3]uint32     // bits for the slots of acting leaders, of reserves, and of leaders that are only elected
+	rest   []identity.ID // leaders beyond maxSlots; the settings allow no such number
 }
 
 func newSliced(leaders []Leader, shares *sharer) *sliced {
@@ -219,8 +218,8 @@ func newSliced(leaders []Leader, shares *sharer) *sliced {
 	return s
 }
 
-// order is in which order the nodes in a slice use the leaders. Acting leaders come before those that are only
-// elected, reserves after those; among equals the one comes first that has the slice, and each next one is who has it
+// order yields the leaders in the order in which the nodes in a slice use them: acting leaders, then reserves, then
+// those that are only elected. Of equals the one that carries the slice comes first, and each next one would carry it
 // without those before.
 func (s *sliced) order(slice uint8) iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
@@ -241,10 +240,10 @@ func (s *sliced) order(slice uint8) iter.Seq[identity.ID] {
 	}
 }
 
-// kind is the same for slices that use the leaders in the same order.
+// kind returns the same number for slices that use the leaders in the same order.
 func (s *sliced) kind(slice uint8) uint8 { return s.shares.kinds(s.tiers)[slice] }
 
-// Carriers are who comes first for the nodes in each slice of a site.
+// Carriers returns for each slice of a site the leader that the nodes in it use first.
 func Carriers(leaders []Leader) (out [events.Slices]identity.ID) {
 	s := newSliced(leaders, &sharer{})
 	for i := range out {

@@ -13,7 +13,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// acting are n leaders that say so and have said which slots they have.
+// acting returns n leaders that say that they lead and which slots they have.
 func acting(n int) (out []sites.Leader) {
 	for i := range n {
 		out = append(out, sites.Leader{ID: id(i), Term: 1, Acting: true, Slot: uint32(i + 1)})
@@ -21,7 +21,7 @@ func acting(n int) (out []sites.Leader) {
 	return out
 }
 
-// users are who carries each slice, by slot.
+// users returns the leaders that carry each slice, by slot.
 func users(leaders []sites.Leader) (out [events.Slices]uint32) {
 	for i, first := range sites.Carriers(leaders) {
 		out[i] = leaders[slices.IndexFunc(leaders, func(l sites.Leader) bool { return l.ID == first })].Slot
@@ -39,8 +39,8 @@ func changed(a, b [events.Slices]uint32) float64 {
 	return float64(n) / events.Slices
 }
 
-// Whichever of n leaders is lost, or comes back, its share of the slices moves and next to nothing else; also when
-// one is missing already. All have about the same.
+// Whichever of n leaders is lost or returns, its share of the slices moves, and hardly anything else, even if one is
+// missing already. All leaders have about equal shares.
 func TestSharesMoveLittle(t *testing.T) {
 	for n := 2; n <= 16; n++ {
 		for missing := range n {
@@ -108,8 +108,8 @@ func TestSharesArePinned(t *testing.T) {
 	}
 }
 
-// The order of a slice is who has it, then who has it when that one is lost, and so on: who finds leaders dead does
-// what all do once they are gone.
+// The order of a slice is the leader that has it, then the one that has it when the first is lost, and so on: a host
+// that finds leaders dead does what all hosts do once they are gone.
 func TestOrderIsWhoIsNext(t *testing.T) {
 	leaders := acting(5)
 	for slice := range events.Slices {
@@ -123,8 +123,8 @@ func TestOrderIsWhoIsNext(t *testing.T) {
 	}
 }
 
-// Leaders say which slots they have when each comes to it, and not at once: until then and after it all come to the
-// same slots, and no two leaders to one. Who keeps leading keeps its slot when others come and go.
+// Leaders publish their slots one after another. Before and after that, all hosts compute the same slots, and no two
+// leaders have one slot. A leader that goes on keeps its slot when others come and go.
 func TestSlotsAreKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSite := rapid.IntRange(0, 16).Draw(t, "leaders per site")

@@ -11,14 +11,14 @@ import (
 
 // The two topologies of a site.
 const (
-	Full = "full" // its nodes peer with other sites themselves
-	Site = "site" // its leaders do
+	Full = "full" // every node of the site peers with other sites
+	Site = "site" // only its leaders do
 )
 
 // RoleRelay is the Record.role of a node that relays and forwards nothing else.
 const RoleRelay = "relay"
 
-// Topology is a site's.
+// Topology returns the topology of a site: its own setting, otherwise the default for all sites.
 func Topology(s *skeinv1.Settings, site string) string {
 	t, ok := s.GetSiteTopology()[site]
 	if !ok {
@@ -30,7 +30,7 @@ func Topology(s *skeinv1.Settings, site string) string {
 	return Full
 }
 
-// InUse reports whether any site may speak through leaders.
+// InUse reports whether any site may use leaders.
 func InUse(s *skeinv1.Settings) bool {
 	if s.GetTopology() == Site {
 		return true
@@ -43,7 +43,7 @@ func InUse(s *skeinv1.Settings) bool {
 	return false
 }
 
-// Of is a member's site: what the log says, else what its record says. A member of which neither is known is unknown.
+// Of returns a member's site: as the log sets it, otherwise as its record says. known is false if neither does.
 func Of(n *skeinv1.Node, r *skeinv1.Record) (site string, known bool) {
 	if n.GetSettings().GetSiteSet() {
 		return n.GetSettings().GetSite(), true
@@ -51,7 +51,7 @@ func Of(n *skeinv1.Node, r *skeinv1.Record) (site string, known bool) {
 	return r.GetSite(), r != nil
 }
 
-// Describe is what an election needs to know of a member; known is false while nothing tells its site.
+// Describe returns what an election needs to know of a member; known is false while its site is unknown.
 func Describe(id identity.ID, n *skeinv1.Node, r *skeinv1.Record, alive bool) (node Node, known bool) {
 	node = Node{ID: id, Reluctant: n.GetDraining(), Term: r.GetLeads(), Alive: alive}
 	node.Site, known = Of(n, r)
@@ -68,8 +68,8 @@ func Describe(id identity.ID, n *skeinv1.Node, r *skeinv1.Record, alive bool) (n
 	return node, known
 }
 
-// Alike reports whether plans read the same in two records of one member. Most changes of a record are none to plans:
-// the members in their places, their leaders and the ways between them follow from few of its fields.
+// Alike reports whether two records of a member give the same plans. Most changes of a record do not: sites, leaders
+// and ways depend on few of its fields.
 func Alike(x, y *skeinv1.Record) bool {
 	return x == y || (x == nil) == (y == nil) &&
 		x.GetSite() == y.GetSite() &&
@@ -84,8 +84,8 @@ func sameSilence(x, y *skeinv1.SilentLeader) bool {
 	return x.GetNodeId() == y.GetNodeId() && x.GetKinds() == y.GetKinds() && x.GetSince() == y.GetSince()
 }
 
-// Reachable reports whether other sites can send to an endpoint of a node without its having sent to them before: one
-// that was given, a public address of its own, or what a router or cloud forwards to it.
+// Reachable reports whether other sites can send to a node before it has sent to them: its endpoint was given, it has a
+// public address of its own, or a router or cloud forwards an address to it.
 func Reachable(r *skeinv1.Record) bool {
 	if r.GetForcedEndpoint() != "" {
 		return true
@@ -102,5 +102,5 @@ func Reachable(r *skeinv1.Record) bool {
 	})
 }
 
-// forwarded are the sources of candidates that somebody forwards to the node.
+// forwarded are the sources of candidates that a router or cloud forwards to the node.
 var forwarded = []string{"imds", "pcp", "natpmp", "upnp"}

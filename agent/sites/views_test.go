@@ -17,12 +17,11 @@ import (
 
 var simStart = time.Unix(1e9, 0)
 
-// Hosts of a mesh in sites see every change at another time. Histories are random: leaders and sites are chosen,
-// drained, killed, frozen, cut off and moved, and settings change. Whenever anything has changed at any host each host
-// sends a packet to each other one, and each step is taken by what the data planes of its two ends have been told by
-// then.
+// Hosts of a mesh in sites see every change at different times. Histories are random: leaders and sites are chosen,
+// drained, killed, frozen, cut off and moved, and settings change. Whenever anything has changed at any host, each host
+// sends a packet to each other one, and each step is judged by what the data planes of its two ends know by then.
 //
-// SKEIN_TEST_SEED runs one history of each kind, and tells it; SKEIN_TEST_SEEDS runs so many.
+// SKEIN_TEST_SEED runs and prints one history of each kind; SKEIN_TEST_SEEDS runs so many.
 func histories(t *testing.T, n uint64, short uint64, one func(*world)) {
 	first := uint64(1)
 	if v, err := strconv.ParseUint(os.Getenv("SKEIN_TEST_SEED"), 10, 64); err == nil {
@@ -44,7 +43,7 @@ func histories(t *testing.T, n uint64, short uint64, one func(*world)) {
 	}
 }
 
-// What an admin plans loses nothing as long as news are quicker than the times that hosts leave each other for them.
+// A planned change loses nothing as long as news arrive within the times that hosts allow for them.
 func TestPlannedChangesLoseNothing(t *testing.T) {
 	histories(t, 2000, 200, func(w *world) {
 		w.delays = delays{log: 2500 * time.Millisecond, record: 1500 * time.Millisecond, apply: 150 * time.Millisecond}
@@ -68,8 +67,8 @@ func TestPlannedChangesLoseNothing(t *testing.T) {
 	})
 }
 
-// Where hosts die, freeze, forward nothing, move or are cut off, packets are lost only while those on their way see
-// different things, or until the path to the one that died is given up.
+// Where hosts die, freeze, do not forward, move or are cut off, packets are lost only while the hosts on their way see
+// different things, or until the path to the dead host is given up.
 func TestPacketsAreLostOnlyWhileViewsDiffer(t *testing.T) {
 	histories(t, 2000, 200, func(w *world) {
 		w.delays = delays{log: 2500 * time.Millisecond, record: 1500 * time.Millisecond, apply: 150 * time.Millisecond}
@@ -87,9 +86,9 @@ func TestPacketsAreLostOnlyWhileViewsDiffer(t *testing.T) {
 	})
 }
 
-// A leader stands still for a moment, or is cut off, and is back before gossip notices: some have given its path up,
-// others have not, and it has perhaps given up all others'. Nothing is lost but what is sent to it meanwhile, and that
-// for no longer than a dead one costs where there is another; all go by the same leaders as before in the end.
+// A leader stands still for a moment, or is cut off, and is back before gossip notices. Some hosts have given its path
+// up, others have not, and it may have given up all paths itself. Only what is sent to it meanwhile is lost and, if
+// there is another leader, for no longer than with a dead one. In the end all hosts use the same leaders as before.
 func TestLeaderStandsStillForAMoment(t *testing.T) {
 	passedOver := 0
 	histories(t, 1000, 200, func(w *world) {
@@ -136,8 +135,8 @@ func TestLeaderStandsStillForAMoment(t *testing.T) {
 	}
 }
 
-// News may take longer than anybody waits for them. Then packets are lost, but none goes round, and all is well
-// once everybody has them.
+// News may take longer than any host waits for them. Then packets are lost, but none loops, and all packets arrive once
+// all hosts have the news.
 func TestNothingGoesRoundHoweverLateNewsAre(t *testing.T) {
 	histories(t, 1000, 100, func(w *world) {
 		w.delays = delays{log: 50 * time.Second, record: 40 * time.Second, apply: time.Second}
@@ -189,7 +188,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// begin has all hosts run for a while that see the same.
+// begin starts all hosts with the same view, and lets them run for a while.
 func (w *world) begin() {
 	for _, h := range w.hosts {
 		h.started, h.upSince, h.published = w.now.Add(-time.Hour), w.now.Add(-time.Hour), w.now.Add(-time.Hour)
@@ -216,7 +215,7 @@ func (w *world) begin() {
 	w.quiet = false
 }
 
-// forget is what happens to a host's memory and data plane when it dies.
+// forget is what a host's memory and data plane lose when it dies.
 func (w *world) forget(h *simHost) {
 	h.course, h.follower, h.plan = sites.Course{}, sites.Follower{}, nil
 	h.silent, h.misses, h.passed = map[int]time.Time{}, map[int]int{}, map[int]bool{}
@@ -231,7 +230,7 @@ func (w *world) pause() time.Duration {
 	return w.between(0, []time.Duration{3 * time.Second, 20 * time.Second, time.Minute}[w.rng.IntN(3)])
 }
 
-// plannedChange is one that an admin decides.
+// plannedChange makes a change as an admin would.
 func (w *world) plannedChange() {
 	h := w.hosts[w.rng.IntN(len(w.hosts))]
 	switch w.rng.IntN(8) {
@@ -271,7 +270,7 @@ func (w *world) plannedChange() {
 	}
 }
 
-// fault is something that nobody plans.
+// fault makes a change that nobody plans.
 func (w *world) fault() {
 	h := w.hosts[w.rng.IntN(len(w.hosts))]
 	w.faulted = w.now
@@ -332,7 +331,7 @@ func (w *world) revive(h *simHost) {
 	w.kick(h)
 }
 
-// repair ends all faults but that some hosts are dead and some places cut off.
+// repair ends all faults, except that some hosts stay dead and some places cut off.
 func (w *world) repair() {
 	w.faulted = w.now
 	delete(w.cut, home)
@@ -355,8 +354,8 @@ func (w *world) repair() {
 	w.reachable()
 }
 
-// settle waits until all news have come and all times have run out. Then every pair has one way, by the same hosts in
-// both directions.
+// settle waits until all news have arrived and all times have run out. Then every pair has one way, by the same hosts
+// in both directions.
 func (w *world) settle() {
 	w.run(150 * time.Second)
 	w.tell("all is quiet")
@@ -379,17 +378,17 @@ func (w *world) settle() {
 	}
 }
 
-// sameLog reports whether all that a host reaches know the same log. At a place that is cut off nobody hears of it, and
-// one that has moved there may know more than the others.
+// sameLog reports whether all hosts that a host reaches have the same log. News do not reach a place that is cut off,
+// but a host that has moved there may know more than the others.
 func (w *world) sameLog(a *simHost) bool {
 	return !slices.ContainsFunc(w.hosts, func(h *simHost) bool { return w.gossips(a, h) && h.log != a.log })
 }
 
-// trip is how a packet went.
+// trip is the course of a packet.
 type trip struct {
 	way  []int  // the last one is where it arrived, or was lost
 	lost string // "": it arrived
-	loop bool   // a host had it twice
+	loop bool   // it passed one host twice
 	// unreached is set when the last host is dead or cut off, or a tunnel to it is not there.
 	unreached, untunneled bool
 }
@@ -404,8 +403,8 @@ func (w *world) trip(t trip) string {
 
 const mostSteps = 12
 
-// walk sends a packet as the hosts' data planes are now: a plain packet is taken from its source only, and one that
-// travels inside another from those that may bring it.
+// walk sends a packet by the hosts' present data planes: a plain packet is accepted from its source only, and an
+// encapsulated one from those that may bring it.
 func (w *world) walk(from, to int) trip {
 	t := trip{way: make([]int, 1, 5)}
 	t.way[0] = from
@@ -453,7 +452,7 @@ func (w *world) walk(from, to int) trip {
 	return t
 }
 
-// send sends a packet from each host to each other one, and judges how it went.
+// send sends a packet from each host to each other one, and judges its course.
 func (w *world) send() {
 	if w.quiet {
 		return
@@ -475,7 +474,7 @@ func (w *world) send() {
 	}
 }
 
-// wrong says why a packet should not have gone as it did; "": it may.
+// wrong returns why a packet must not have gone as it did; "": it may have.
 func (w *world) wrong(t trip, a, b *simHost) string {
 	differ := w.differ(t, a, b)
 	switch {
@@ -499,15 +498,15 @@ func (w *world) wrong(t trip, a, b *simHost) string {
 	last := w.hosts[t.way[len(t.way)-1]]
 	if w.now.Sub(last.started) < 2*sites.HandOver && slices.ContainsFunc(t.way,
 		func(i int) bool { return w.hosts[i].handsOver() }) {
-		return "" // it has not seen those lead that hand over
+		return "" // the host has not seen the leaders that hand over lead
 	}
 	before := w.hosts[t.way[max(0, len(t.way)-2)]]
 	switch {
 	case t.unreached && (w.now.Sub(last.upSince) < failover || w.now.Sub(before.upSince) < failover ||
 		before.plane.alive[last.i] != w.gossips(before, last)), // it is not known yet
-		t.untunneled && w.now.Sub(w.faulted) < sites.Grace, // somebody new has to lead
+		t.untunneled && w.now.Sub(w.faulted) < sites.Grace, // a new node has to lead
 		last.zombie || last.noUplink || before.noUplink,    // its witnesses find it, if there is another one
-		// it led by what it knew when it was frozen, or cut off from the log
+		// it led by what it knew when it was frozen, or was cut off from the log
 		w.now.Sub(before.woke) < sites.ForwardOn+resyncs+sites.SwitchAfter, w.now.Sub(before.heardLate) < sites.ForwardOn+
 			sites.SwitchAfter:
 		return ""
@@ -515,14 +514,14 @@ func (w *world) wrong(t trip, a, b *simHost) string {
 	return "it is lost, and all on its way see the same"
 }
 
-// excused reports whether a host stands still, and for so short a time that others may still send to it, or there is no
-// other leader of its site.
+// excused reports whether a host has stood still for so short a time that others may still send to it, or is the only
+// leader of its site.
 func (w *world) excused(h *simHost) bool {
 	return h.still && (w.now.Sub(h.upSince) < failover ||
 		!slices.ContainsFunc(w.hosts, func(o *simHost) bool { return o != h && o.site == h.site && o.course.Told() > 0 }))
 }
 
-// handsOver reports whether by a host's plan somebody leads only until others do.
+// handsOver reports whether a host's plan has a leader that leads only until others do.
 func (h *simHost) handsOver() bool {
 	for _, leaders := range h.plan.Leaders {
 		if slices.ContainsFunc(leaders, func(l sites.Leader) bool { return l.HandsOver }) {
@@ -532,8 +531,8 @@ func (h *simHost) handsOver() bool {
 	return false
 }
 
-// differ reports whether those on the way of a packet see different things of the two sites of its ends, or did when
-// the topology changed, as long as it matters who led then.
+// differ reports whether the hosts on a packet's way see different things of the sites of its two ends. It also counts
+// what they saw when the topology changed, as long as it matters who led then.
 func (w *world) differ(t trip, a, b *simHost) bool {
 	var first *simHost
 	for _, i := range append(slices.Clip(t.way), b.i) {

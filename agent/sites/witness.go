@@ -8,17 +8,17 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Witnesses of a leader are nodes of its site that send echoes through it to nodes of other sites, and say in their
-// records when none comes back though it lives.
+// Witnesses of a leader are nodes of its site that send echoes through it to nodes of other sites. Their records say
+// when no echo comes back although the leader is alive.
 
-// MaxWitnesses is how many a leader has at most.
+// MaxWitnesses is the most witnesses that a leader has.
 const MaxWitnesses = 3
 
-// maxMirrors is how many nodes of other sites a witness sends echoes to by one leader.
+// maxMirrors is the most nodes of other sites to which a witness sends echoes through one leader.
 const maxMirrors = 2
 
-// Witnesses are the witnesses of a leader: of the nodes of its site that are alive and can forward themselves, those
-// with the highest weights, the highest first. So one that dies or comes changes one place.
+// Witnesses returns the witnesses of a leader: of the live nodes of its site that could lead, those with the highest
+// weights, the highest first. So a node that dies or joins changes one place.
 func Witnesses(nodes []Node, leader identity.ID) []identity.ID {
 	site, known := "", false
 	for i := range nodes {
@@ -38,7 +38,7 @@ func Witnesses(nodes []Node, leader identity.ID) []identity.ID {
 	return heaviest(out, leader, MaxWitnesses)
 }
 
-// heaviest are the n of some nodes with the highest rendezvous weights for another one.
+// heaviest returns the n nodes with the highest rendezvous weights for another node. It sorts of in place.
 func heaviest(of []identity.ID, node identity.ID, n int) []identity.ID {
 	slices.SortFunc(of, func(a, b identity.ID) int {
 		return cmp.Or(cmp.Compare(weight(b, node), weight(a, node)), a.Compare(b))
@@ -46,18 +46,18 @@ func heaviest(of []identity.ID, node identity.ID, n int) []identity.ID {
 	return of[:min(len(of), n)]
 }
 
-// quorum is how many of so many witnesses demote a leader: two of three, both of two, the one of one.
+// quorum is how many of its witnesses it takes to demote a leader: two of three, both of two, the only one.
 func quorum(witnesses int) int { return min(witnesses, 2) }
 
-// Finding is what witnesses say of a leader that they demote.
+// Finding is what the witnesses that demote a leader report.
 type Finding struct {
-	By    []identity.ID // at least as many as it takes, sorted
-	Kinds uint32        // of packets that it loses, as in SilentLeader
-	Since int64         // when enough of them said so, Unix seconds by the last one's clock
+	By    []identity.ID // at least a quorum, sorted
+	Kinds uint32        // of packets that the leader loses, as in SilentLeader
+	Since int64         // when the quorum was complete, Unix seconds by the last witness's clock
 }
 
-// Judge finds the nodes that enough of their witnesses find silent. Only those say something whom everybody chooses as
-// witnesses: a node that is away, or of another site, or not among the three, does not count.
+// Judge returns the nodes that a quorum of their witnesses finds silent. Only reports of the nodes that Witnesses
+// returns count: a node that is away, or in another site, or not among the three, is ignored.
 func Judge(nodes []Node, records map[identity.ID]*skeinv1.Record) map[identity.ID]Finding {
 	said := map[identity.ID]map[identity.ID]*skeinv1.SilentLeader{} // by leader, then witness
 	for i := range nodes {
@@ -95,17 +95,17 @@ func Judge(nodes []Node, records map[identity.ID]*skeinv1.Record) map[identity.I
 	return out
 }
 
-// Watched is a leader that this host is a witness of.
+// Watched is a leader of which this host is a witness.
 type Watched struct {
 	Leader identity.ID
-	// Mirrors are nodes of other sites that answer echoes through the leader, of different sites where there are some.
+	// Mirrors are nodes of other sites that answer echoes through the leader, of different sites if possible.
 	Mirrors []identity.ID
-	// Others are who passes echoes to the same nodes, the best first: if they do, it is the leader that does not. This
-	// host itself may be among them.
+	// Others are the other acting leaders, the best first. If one of them forwards echoes to the same mirrors, the fault
+	// is the leader's. This host itself may be among them.
 	Others []identity.ID
 }
 
-// Watched are the leaders that this host is a witness of.
+// Watched returns the leaders of which this host is a witness.
 func (p *Plan) Watched() []Watched { return p.watched }
 
 func (m *maker) watch() {
@@ -138,7 +138,7 @@ func (m *maker) watch() {
 	}
 }
 
-// gates are the nodes of other sites that leaders of this one peer with and that are alive, by site.
+// gates returns the live nodes of other sites that leaders of this site peer with, by site.
 func (m *maker) gates() map[string][]identity.ID {
 	out := map[string][]identity.ID{}
 	for i, id := range m.in.Members.ids {
@@ -149,7 +149,7 @@ func (m *maker) gates() map[string][]identity.ID {
 	return out
 }
 
-// mirrors are the nodes that answer a witness's echoes through a leader: of different sites where there are some.
+// mirrors chooses the nodes that answer a witness's echoes through a leader, of different sites if possible.
 func mirrors(gates map[string][]identity.ID, witness, leader identity.ID) []identity.ID {
 	var first, rest []identity.ID
 	for _, of := range gates {
@@ -160,7 +160,7 @@ func mirrors(gates map[string][]identity.ID, witness, leader identity.ID) []iden
 	return append(out, heaviest(rest, pair(witness, leader), maxMirrors-len(out))...)
 }
 
-// pair is a number for a witness and a leader, so that the echoes of all do not go to the same nodes.
+// pair combines a witness and a leader into one ID, so that different pairs choose different mirrors.
 func pair(a, b identity.ID) (out identity.ID) {
 	for i := range out {
 		out[i] = a[i] ^ b[len(b)-1-i]

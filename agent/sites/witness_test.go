@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// people are so many nodes of one site that are alive.
+// people returns so many live nodes of one site.
 func people(n int) (out []sites.Node) {
 	for i := range n {
 		out = append(out, sites.Node{ID: id(i), Site: "home", Alive: true})
@@ -46,7 +46,7 @@ func TestWitnesses(t *testing.T) {
 		if again := sites.Witnesses(rapid.Permutation(nodes).Draw(t, "order"), id(0)); !slices.Equal(before, again) {
 			t.Fatalf("%v, and by another order %v", before, again)
 		}
-		// One that dies changes its own place only.
+		// A node that dies changes only its own place.
 		gone := rapid.SampledFrom(nodes).Draw(t, "gone").ID
 		for i := range nodes {
 			nodes[i].Alive = nodes[i].Alive && nodes[i].ID != gone
@@ -60,7 +60,7 @@ func TestWitnesses(t *testing.T) {
 	})
 }
 
-// say has a node say that some leaders are silent.
+// say makes a node report some leaders as silent.
 func say(records map[identity.ID]*skeinv1.Record, who identity.ID, since int64, kinds uint32, leaders ...identity.ID) {
 	r := &skeinv1.Record{Site: "home"}
 	for _, l := range leaders {
@@ -83,7 +83,7 @@ func TestJudge(t *testing.T) {
 			for i, w := range witnesses[:c.say] {
 				say(records, w, int64(10+i), 1<<i, id(0))
 			}
-			for i := 1; i < c.nodes; i++ { // what others say does not count
+			for i := 1; i < c.nodes; i++ { // reports of nodes that are no witnesses do not count
 				if !slices.Contains(witnesses, id(i)) {
 					say(records, id(i), 1, 8, id(0))
 				}
@@ -100,7 +100,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Who is away does not count, neither as one that says something nor as one that does not.
+// A witness that is away does not count, neither as reporting nor as not reporting.
 func TestJudgeWithoutThoseAway(t *testing.T) {
 	nodes, records := people(4), map[identity.ID]*skeinv1.Record{}
 	witnesses := sites.Witnesses(nodes, id(0))
@@ -179,12 +179,12 @@ func TestSilentLeaders(t *testing.T) {
 	}
 }
 
-// A leader that its witnesses demote is passed by on all ways as long as another one leads.
+// All ways pass over a leader that its witnesses demote, as long as another one leads.
 func TestDemotedCarryNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := mesh(t)
 		plans := plansOf(v, same(v))
-		carries := func(n identity.ID) bool { // it passes by the election, not because none other is there
+		carries := func(n identity.ID) bool { // n forwards because it is elected, not because it is the only one
 			site, _ := plans[n].SiteOf(n)
 			i := slices.IndexFunc(plans[n].Leaders[site], func(l sites.Leader) bool { return l.ID == n })
 			return i < 0 || !plans[n].Leaders[site][i].Silent
@@ -205,7 +205,7 @@ func TestDemotedCarryNothing(t *testing.T) {
 	})
 }
 
-// What a witness watches: leaders of its site that act, to nodes of other sites that a leader peers with.
+// A witness watches acting leaders of its site, with mirrors in other sites that a leader peers with.
 func TestWatched(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := mesh(t)
@@ -239,7 +239,7 @@ func TestWatched(t *testing.T) {
 					if !plans[x.Leader].Peer(r) || !plans[r].Peer(x.Leader) {
 						t.Fatalf("%s and %s are no peers", x.Leader, r)
 					}
-					// There and back, each takes it from the one before.
+					// There and back, each node accepts the echo from the one before.
 					if !takes(plans[x.Leader], w, w) || !takes(plans[r], x.Leader, w) ||
 						!takes(plans[x.Leader], r, r) || !takes(p, x.Leader, r) {
 						t.Fatalf("an echo of %s by %s to %s is refused", w, x.Leader, r)
@@ -277,7 +277,7 @@ func farSites(p *sites.Plan, v *view) int {
 	return len(found)
 }
 
-// A site that is cut off from all others has nobody to send echoes to.
+// In a site that is cut off from all others, a witness has no mirrors.
 func TestCutOffSiteWatchesNobody(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := mesh(t)

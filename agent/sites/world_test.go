@@ -15,9 +15,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// world is a mesh in virtual time. Every host has its own view of it, which news reach after their own delays, and
-// follows its own plans; its data plane follows after another delay. Nothing in it runs at the same time as something
-// else.
+// world is a mesh in virtual time. Every host has its own view of it, to which news come after a delay of their own. It
+// follows its own plans, and its data plane follows after another delay. Nothing in it runs concurrently.
 type world struct {
 	t      *testing.T
 	rng    *rand.Rand
@@ -33,15 +32,15 @@ type world struct {
 	cut    map[string]bool
 	tunnel [][]tunnel // [a][b], a < b
 	moved  bool       // ways or tunnels have changed since packets were sent last
-	ticks  bool       // witnesses look each second
+	ticks  bool       // witnesses check each second
 	story  []string
 	quiet  bool // nothing is sent
 	strict bool // nothing may be lost
-	late   bool // news may come after all who wait for them
+	late   bool // news may arrive after all hosts have stopped to wait for them
 
 	anyMoved bool // some host has moved to another place
 
-	faulted time.Time // when something went wrong last
+	faulted time.Time // when the last fault happened
 
 	sent, losses int
 }
@@ -66,7 +65,7 @@ type logState struct {
 	at       time.Time
 }
 
-// tunnel is between two hosts that have each other as peers and can send to each other.
+// tunnel joins two hosts that have each other as peers and can send to each other.
 type tunnel struct {
 	up      bool
 	ready   time.Time
@@ -96,15 +95,15 @@ type simHost struct {
 	moved   time.Time // to another place
 	woke    time.Time // after it was frozen
 
-	heardLate time.Time // when it heard of what others had heard of long before
-	zombie    bool      // passes nothing on
-	noUplink  bool      // reaches nobody outside of its place
-	still     bool      // nothing goes to it or from it, for a moment: its sessions stay
+	heardLate time.Time // when it heard of something long after other hosts
+	zombie    bool      // it forwards nothing
+	noUplink  bool      // it reaches no host outside of its place
+	still     bool      // for a moment nothing goes to it or from it, and its sessions stay
 	place     string    // where it stands
 	site      string    // that its configuration names
 	wish      bool
 	public    bool
-	silent    map[int]time.Time // whom it finds silent, and when it did so last
+	silent    map[int]time.Time // leaders that it finds silent, and when it did so last
 	misses    map[int]int
 	passed    map[int]bool
 
@@ -231,14 +230,14 @@ func (w *world) connected(a, b *simHost) bool {
 
 func (w *world) physical(a, b *simHost) bool { return a.up && b.up && w.connected(a, b) }
 
-// outside reports whether somebody at a place reaches others.
+// outside reports whether any host at a place reaches hosts elsewhere.
 func (w *world) outside(place string) bool {
 	return !w.cut[place] && slices.ContainsFunc(w.hosts, func(h *simHost) bool {
 		return h.place == place && h.up && !h.noUplink
 	})
 }
 
-// gossips reports whether news get from one host to the other, by whomever.
+// gossips reports whether news get from one host to the other, over any hosts between.
 func (w *world) gossips(a, b *simHost) bool {
 	return a.up && b.up && (a.place == b.place || w.outside(a.place) && w.outside(b.place))
 }
@@ -251,7 +250,7 @@ func (w *world) usable(a, b int) bool {
 	return t.up && !w.now.Before(t.ready)
 }
 
-// retunnel has a host's tunnels follow its peers, and who reaches it.
+// retunnel makes a host's tunnels follow its peers, and which hosts reach each other.
 func (w *world) retunnel(h *simHost) {
 	w.moved = true
 	for _, o := range w.hosts {
@@ -283,9 +282,8 @@ func (w *world) retunnel(h *simHost) {
 	}
 }
 
-// standStill has nothing go to a host and from it for less time than gossip takes to notice. Each other host gives its
-// path up when its own patience ends, if that is before. A host that is cut off, and does not just stand, does the
-// same.
+// standStill stops all packets to and from a host, for less time than gossip takes to notice. Each other host gives the
+// path up if its own patience ends before that. A host that is cut off, and does not merely stand still, does the same.
 func (w *world) standStill(h *simHost, d time.Duration, cutOff bool) {
 	w.tell("%s stands still for %s, and is cut off: %v", w.name(h.i), d, cutOff)
 	h.still, h.upSince, w.moved = true, w.now, true
@@ -313,7 +311,7 @@ func (w *world) standStill(h *simHost, d time.Duration, cutOff bool) {
 
 // News.
 
-// publish has a host's record say what holds now.
+// publish makes a host's record say what holds now.
 func (w *world) publish(h *simHost) {
 	r := &skeinv1.Record{Site: h.site, LeaderWish: h.wish, Leads: h.course.Told()}
 	if h.public {
@@ -329,7 +327,7 @@ func (w *world) publish(h *simHost) {
 		}) {
 		return
 	}
-	if wait := time.Second - w.now.Sub(h.published); wait > 0 { // a record's changes take turns
+	if wait := time.Second - w.now.Sub(h.published); wait > 0 { // a record's changes are published in turn
 		life := h.life
 		w.after(wait, func() {
 			if h.life == life {
@@ -361,7 +359,7 @@ func (w *world) hear(h *simHost, of int, r *skeinv1.Record, seq int) {
 	}
 }
 
-// commit has the log say something else.
+// commit changes the log.
 func (w *world) commit(change func(*logState)) {
 	last := w.log[len(w.log)-1]
 	next := logState{settings: &skeinv1.Settings{Topology: last.settings.GetTopology(),
@@ -390,7 +388,7 @@ func (w *world) hearLog(h *simHost, version int) {
 	}
 }
 
-// reachable has all that follows from who reaches whom change.
+// reachable updates all that depends on which hosts reach each other.
 func (w *world) reachable() {
 	for _, h := range w.hosts {
 		w.retunnel(h)
@@ -426,7 +424,7 @@ func (w *world) reachable() {
 
 // Rounds.
 
-// kick has a host look again soon.
+// kick makes a host run a round soon.
 func (w *world) kick(h *simHost) {
 	if !h.up {
 		return
@@ -514,7 +512,7 @@ func (w *world) round(h *simHost) {
 	})
 }
 
-// wake has a host look again when something is due.
+// wake makes a host run a round when something is due.
 func (w *world) wake(h *simHost, wait time.Duration) {
 	if at, ok := h.follower.Again(w.now); ok && (wait == 0 || at.Sub(w.now) < wait) {
 		wait = at.Sub(w.now)
@@ -530,7 +528,7 @@ func (w *world) wake(h *simHost, wait time.Duration) {
 	}
 }
 
-// shunned are the leaders of its site that a host finds silent itself, while it reaches another one.
+// shunned returns the leaders of its site that a host itself finds silent, if it reaches another one.
 func (w *world) shunned(h *simHost) []bool {
 	out := make([]bool, len(w.ids))
 	for l := range h.silent {
@@ -544,7 +542,7 @@ func (w *world) shunned(h *simHost) []bool {
 	return make([]bool, len(w.ids))
 }
 
-// digest is, for each site, a host's view of it: how it speaks, who is in it, and what is known of them.
+// digest returns, for each site, a host's view of it: its topology, its nodes, and what is known of them.
 func (w *world) digest(h *simHost) map[string]uint64 {
 	out := map[string]uint64{}
 	log := w.log[h.log]
@@ -570,7 +568,7 @@ func (w *world) digest(h *simHost) map[string]uint64 {
 	return out
 }
 
-// witness has the witnesses of leaders look, each second while anything is wrong.
+// witness makes the witnesses of leaders check, each second while anything is wrong.
 func (w *world) witness() {
 	if w.ticks {
 		return

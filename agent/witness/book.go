@@ -8,52 +8,52 @@ import (
 )
 
 const (
-	// hold is how long a leader is said to be silent after it was found so last; twice as long each time that it is found
-	// so again, until it has not been for forgetAfter.
+	// hold is how long a leader is reported silent after the last echo that found it so. Each new report lasts twice as
+	// long, up to holdMost, unless the leader was not reported for forgetAfter.
 	hold        = 30 * time.Second
 	holdMost    = 10 * time.Minute
 	forgetAfter = 10 * time.Minute
-	// aloneFor is how long nothing comes back before a leader is said to be silent that no other one can be compared with.
-	// Whoever is dead is known to be dead by then.
+	// aloneFor is how long no echo has been answered before a leader is reported that cannot be compared with another
+	// one. A leader that is dead is known to be dead by then.
 	aloneFor = 15 * time.Second
-	// firstFor is how long one is not judged by kinds of which it never has had an echo answered: it may be about to meet
-	// the other sites' leaders.
+	// firstFor is how long a leader is not judged by a kind of echo that has never been answered: it may still be setting
+	// up its sessions with the other sites' leaders.
 	firstFor = 15 * time.Second
 )
 
-// Outcome is what a witness made out of one echo and its tries.
+// Outcome is what a witness concludes from one echo and its tries.
 type Outcome int
 
-// Outcomes. Nothing follows from Unknown.
+// Outcomes. Unknown says nothing about the leader.
 const (
 	Unknown  Outcome = iota
-	Answered         // the leader passes on what it should
-	Silent           // it answers itself and passes nothing on, and another leader does
-	Alone            // it answers itself and passes nothing on, and there is no other leader to compare with
+	Answered         // the leader forwards the echo
+	Silent           // the leader is alive and does not forward, and another leader does
+	Alone            // the leader is alive and does not forward, and there is no other leader to compare with
 )
 
-// Said is what a witness says of a leader.
+// Said is a witness's report of a silent leader.
 type Said struct {
 	Leader identity.ID
-	Kinds  uint32 // as in SilentLeader
+	Kinds  uint32 // of packets that are lost, as in SilentLeader
 	Since  time.Time
 }
 
-// Book remembers what came of echoes, and what is to be said for it. The zero value is empty. It is not safe for
-// concurrent use.
+// Book remembers the outcomes of echoes, and which reports follow from them. The zero value is empty. It is not safe
+// for concurrent use.
 type Book struct{ leaders map[identity.ID]*entry }
 
 type entry struct {
 	watched  bool
-	began    time.Time // to be watched, at first
+	began    time.Time // when it was first watched
 	answered [Kinds]time.Time
-	kinds    uint32 // that are said to be lost
+	kinds    uint32 // that are reported lost
 	since    time.Time
-	until    time.Time // of what is said; in the past: nothing is
+	until    time.Time // end of the report; in the past: there is no report
 	hold     time.Duration
 }
 
-// Watch names the leaders that are watched now.
+// Watch sets the leaders that are watched now.
 func (b *Book) Watch(leaders []identity.ID, now time.Time) {
 	if b.leaders == nil {
 		b.leaders = map[identity.ID]*entry{}
@@ -72,7 +72,7 @@ func (b *Book) Watch(leaders []identity.ID, now time.Time) {
 	}
 }
 
-// Note takes what came of an echo by a leader. It reports whether something else is to be said now.
+// Note records the outcome of an echo through a leader, and reports whether the report of this leader changes.
 func (b *Book) Note(leader identity.ID, kind Kind, o Outcome, now time.Time) (news bool) {
 	e := b.leaders[leader]
 	if e == nil || !e.watched {
@@ -89,7 +89,7 @@ func (b *Book) Note(leader identity.ID, kind Kind, o Outcome, now time.Time) (ne
 		return false
 	}
 	bit := uint32(1) << kind
-	if !now.Before(e.until) { // it was not said to be silent
+	if !now.Before(e.until) { // there was no report
 		switch {
 		case e.until.IsZero() || now.Sub(e.until) >= forgetAfter:
 			e.hold = hold
@@ -104,7 +104,7 @@ func (b *Book) Note(leader identity.ID, kind Kind, o Outcome, now time.Time) (ne
 	return news
 }
 
-// Said is what is to be said now, by leader.
+// Said returns the present reports, by leader.
 func (b *Book) Said(now time.Time) (out []Said) {
 	for id, e := range b.leaders {
 		if now.Before(e.until) {
@@ -115,7 +115,7 @@ func (b *Book) Said(now time.Time) (out []Said) {
 	return out
 }
 
-// Ends is when the next of what is said ends; zero: nothing is said.
+// Ends returns when the next report ends; zero: there is none.
 func (b *Book) Ends(now time.Time) (first time.Time) {
 	for _, e := range b.leaders {
 		if now.Before(e.until) && (first.IsZero() || e.until.Before(first)) {

@@ -13,12 +13,12 @@ import (
 
 var leader = identity.ID{7}
 
-// step is something that a Book is told, so many seconds after the start.
+// step is an input of a Book, so many seconds after the start.
 type step struct {
 	at    int
 	kind  Kind
 	o     Outcome
-	kinds uint32 // said after it
+	kinds uint32 // reported after the step
 }
 
 func TestBook(t *testing.T) {
@@ -79,7 +79,7 @@ func TestHoldIsBounded(t *testing.T) {
 	if d := b.leaders[leader].hold; d != holdMost {
 		t.Errorf("held for %s in the end", d)
 	}
-	// Who leads no more is said to be silent to the end, and forgotten after.
+	// A node that no longer leads stays reported until the report ends, and is forgotten afterwards.
 	b.Note(leader, 0, Silent, now)
 	b.Watch(nil, now)
 	if len(b.Said(now)) != 1 || b.Note(leader, 0, Silent, now) {
@@ -117,7 +117,8 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
-// However many echoes are lost by chance, a leader is not called silent for that; and where few are, it is found soon.
+// A leader is not reported silent because of echoes lost by chance, however many; where few are lost, a silent leader
+// is found soon.
 func TestPace(t *testing.T) {
 	for _, c := range []struct {
 		loss  float64
@@ -141,13 +142,13 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// simulated is a mesh in which leaders pass kinds on or not, and one may stand still: what comes meanwhile waits for
-// it.
+// simulated is a mesh in which leaders forward some kinds of echoes, and one may stand still: echoes that arrive
+// meanwhile wait.
 type simulated struct {
 	mu      sync.Mutex
 	broken  map[identity.ID]map[Kind]bool
 	stopped identity.ID
-	goesOn  time.Time // when that one does
+	goesOn  time.Time // when the leader that stood still goes on
 	asked   int
 }
 
@@ -233,7 +234,7 @@ func TestWatcher(t *testing.T) {
 		if d := time.Since(began); len(w.Said()) != 0 || d < hold || d > hold+4*time.Second {
 			t.Errorf("after %s: %v", d, w.Said())
 		}
-		// It stops to lead while it is said to be silent: that ends, and after it nothing is asked.
+		// The node ceases to lead while it is reported silent: the report ends, and no echoes follow.
 		sim.set(leader, SmallIPv4)
 		<-changed
 		w.Watch(nil)
@@ -249,8 +250,8 @@ func TestWatcher(t *testing.T) {
 	})
 }
 
-// A leader that stood still for some time, whenever that began and ended, has not failed to forward. One that no longer
-// forwards after it has.
+// A leader that stood still for some time, whenever that began and ended, is not reported. A leader that no longer
+// forwards afterwards is.
 func TestLeaderThatStoodStill(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		sim := &simulated{}

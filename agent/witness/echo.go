@@ -17,23 +17,23 @@ import (
 type Wire struct {
 	Self identity.ID
 	Link string // the tunnel
-	Port uint16 // the control net's, at which mirrors take echoes
-	// Overlay are a node's addresses in the tunnel.
+	Port uint16 // of the control net, at which mirrors receive echoes
+	// Overlay returns a node's addresses in the tunnel.
 	Overlay func(identity.ID) (v4, v6 netip.Addr, ok bool)
-	// Owner is the node that has one.
+	// Owner returns the node that has an overlay address.
 	Owner func(netip.Addr) (identity.ID, bool)
-	// Seal puts a code in front of a content that only this node and another can make, and Open takes that of the other
-	// off, if it has made it.
+	// Seal puts a code in front of a content that only this node and the other can compute. Open checks the other node's
+	// code and removes it; false: the code is wrong.
 	Seal func(to identity.ID, content []byte) ([]byte, bool)
 	Open func(from identity.ID, sealed []byte) ([]byte, bool)
-	// MTU is the largest packet of the tunnel that the path to a peer carries; 0: there is none that lives.
+	// MTU is the largest tunnel packet, in bytes, that the path to a peer carries; 0: there is no live path.
 	MTU func(identity.ID) int
-	// Count, if set, is told of packets by the tunnel to a peer or from it, with the bytes behind their IP and UDP
-	// headers.
+	// Count, if set, is called for each echo or answer that the tunnel carries to or from a peer, with the bytes behind
+	// its IP and UDP headers.
 	Count func(peer identity.ID, sent bool, bytes int, address netip.Addr)
 }
 
-// overlay is a node's address of a kind's family; invalid: it has none.
+// overlay returns a node's IPv6 or IPv4 overlay address; invalid: it has none.
 func (w *Wire) overlay(id identity.ID, six bool) netip.Addr {
 	v4, v6, _ := w.Overlay(id)
 	if six {
@@ -42,24 +42,24 @@ func (w *Wire) overlay(id identity.ID, six bool) netip.Addr {
 	return v4
 }
 
-// pace is how long an echo is waited for, and how often it is tried.
+// pace is how often an echo is tried, and how long to wait for an answer.
 type pace struct {
 	tries   int
 	spacing time.Duration
-	rest    time.Duration // after the last one
-	first   time.Duration // after the first one, until more is asked
+	rest    time.Duration // wait after the last try
+	first   time.Duration // wait after the first try, until examine asks more
 }
 
 const (
 	leastTries, mostTries = 5, 16
 	leastSpacing          = 80 * time.Millisecond
 	leastRest             = 200 * time.Millisecond
-	restUnknown           = 800 * time.Millisecond // while it is not known how long an answer takes
+	restUnknown           = 800 * time.Millisecond // while the round-trip time is unknown
 	leastLoss             = 0.02
-	wronglyLost           = 1e-6 // how likely all tries may be lost by chance
+	wronglyLost           = 1e-6 // accepted probability that all tries are lost by chance
 )
 
-// paceFor suits the share of single echoes that are lost, and how long answers take.
+// paceFor chooses the pace for a share of lost echoes, a round-trip time, and how late this process wakes.
 func paceFor(loss float64, rtt, late time.Duration) pace {
 	p := pace{spacing: max(leastSpacing, rtt/2), rest: max(leastRest, 2*rtt) + 2*late}
 	if rtt == 0 {
@@ -71,21 +71,21 @@ func paceFor(loss float64, rtt, late time.Duration) pace {
 	return p
 }
 
-// result is what came of an echo with its tries.
+// result is the outcome of an echo with its tries.
 type result struct {
 	sent     int // tries
 	answered bool
 	lost     int           // tries before the one that was answered
-	rtt      time.Duration // of that one
+	rtt      time.Duration // of the answered try
 	at       time.Time     // when it was answered
 	last     time.Time     // when the last try was sent
-	err      error         // why tries could not be sent, of the last such
+	err      error         // of the last try that could not be sent
 }
 
 var errNoMirror = errors.New("no mirror has an address of the family")
 
-// ask sends echoes of one kind by a leader to mirrors in turns, each from a new port, until one is answered. via is the
-// leader; zero, or this host itself: there is none between.
+// ask sends echoes of one kind through a leader to the mirrors in turn, each from a new port, until one is answered.
+// via is the leader; if it is zero or this host itself, the echoes go to the mirrors directly.
 func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) (r result) {
 	var to []identity.ID
 	for _, m := range mirrors {
@@ -121,7 +121,7 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 			switch {
 			case err != nil && r.sent == 0:
 				r.err = err
-				return r // this host cannot
+				return r // this host cannot send such an echo
 			case err != nil:
 				r.err = err
 			default:
@@ -149,9 +149,9 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 	}
 }
 
-// try sends one echo. took tells whether a packet is its answer, which has at most so many bytes.
+// try sends one echo. took reports whether a packet is the answer, which has at most `most` bytes.
 func (w *Wire) try(via, mirror identity.ID, kind Kind) (f flow, most int, took func([]byte) bool, err error) {
-	hop := via // whose path the packet goes by
+	hop := via // the peer whose path the packet takes
 	m := message{kind: request}
 	if via.IsZero() || via == w.Self {
 		hop = mirror
@@ -196,10 +196,11 @@ func (w *Wire) try(via, mirror identity.ID, kind Kind) (f flow, most int, took f
 	}, nil
 }
 
-// sealBytes is how much longer a content is with its code.
+// sealBytes is by how much Seal lengthens a content.
 const sealBytes = 17
 
-// messageSize is the size in bytes of a message that fills the MTU of the path by a peer.
+// messageSize returns the size in bytes of a message whose packet fills the smaller of mtu and the MTU of the path to
+// hop.
 func (w *Wire) messageSize(hop identity.ID, wrapped bool, mtu int, six bool) int {
 	if path := w.MTU(hop); path > 0 {
 		if wrapped {
@@ -210,7 +211,7 @@ func (w *Wire) messageSize(hop identity.ID, wrapped bool, mtu int, six bool) int
 	return mtu - headers(six) - sealBytes
 }
 
-// emit sends a packet inside one for a leader, or as it is.
+// emit sends a packet encapsulated to a leader, or directly if via is invalid.
 func (w *Wire) emit(via netip.Addr, packet []byte) error {
 	if via.IsValid() {
 		packet = wrapped(w.overlay(w.Self, false), via, packet)

@@ -90,7 +90,7 @@ type zombie struct {
 // drivers are those of a zombie's hosts.
 type drivers struct{ witness, mirror, bad, good string }
 
-// newZombie makes all of them with the kernel's WireGuard, where there is one.
+// newZombie makes all hosts, with the kernel's WireGuard where it exists.
 func newZombie(t testing.TB) *zombie {
 	t.Helper()
 	return newZombieWith(t, drivers{"auto", "auto", "auto", "auto"})
@@ -161,7 +161,7 @@ func newZombieWith(t testing.TB, by drivers) *zombie {
 		}
 		specs[l].Pods.Forward = true
 	}
-	for _, end := range []*host{z.witness, z.mirror} { // by the first leader, whichever an echo is to go by
+	for _, end := range []*host{z.witness, z.mirror} { // by the first leader, through whichever leader an echo goes
 		far := map[*host]*host{z.witness: z.mirror, z.mirror: z.witness}[end]
 		for _, p := range far.prefixes() {
 			s := specs[end]
@@ -229,10 +229,10 @@ func (h *host) listen(all rosterOf) {
 	})
 }
 
-// admits has a host's mirror answer whom it says, also while it answers others.
+// admits makes a host's mirror answer the given members, even while it answers others.
 func (h *host) admits(whom func(from, via identity.ID) bool) { h.admit.Store(&whom) }
 
-// ask asks by a leader, or without one.
+// ask sends an echo through a leader, or directly.
 func (z *zombie) ask(via *host, kind Kind) (r result) {
 	id := identity.ID{}
 	if via != nil {
@@ -245,7 +245,7 @@ func (z *zombie) ask(via *host, kind Kind) (r result) {
 	return r
 }
 
-// passes waits until a leader passes on kinds of echoes and no others.
+// passes waits until a leader forwards these kinds of echoes and no others.
 func (z *zombie) passes(via *host, want ...Kind) {
 	via.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
@@ -267,7 +267,7 @@ func (z *zombie) passes(via *host, want ...Kind) {
 	}
 }
 
-// drop has a host drop forwarded packets that a rule matches, until the returned function is called.
+// drop makes a host drop forwarded packets that a rule matches, until the returned function is called.
 func (h *host) drop(match ...expr.Any) (repair func()) {
 	h.t.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "zombie"}
@@ -305,7 +305,7 @@ var (
 		Data: []byte{unix.NFPROTO_IPV6}}}
 )
 
-// Echoes pass the leader's own forwarding, whatever way the routes lead, and are lost as other packets are.
+// Echoes pass the leader's own forwarding, whatever the routes are, and are lost as other packets are.
 func TestEchoesThroughALeader(t *testing.T) { echoesThroughALeader(t, newZombie(t)) }
 
 // TestEchoesByBothDrivers: a witness in the kernel, whose leaders have both drivers, and a mirror in userspace.
@@ -351,7 +351,7 @@ func echoesThroughALeader(t *testing.T, z *zombie) {
 	})
 }
 
-// askSelf asks a leader itself.
+// askSelf sends an echo to a leader itself.
 func (z *zombie) askSelf(l *host) (r result) {
 	z.witness.Do(func() {
 		r = z.witness.wire.ask(context.Background(), z.witness.id(), []identity.ID{l.id()}, SmallIPv4,
@@ -360,8 +360,8 @@ func (z *zombie) askSelf(l *host) (r result) {
 	return r
 }
 
-// Where a leader's way on carries less than the way to it, its router's word is taken, as for other packets: the echoes
-// are as large as what arrives.
+// If a leader's onward path carries less than the path to the leader, its router reports that by ICMP, and the report
+// is used as for other packets: large echoes are as large as the whole path carries.
 func TestLargeIsWhatTheWayCarries(t *testing.T) {
 	z := newZombie(t)
 	l := z.leaders[0]
@@ -386,8 +386,8 @@ func TestLargeIsWhatTheWayCarries(t *testing.T) {
 	})
 }
 
-// BenchmarkEcho tells what an echo and its answer cost in processor time, at all four hosts together: three tunnels,
-// and the leader's forwarding, among it.
+// BenchmarkEcho measures what an echo and its answer cost in processor time at all four hosts together, including three
+// tunnels and the leader's forwarding.
 func BenchmarkEcho(b *testing.B) {
 	z := newZombie(b)
 	z.passes(z.leaders[0], SmallIPv4, LargeIPv4, SmallIPv6, LargeIPv6)

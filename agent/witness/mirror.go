@@ -8,18 +8,18 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Bounds of what a mirror answers: a member that asks more is left without answers.
+// Limits for a mirror's answers. Requests beyond them stay unanswered.
 const (
 	answersPerMember = 200 // a second: sixteen leaders with four kinds each, some of which are tried again
 	answersBurst     = 400
 	answersInAll     = 2000
-	membersKnown     = 4096 // before those that are quiet are forgotten
+	membersKnown     = 4096 // when so many members are known, all are forgotten
 )
 
-// Mirror answers others' echoes, with no more bytes than they have.
+// Mirror answers other nodes' echoes. No answer is longer than its echo.
 type Mirror struct {
 	Wire *Wire
-	// Admit tells whether a member may ask by a leader; zero: as a peer, with nobody between.
+	// Admit reports whether a member may send echoes through a leader, or directly as a peer if via is zero.
 	Admit func(from, via identity.ID) bool
 
 	mu      sync.Mutex
@@ -32,7 +32,7 @@ type bucket struct {
 	at     time.Time
 }
 
-// take takes a token, of which there are so many a second.
+// take takes a token; rate are added each second, up to burst.
 func (b *bucket) take(now time.Time, rate, burst float64) bool {
 	if b.at.IsZero() {
 		b.tokens = burst
@@ -47,7 +47,7 @@ func (b *bucket) take(now time.Time, rate, burst float64) bool {
 	return true
 }
 
-// mayAnswer reports whether a member may be answered now.
+// mayAnswer reports whether the limits allow an answer to a member now.
 func (m *Mirror) mayAnswer(from identity.ID, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,7 +62,7 @@ func (m *Mirror) mayAnswer(from identity.ID, now time.Time) bool {
 	return b.take(now, answersPerMember, answersBurst) && m.all.take(now, answersInAll, answersInAll)
 }
 
-// Take answers an echo that a member sent from one of its overlay addresses to one of this host's. It does not wait.
+// Take answers an echo that a member sent from one of its overlay addresses to one of this host's. It does not block.
 func (m *Mirror) Take(from identity.ID, at netip.AddrPort, self netip.AddrPort, content []byte) error {
 	q, err := decode(content)
 	if err != nil || q.kind != request || !m.mayAnswer(from, time.Now()) {
@@ -81,7 +81,7 @@ func (m *Mirror) Take(from identity.ID, at netip.AddrPort, self netip.AddrPort, 
 	}
 	size := len(content)
 	if size > messageBytes {
-		f, err := openFlow(self.Addr(), at) // to ask the kernel what the way back carries
+		f, err := openFlow(self.Addr(), at) // the kernel knows the MTU of the way back
 		if err != nil {
 			return err
 		}

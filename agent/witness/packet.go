@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what an echo is like.
+// Kind is the size class and address family of an echo.
 type Kind uint8
 
 // The kinds. A bit of SilentLeader.kinds is 1 << Kind.
@@ -29,7 +29,7 @@ func (k Kind) String() string { return kindNames[k] }
 func (k Kind) large() bool { return k == LargeIPv4 || k == LargeIPv6 }
 func (k Kind) six() bool   { return k >= SmallIPv6 }
 
-// Names are the kinds of a sum as in SilentLeader.kinds.
+// Names lists the kinds of a bit set as in SilentLeader.kinds.
 func Names(sum uint32) (out []string) {
 	for k := range Kinds {
 		if sum&(1<<k) != 0 {
@@ -51,16 +51,16 @@ const (
 
 type nonce [nonceBytes]byte
 
-// message is what an echo and its answer say, beside the sender's code. Zeros follow.
+// message is the content of an echo or answer, behind the sender's code. Zeros fill it to its size.
 type message struct {
 	kind  byte // request or answer
 	nonce nonce
-	via   netip.Addr // overlay IPv4 address of the leader; invalid: there is none between the two
+	via   netip.Addr // overlay IPv4 address of the leader; invalid: the echo goes directly
 }
 
 const messageBytes = 1 + nonceBytes + viaBytes
 
-// encode writes a message of so many bytes, at least its own.
+// encode writes a message of size bytes, at least messageBytes.
 func (m message) encode(size int) []byte {
 	b := make([]byte, max(size, messageBytes))
 	b[0] = m.kind
@@ -84,7 +84,7 @@ func decode(b []byte) (m message, err error) {
 	return m, nil
 }
 
-// headers are how many bytes a UDP packet has in front of its content.
+// headers returns the length in bytes of the IP and UDP headers.
 func headers(six bool) int {
 	if six {
 		return header6 + headerUDP
@@ -92,7 +92,7 @@ func headers(six bool) int {
 	return header4 + headerUDP
 }
 
-// datagram is a whole UDP packet, which no router may cut.
+// datagram builds a whole UDP packet that no router may fragment.
 func datagram(from, to netip.AddrPort, content []byte) []byte {
 	six := from.Addr().Is6()
 	b := make([]byte, headers(six)+len(content))
@@ -106,7 +106,7 @@ func datagram(from, to netip.AddrPort, content []byte) []byte {
 	return b
 }
 
-// wrapped is a packet inside another one, as dataplane.Hops have it.
+// wrapped encapsulates a packet in an IPv4 packet, as dataplane.Hops do.
 func wrapped(from, to netip.Addr, inner []byte) []byte {
 	protocol := byte(unix.IPPROTO_IPIP)
 	if inner[0]>>4 == 6 {
@@ -118,7 +118,7 @@ func wrapped(from, to netip.Addr, inner []byte) []byte {
 	return b
 }
 
-// ip writes the header of a packet that is b.
+// ip writes the IP header of the packet b.
 func ip(b []byte, protocol byte, from, to netip.Addr) {
 	const ttl, dontFragment = 64, 0x40
 	if from.Is6() {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// send sends a whole packet over a link, or not at all. It does not wait.
+// send sends a whole packet through a link, or fails. It does not block.
 func send(link string, packet []byte) error {
 	family, to := unix.AF_INET, unix.Sockaddr(nil)
 	if packet[0]>>4 == 6 {
@@ -31,7 +31,7 @@ func send(link string, packet []byte) error {
 	return os.NewSyscallError("sendto", unix.Sendto(fd, packet, unix.MSG_DONTWAIT, to))
 }
 
-// flow is a UDP port of this host that takes what one port of another sends.
+// flow is a UDP port of this host that is connected to one port of another host.
 type flow struct{ *net.UDPConn }
 
 func openFlow(from netip.Addr, to netip.AddrPort) (flow, error) {
@@ -44,7 +44,7 @@ func (f flow) local() netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
-// mtu is the largest packet for the other end, as the kernel knows by its routes and by what routers said before.
+// mtu returns the largest packet in bytes to the other end, by the kernel's routes and by ICMP errors received before.
 func (f flow) mtu() (n int, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -58,8 +58,8 @@ func (f flow) mtu() (n int, err error) {
 	return n, errors.Join(e, err)
 }
 
-// receive reads until ok takes a packet of at most so many bytes. What routers and the other host say, such as that a
-// packet was too large, is no answer, and the kernel remembers it.
+// receive reads until ok accepts a packet of at most `most` bytes. ICMP errors of routers and the other host, such as
+// "packet too big", arrive as read errors: they are no answer, and the kernel remembers them.
 func (f flow) receive(until time.Time, most int, ok func([]byte) bool) bool {
 	if f.SetReadDeadline(until) != nil {
 		return false

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	every = time.Second // an echo of each kind by each leader
-	// comparedWith is how many other leaders they are asked by.
+	every = time.Second // between echoes of each kind through each leader
+	// comparedWith is how many other leaders an unanswered echo is sent through.
 	comparedWith = 2
-	// lateAt is how late this process may wake: what comes of an echo of one that is later says nothing about others.
+	// lateAt is how late this process may wake. If it wakes later, an unanswered echo says nothing about other nodes.
 	lateAt = 500 * time.Millisecond
-	// lossWeight is how much one echo changes the share of those that are lost.
+	// lossWeight is the weight of one echo in the moving average of lost echoes.
 	lossWeight = 1.0 / 32
 )
 
@@ -28,25 +28,25 @@ type Target struct {
 	Others  []identity.ID // other leaders to compare it with, the best first
 }
 
-// Counts are of echoes by one leader, since the start.
+// Counts counts echoes through one leader since the start.
 type Counts struct {
-	Sent uint64 // each try is one
-	Lost uint64 // those that were not answered
+	Sent uint64 // each try counts
+	Lost uint64 // tries without an answer
 }
 
-// WatcherConfig is what a Watcher stands on.
+// WatcherConfig is what a Watcher needs.
 type WatcherConfig struct {
 	Wire *Wire
-	// Late is how late this process lately woke.
+	// Late returns how late this process woke recently.
 	Late func(now time.Time) time.Duration
-	// Changed is called when something else is said. It must not block.
+	// Changed is called when the reports have changed. It must not block.
 	Changed func()
 	Log     *slog.Logger
 	Name    func(identity.ID) string
 }
 
-// Watcher sends echoes by leaders and says which are silent. Without a target, and with nothing to say, it does not
-// wake.
+// Watcher sends echoes through leaders and reports those that are silent. It does not wake while it has neither targets
+// nor reports.
 type Watcher struct {
 	cfg     WatcherConfig
 	ctx     context.Context
@@ -67,7 +67,7 @@ type round struct {
 	kind   Kind
 }
 
-// measured is what is known of the way by a leader.
+// measured is what echoes have shown of the way through a leader.
 type measured struct {
 	loss   float64
 	rtt    time.Duration
@@ -83,7 +83,7 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	return w
 }
 
-// Close ends it and waits for what is under way.
+// Close stops the Watcher, and waits for the echoes that are in progress.
 func (w *Watcher) Close() {
 	w.stop()
 	w.wg.Wait()
@@ -113,14 +113,14 @@ func (w *Watcher) Watch(targets []Target) {
 	w.wake()
 }
 
-// Said is what this host says now of leaders.
+// Said returns this host's present reports.
 func (w *Watcher) Said() []Said {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.book.Said(time.Now())
 }
 
-// Counts are of each leader that is or was watched lately.
+// Counts returns the counts of each leader that is watched now or was recently.
 func (w *Watcher) Counts() map[identity.ID]Counts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,7 +154,7 @@ func (w *Watcher) run() {
 		switch {
 		case !watched:
 			echoes = time.Time{}
-		case echoes.IsZero(): // not at once: all witnesses hear of a new leader at the same moment
+		case echoes.IsZero(): // delayed, since all witnesses learn of a new leader at the same moment
 			echoes = now.Add(rand.N(every))
 		case !now.Before(echoes):
 			w.begin()
@@ -180,7 +180,7 @@ func (w *Watcher) wake() {
 	}
 }
 
-// begin begins the echoes of a second.
+// begin starts the echoes of one second.
 func (w *Watcher) begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -196,7 +196,7 @@ func (w *Watcher) begin() {
 	}
 }
 
-// look sends one echo with its tries and notes what comes of it.
+// look sends one echo with its tries and records the outcome.
 func (w *Watcher) look(t Target, kind Kind) {
 	o, r := w.examine(t, kind)
 	w.mu.Lock()
@@ -212,7 +212,7 @@ func (w *Watcher) look(t Target, kind Kind) {
 	w.wake()
 }
 
-// measure takes what an echo tells of the way by a leader. The caller holds mu.
+// measure updates what is known of the way through a leader. The caller holds mu.
 func (w *Watcher) measure(leader identity.ID, r result) {
 	m := w.ways[leader]
 	if m == nil {
@@ -230,13 +230,13 @@ func (w *Watcher) measure(leader identity.ID, r result) {
 	}
 	m.loss -= m.loss * lossWeight
 	if m.rtt == 0 || r.rtt > m.rtt {
-		m.rtt = r.rtt // the longest counts, and is forgotten slowly
+		m.rtt = r.rtt // the longest time counts, and decays slowly
 	} else {
 		m.rtt -= (m.rtt - r.rtt) / 16
 	}
 }
 
-// paceOf is how patient to be with echoes by a leader.
+// paceOf returns the pace for echoes through a leader.
 func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -246,8 +246,9 @@ func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 	return paceFor(0, 0, late)
 }
 
-// examine asks by the leader; and when that is not answered soon, the leader itself, and by others. A leader that was
-// stopped for a moment, alone or with its host, answers late: then it is asked by once more, now that it lives.
+// examine sends an echo through the leader. If no answer comes soon, it also sends one to the leader itself and through
+// others. A leader that was stopped for a moment, alone or with its host, answers late: the echo is then tried once
+// more.
 func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -265,7 +266,7 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 		return Unknown, r // it could not be sent
 	case <-soon.C:
 	}
-	const aliveBy = SmallIPv4 // every host has it
+	const aliveBy = SmallIPv4 // every node has an overlay IPv4 address
 	lives, compared := make(chan result, 1), make(chan bool, comparedWith)
 	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p) }()
 	others := t.Others[:min(len(t.Others), comparedWith)]
@@ -292,17 +293,17 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	return q.outcome(), r
 }
 
-// question is an echo by a leader, with what was asked beside it.
+// question is an echo through a leader, with the checks made beside it.
 type question struct {
 	asked   result
 	alive   bool // the leader itself answered
-	reached bool // its path lives
-	others  int  // other leaders that were asked by
-	passed  bool // one of them passed the same echo on
+	reached bool // the path to the leader is alive
+	others  int  // number of other leaders tried
+	passed  bool // one of them got the same echo answered
 	late    time.Duration
 }
 
-// outcome is what follows from it.
+// outcome draws the conclusion from all answers.
 func (q question) outcome() Outcome {
 	switch {
 	case q.asked.answered:
@@ -314,5 +315,5 @@ func (q question) outcome() Outcome {
 	case q.passed:
 		return Silent
 	}
-	return Unknown // nobody passes on: it is the mirrors, or the way to them
+	return Unknown // no leader gets an answer: the fault is with the mirrors, or on the way to them
 }

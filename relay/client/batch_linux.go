@@ -12,8 +12,8 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// Batched UDP as recvmmsg(2) and sendmmsg(2) have it, on connected sockets. golang.org/x/net offers the
-// same, but makes an address object for each datagram and holds the buffers while it waits.
+// Batched UDP by recvmmsg(2) and sendmmsg(2), on connected sockets. golang.org/x/net offers the same, but allocates an
+// address for each datagram and holds the buffers while it waits.
 
 const sendMessages = 64
 
@@ -41,8 +41,8 @@ func newReceiveBatch() *receiveBatch {
 	return b
 }
 
-// receive takes what is there. 0: nothing; negative: an error, which on a connected UDP socket only reports
-// that WireGuard was not listening, and is cleared by having been read.
+// receive reads the datagrams that have arrived. 0: there are none; negative: an error. On a connected UDP socket an
+// error only reports that WireGuard was not listening, and reading it clears it.
 func (b *receiveBatch) receive(fd uintptr) int {
 	for i := range b.headers {
 		b.headers[i].Hdr.SetControllen(len(b.control[i]))
@@ -59,8 +59,7 @@ func (b *receiveBatch) receive(fd uintptr) int {
 	}
 }
 
-// message returns a datagram, or several of segment bytes each (the last may be shorter). One that was cut
-// is none.
+// message returns a datagram, or several of segment bytes each (the last may be shorter). A truncated one is left out.
 func (b *receiveBatch) message(i int) (data []byte, segment int) {
 	h := &b.headers[i]
 	if h.Hdr.Flags&unix.MSG_TRUNC != 0 {
@@ -79,14 +78,14 @@ func (b *receiveBatch) message(i int) (data []byte, segment int) {
 	return data, len(data)
 }
 
-// maxTrain is what one message with UDP_SEGMENT may hold: the kernel's limit of segments, and of a datagram.
+// maxTrain and maxTrainBytes bound one message with UDP_SEGMENT: the kernel's limits of segments, and of a datagram.
 const (
 	maxTrain      = 64
 	maxTrainBytes = 65000
 )
 
-// sendBatch collects packets for one proxy's socket. Packets of equal size that follow each other go as
-// one message that the kernel cuts up again (UDP_SEGMENT), unless plain says that it does not.
+// sendBatch collects packets for one proxy's socket. Successive packets of equal size are sent as one message, which
+// the kernel splits again (UDP_SEGMENT), unless plain says that the kernel cannot.
 type sendBatch struct {
 	to    *proxy
 	plain *atomic.Bool
@@ -103,7 +102,7 @@ type sendBatch struct {
 	call     func(fd uintptr)
 }
 
-// add takes a packet, which must stay in place until send. It is false when the batch is full.
+// add adds a packet, which must stay in memory until send. It returns false if the batch is full.
 func (b *sendBatch) add(p []byte) bool {
 	if b.packets == sendMessages {
 		return false
@@ -116,7 +115,7 @@ func (b *sendBatch) add(p []byte) bool {
 		h := &b.headers[b.messages-1].Hdr
 		h.SetIovlen(int(h.Iovlen) + 1)
 		b.bytes += len(p)
-		b.ended = len(p) < b.segment || int(h.Iovlen) == maxTrain // a shorter one can only be the last
+		b.ended = len(p) < b.segment || int(h.Iovlen) == maxTrain // only the last packet may be shorter
 		return true
 	}
 	b.headers[b.messages].Hdr = unix.Msghdr{Iov: v}
@@ -126,7 +125,7 @@ func (b *sendBatch) add(p []byte) bool {
 	return true
 }
 
-// send writes the batch, never waits, and returns how many packets went.
+// send writes the batch without blocking, and returns how many packets were sent.
 func (b *sendBatch) send(raw syscall.RawConn) int {
 	if b.call == nil {
 		b.call = b.write
@@ -177,7 +176,7 @@ func (b *sendBatch) write(fd uintptr) {
 	}
 }
 
-// flatten turns what is not sent yet into one message per packet, and returns the first of them.
+// flatten makes one message of each packet that is not sent yet, and returns the first of them.
 func (b *sendBatch) flatten(from int) int {
 	first := 0
 	for i := range from {
@@ -187,7 +186,7 @@ func (b *sendBatch) flatten(from int) int {
 		b.headers[i].Hdr = unix.Msghdr{Iov: &b.iovecs[i]}
 		b.headers[i].Hdr.SetIovlen(1)
 	}
-	// Messages before the first are done; their headers are not read again.
+	// Messages before the first are sent; their headers are not read again.
 	b.messages = b.packets
 	return first
 }

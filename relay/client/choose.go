@@ -10,10 +10,10 @@ import (
 type knowledge int
 
 const (
-	knownHere knowledge = iota // the peer's record lists the relay, or its packets came from there lately
+	knownHere knowledge = iota // the peer's record lists the relay, or its packets came from there recently
 	unknown                    // nothing is known of the peer
 	unlisted                   // the peer's record lists relays, but not this one
-	knownGone                  // the relay has just said that the peer is not there
+	knownGone                  // the relay has said that the peer is not there
 )
 
 // option is one relay that could carry packets to a peer.
@@ -22,7 +22,7 @@ type option struct {
 	healthy bool
 	know    knowledge
 	own     time.Duration // RTT between this node and the relay
-	peer    time.Duration // RTT between the peer and the relay; 0: not known
+	peer    time.Duration // RTT between the peer and the relay; 0: unknown
 }
 
 // unknownPeerRTT stands for a peer's RTT to a relay that its record does not list (yet).
@@ -35,8 +35,8 @@ func (o option) rtt() time.Duration {
 	return o.own + o.peer
 }
 
-// rank puts what surely works before what may: an unhealthy relay comes after every healthy one that
-// is not known to fail.
+// rank returns an option's rank; lower is better. An unhealthy relay comes after every healthy one that is not known to
+// fail.
 func (o option) rank() int {
 	r := int(o.know)
 	if !o.healthy {
@@ -45,15 +45,16 @@ func (o option) rank() int {
 	return r
 }
 
-// settled is how long a relay at least carries to a peer before a nearer one takes over.
+// settled is how long a chosen relay stays at least before a nearer one replaces it.
 const settled = 10 * time.Second
 
-// clearGain is by how much another relay's RTT must be less: a fifth, 5 ms, and what this process wakes too late, since
-// its measurements contain that.
+// clearGain is by how much another relay's RTT must be less: a fifth, 5 ms, and twice how late this process wakes,
+// since its measurements include that.
 func clearGain(rtt, late time.Duration) time.Duration { return max(rtt/5, 5*time.Millisecond, 2*late) }
 
-// pick chooses a relay: best rank, then least RTT over both hops. The current relay stays among its equals unless
-// another is clearly better, and as long as stay says. A relay known not to have the peer is never picked.
+// pick chooses the relay of the best rank, and among equals the one with the least RTT over both hops. The current
+// relay stays among its equals if stay is set, or unless another one is clearly better. A relay that is known not to
+// have the peer is never picked.
 func pick(options []option, current identity.ID, stay bool, late time.Duration) (option, bool) {
 	var best, now option
 	found, has := false, false

@@ -19,29 +19,29 @@ import (
 )
 
 const (
-	// A lost relay is suspected within 1.4 s: a ping at most pingEvery after the last that was
-	// answered, suspectAfter, and one tick. Suspected relays are used last; dead ones are dialled anew.
+	// A lost relay is suspected within 1.4 s: a ping is sent at most pingEvery after the last one that was answered; then
+	// come suspectAfter and one tick. Suspected relays are used last; dead ones are dialled again.
 	pulse         = 200 * time.Millisecond
 	pingEvery     = 2 * pulse
-	pingIdle      = 3 * time.Second // when no packet of WireGuard's has passed for idleAfter
+	pingIdle      = 3 * time.Second // while no WireGuard packet has passed for idleAfter
 	idleAfter     = 5 * time.Second
-	quietPatience = 3 // times as long an answer may be missing then
+	quietPatience = 3 // factor on the time that an answer may then be missing
 	suspectAfter  = 900 * time.Millisecond
 	deadAfter     = 3 * time.Second
 
 	firstRetry  = 150 * time.Millisecond
 	minBackoff  = time.Second
 	maxBackoff  = 30 * time.Second
-	steadyAfter = 5 * time.Second // a session that lived this long ends the backoff
+	steadyAfter = 5 * time.Second // a session that lived so long resets the backoff
 
-	farewellTime = time.Second // how long the last answer of a session that is given up is waited for
+	farewellTime = time.Second // how long a session that is given up waits for its last answer
 
 	rttSamples  = 8
 	maxAccepts  = 64 // streams that one relay may offer at a time
 	maxOutgoing = 16 // pings not answered
 )
 
-// queueStanding is how late a flow's packets may leave for a moment before its oldest are dropped.
+// queueStanding is how late a flow's packets may leave for some time before its oldest are dropped.
 const queueStanding = 50 * time.Millisecond
 
 // errNotNeeded ends the session with a relay that is not needed.
@@ -53,13 +53,13 @@ type client struct {
 	relay   Relay // addresses may change: see dialAddresses
 	ctx     context.Context
 	cancel  context.CancelFunc
-	retry   chan struct{}             // dial now, whatever the backoff
+	retry   chan struct{}             // dial now, without the rest of the backoff
 	accept  chan struct{}             // counts streams being accepted
-	wire    atomic.Pointer[wire.Conn] // of a session that answers; nil: none
+	wire    atomic.Pointer[wire.Conn] // of a session that answers; nil: there is none
 	udp     atomic.Bool               // the relay reserves UDP ports
-	tunnel  atomic.Uint64             // counts packets of WireGuard's, single or in bursts
-	quiet   atomic.Bool               // none has passed for a while
-	stirred chan struct{}             // one passes again
+	tunnel  atomic.Uint64             // counts WireGuard's packets, singly or in bursts
+	quiet   atomic.Bool               // no WireGuard packet has passed for idleAfter
+	stirred chan struct{}             // a WireGuard packet passes again
 
 	mu        sync.Mutex
 	streams   map[*viaStream]struct{} // that pass through the relay
@@ -72,16 +72,16 @@ type client struct {
 	failedAt  time.Duration // when lastErr came, or the relay became suspect
 	early     []early       // packets of clients of this node's own relay
 	need      need
-	needAt    time.Duration // since when
-	leaving   *wire.Conn    // of a session that is given up; nil: none is
+	needAt    time.Duration // when need last changed
+	leaving   *wire.Conn    // of a session that is being given up; nil: there is none
 	farewell  uint64        // token of its last ping
-	gaveUp    time.Duration // when the last one ended; 0: none did
-	planned   uint64        // what tunnel was in the last plan
+	gaveUp    time.Duration // when the last session that was given up ended; 0: there was none
+	planned   uint64        // value of tunnel at the last plan
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
 	knownRTT, measuredAt time.Duration
 
-	shown atomic.Int64 // when it was last shown this node's IPv4 address
-	used  atomic.Int64 // when a peer's packets last passed, or were to
+	shown atomic.Int64 // when this node last showed the relay its IPv4 address
+	used  atomic.Int64 // when a peer's packets last passed, or needed the relay
 
 	rxPackets, rxBytes, txPackets, txBytes, txDropped, reconnects, gone atomic.Uint64
 }
@@ -91,11 +91,11 @@ type ping struct {
 	at    time.Duration
 }
 
-// clientState is what choosing a relay needs to know.
+// clientState is what the choice of a relay depends on.
 type clientState struct {
 	connected, suspect bool
-	rtt                time.Duration // least of the last answers, with what both processes took for them
-	published          time.Duration // the way's own, held until it matters: what relays are compared by
+	rtt                time.Duration // least of the last answers, with the processing time of both ends
+	published          time.Duration // the network's RTT, for comparing relays; it changes only by enough to matter
 }
 
 func newClient(p *Pool, r Relay) *client {
@@ -128,7 +128,7 @@ func (c *client) setAddresses(a []string) {
 	}
 }
 
-// again ends a backoff.
+// again ends a pause between two dials.
 func (c *client) again() {
 	select {
 	case c.retry <- struct{}{}:
@@ -136,7 +136,7 @@ func (c *client) again() {
 	}
 }
 
-// queue is where packets for this relay go; nil without a session.
+// queue returns the queue of packets to this relay; nil without a session. c may be nil.
 func (c *client) queue() *wire.Queue {
 	if c == nil {
 		return nil
@@ -147,20 +147,20 @@ func (c *client) queue() *wire.Queue {
 	return nil
 }
 
-// send queues one packet. It is false when there is no session; c may be nil.
+// send queues one packet, and returns false if there is no session. c may be nil.
 func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byte) bool {
 	q := c.queue()
 	if q == nil || !q.Push(now, node, channel, b) {
 		return false
 	}
 	q.Kick()
-	if channel == wire.ChannelWireGuard && len(b) > 0 { // an empty one asks the relay whether the node is there
+	if channel == wire.ChannelWireGuard && len(b) > 0 { // an empty packet only asks the relay whether the node is there
 		c.stir()
 	}
 	return true
 }
 
-// run dials and serves until the relay is no longer wanted.
+// run dials and serves until the relay is removed.
 func (c *client) run() {
 	defer c.cancel()
 	for failures := 0; ; failures++ {
@@ -201,8 +201,8 @@ func (c *client) run() {
 	}
 }
 
-// backoff is the wait before the next try: the first comes quickly, the others 1 s to 30 s apart, half
-// of it at random, so that the clients of a restarted relay do not come all at once.
+// backoff returns the wait before the next try: a short one first, then 1 s to 30 s. Half of it is random, so that the
+// clients of a restarted relay do not come all at once.
 func backoff(failures int, random float64) time.Duration {
 	d := firstRetry
 	if failures > 0 {
@@ -211,7 +211,7 @@ func backoff(failures int, random float64) time.Duration {
 	return d/2 + time.Duration(random*float64(d)/2)
 }
 
-// once is one session from the dial to its end.
+// once runs one session from the dial to its end.
 func (c *client) once() error {
 	conn, err := c.pool.dialRelay(c.ctx, c.relay, c.dialAddresses(), identity.ALPNRelay)
 	if err != nil {
@@ -251,8 +251,8 @@ func (c *client) once() error {
 	return w.Why()
 }
 
-// giveUp ends a session that nobody needs. It takes no more packets, but it is read until the relay has answered a last
-// ping: what the relay refuses, and what peers have sent by it, comes before that answer.
+// giveUp ends a session that nothing needs. It takes no more packets, but it is read until the relay has answered a
+// last ping: what the relay refuses, and what peers have sent by it, comes before that answer.
 func (c *client) giveUp(w *wire.Conn) {
 	token := rand.Uint64()
 	c.mu.Lock()
@@ -308,8 +308,8 @@ func (c *client) track(conn *tls.Conn) *viaStream {
 	return s
 }
 
-// cutStreams ends the streams of a relay that was lost: by themselves they would hang until TCP gives up, and nobody
-// would dial another way.
+// cutStreams ends the streams through a lost relay. Otherwise they would hang until TCP gives up, and nothing would
+// dial another way.
 func (c *client) cutStreams() {
 	c.mu.Lock()
 	cut := slices.Collect(maps.Keys(c.streams))
@@ -320,8 +320,8 @@ func (c *client) cutStreams() {
 	}
 }
 
-// watch pings the relay and judges by its answers. It wakes when the next ping or judgement is due, and when a session
-// that was idle is used again.
+// watch pings the relay and judges it by its answers. It wakes when the next ping or judgement is due, and when an idle
+// session is used again.
 func (c *client) watch(w *wire.Conn) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -336,7 +336,7 @@ func (c *client) watch(w *wire.Conn) {
 		case <-timer.C:
 			c.pool.cfg.Lag.Note(due, time.Now())
 		}
-		if c.needIs(needNone) { // it may have turned so before the session began
+		if c.needIs(needNone) { // the need may have ended before the session began
 			c.giveUp(w)
 		}
 		if c.isLeaving(w) {
@@ -344,7 +344,7 @@ func (c *client) watch(w *wire.Conn) {
 			return
 		}
 		now := c.pool.now()
-		if n := c.tunnel.Load(); n != tunnel { // the control net sends again what is lost
+		if n := c.tunnel.Load(); n != tunnel { // only WireGuard's packets count: the control net repeats what is lost
 			busy, tunnel = now, n
 			c.demand(now)
 		}
@@ -365,7 +365,7 @@ func (c *client) watch(w *wire.Conn) {
 	}
 }
 
-// stir counts packets of WireGuard's, and has a session that was idle looked at now.
+// stir counts WireGuard's packets, and wakes watch if the session was idle.
 func (c *client) stir() {
 	c.tunnel.Add(1)
 	if c.quiet.Load() && c.quiet.CompareAndSwap(true, false) {
@@ -386,9 +386,9 @@ func (c *client) ping(w *wire.Conn) {
 	w.Queue.PushControl(func(b []byte) []byte { return wire.AppendToken(b, wire.FramePing, pg.token) })
 }
 
-// missing is how long an answer may be missing before a relay is suspect, and before it may be dead, by what the last
-// answers took. Where one was slow, others will be: it is a machine that has too much to do, and to send everything
-// another way is more to do.
+// missing returns how long an answer may be missing before a relay is suspect, and before it may be dead, by how long
+// the last answers took. If one was slow, more will be: the machine is overloaded, and sending everything another way
+// would add to its load.
 func missing(rtts []time.Duration) (suspect, dead time.Duration) {
 	if len(rtts) == 0 {
 		return suspectAfter, deadAfter
@@ -397,16 +397,16 @@ func missing(rtts []time.Duration) (suspect, dead time.Duration) {
 	return max(suspectAfter, 3*least, 2*most), max(deadAfter, 6*least, 3*most)
 }
 
-// judge looks whether answers are missing, and returns when to look again; zero: none is.
+// judge checks whether answers are missing, and returns when to check again; zero: no ping is unanswered.
 func (c *client) judge(w *wire.Conn, now time.Duration) (again time.Duration) {
 	c.mu.Lock()
 	var waited time.Duration
 	if len(c.pings) > 0 {
 		waited = now - c.pings[0].at
 	}
-	late := c.pool.cfg.Lag.Late(time.Now()) // of this host, and perhaps of the relay's as well
+	late := c.pool.cfg.Lag.Late(time.Now()) // of this host, and perhaps of the relay as well
 	suspectFrom, deadFrom := missing(c.rtts[:min(c.rttCount, rttSamples)])
-	if c.quiet.Load() { // nobody waits: the first packet of WireGuard's ends that
+	if c.quiet.Load() { // no traffic waits; WireGuard's first packet ends this
 		suspectFrom, deadFrom = quietPatience*suspectFrom, quietPatience*deadFrom
 	}
 	suspectFrom, deadFrom = suspectFrom+2*late, deadFrom+4*late
@@ -428,12 +428,12 @@ func (c *client) judge(w *wire.Conn, now time.Duration) (again time.Duration) {
 		w.End(fmt.Errorf("no answer for %s", waited.Round(time.Millisecond)))
 	case turned:
 		c.pool.relaysChanged()
-		c.pool.resend(w.Queue.Reclaim()) // what waits here goes another way, if there is one
+		c.pool.resend(w.Queue.Reclaim()) // packets that wait here go another way, if there is one
 	}
 	return again
 }
 
-// pong takes an answer in. Only tokens that were sent count.
+// pong takes an answer to a ping. Only tokens that were sent count.
 func (c *client) pong(w *wire.Conn, token uint64) {
 	now := c.pool.now()
 	c.mu.Lock()
@@ -462,7 +462,7 @@ func (c *client) pong(w *wire.Conn, token uint64) {
 	if c.knownRTT = way; c.rttCount >= measured || ofKernel {
 		c.measuredAt = now
 	} else if c.measuredAt == 0 {
-		c.knownRTT = 0 // the first round trip has a handshake's work in it
+		c.knownRTT = 0 // the first round trip includes the work of a handshake
 	}
 	began := !st.connected
 	changed := began || st.suspect || c.rttCount == measured
@@ -484,7 +484,7 @@ func (c *client) pong(w *wire.Conn, token uint64) {
 	}
 }
 
-// readLoop takes what the relay sends until the session ends.
+// readLoop handles the relay's frames until the session ends.
 func (c *client) readLoop(w *wire.Conn) error {
 	r := wire.NewFrameReader()
 	s := sink{client: c}
@@ -565,12 +565,12 @@ func (c *client) frame(w *wire.Conn, s *sink, t wire.FrameType, body []byte) err
 	return nil
 }
 
-// offered takes its end of a stream that a peer asked for.
+// offered accepts this node's end of a stream that a peer asked for.
 func (c *client) offered(o wire.Offer) {
 	select {
 	case c.accept <- struct{}{}:
 	default:
-		return // the asker hears of it by the relay's timeout
+		return // the peer learns it when the relay's wait times out
 	}
 	c.pool.wg.Go(func() {
 		defer func() { <-c.accept }()
@@ -583,7 +583,7 @@ func (c *client) offered(o wire.Offer) {
 	})
 }
 
-// sink hands the packets of one read burst on.
+// sink delivers the packets of one read burst.
 type sink struct {
 	client  *client
 	now     time.Duration
@@ -592,7 +592,7 @@ type sink struct {
 	batch   sendBatch
 	packets uint64
 	bytes   uint64
-	tunnel  bool // packets of WireGuard's were among them
+	tunnel  bool // WireGuard packets were among them
 }
 
 func (s *sink) begin(p *Pool) {
@@ -620,7 +620,7 @@ func (s *sink) hand(from identity.ID, channel byte, payload []byte) {
 	c.pool.cfg.OnPacket(from, channel, payload)
 }
 
-// far is data that came over two relays.
+// far handles a packet that came over two relays.
 func (s *sink) far(via, from identity.ID, channel byte, payload []byte) {
 	s.client.pool.heardFar(s.client, via, from, s.now)
 	s.hand(from, channel, payload)
@@ -639,24 +639,24 @@ func (s *sink) flush() {
 	s.peer = nil
 }
 
-// RelayStats tells how a relay does.
+// RelayStats describes the state of a relay.
 type RelayStats struct {
 	Relay              identity.ID
 	Addresses          []string
 	Need               string // warm | trial | on-demand | standby: why there is a session, or none
 	Connected          bool   // has a session
-	Suspect            bool   // the session does not answer at the moment
+	Suspect            bool   // the session has not answered in time
 	RTT                time.Duration
 	RxPackets, RxBytes uint64
 	TxPackets, TxBytes uint64
-	Dropped            uint64 // waited too long, or the send queue was full
-	Gone               uint64 // packets refused since their peer had no session
+	Dropped            uint64 // waited too long, or did not fit the send queue
+	Gone               uint64 // packets that the relay refused because their peer has no session
 	Reconnects         uint64
-	Peers              int // that are reached by it; direct peers would be
+	Peers              int // peers whose packets go by this relay, unless their direct path works
 	LastError          string
 }
 
-// Stats lists all relays of the pool: those in use first.
+// Stats lists all relays of the pool, those in use first.
 func (p *Pool) Stats() []RelayStats {
 	users := p.users()
 	p.mu.RLock()

@@ -90,7 +90,7 @@ func TestReconnectKeepsTrying(t *testing.T) {
 	b.Want(t, a.ID, wire.ChannelSignal, "kept over the break")
 }
 
-// Who knows that a relay's host is back need not wait for the backoff, which has grown meanwhile.
+// A node that knows that a relay's host is back need not wait for the backoff, which has grown meanwhile.
 func TestRetryEndsTheBackoff(t *testing.T) {
 	m := relaytest.NewMembers()
 	r := relaytest.StartRelay(t, m)

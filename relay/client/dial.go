@@ -14,18 +14,18 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// dialTimeout bounds a connection to a relay, handshake included.
+// dialTimeout bounds the time to connect to a relay, with the handshake.
 const dialTimeout = 5 * time.Second
 
-// dialTries bounds the relays that are tried for one stream, the likeliest first. Each costs a handshake at both ends;
-// one that does not know the peer is not tried again before it does.
+// dialTries is how many relays are tried for one stream, the likeliest first. Each costs a handshake at both ends. A
+// relay that has said that the peer is not there is not tried until it says that the peer has come.
 const dialTries = 3
 
-// pace is that of a relay's addresses; the delay between them is RFC 8305's.
+// pace sets the delay between a relay's addresses (RFC 8305), and the time that each has to prove the relay's key.
 var pace = race.Pace{Stagger: 250 * time.Millisecond, Proof: time.Second}
 
-// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is dead holds the
-// others up by 250 ms at most, and one where someone else listens who says nothing by a second.
+// dialRelay connects to a relay at the first address that proves the relay's key. A dead address delays the others by
+// 250 ms at most, and an address at which another program accepts and says nothing by a second.
 func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn string) (*tls.Conn, error) {
 	if len(addresses) == 0 {
 		return nil, fmt.Errorf("dial relay %s: it offers no address", r.ID)
@@ -69,8 +69,8 @@ func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Conf
 	return t, nil
 }
 
-// Dial opens a byte stream to a peer through a relay that both have a session with. The stream is
-// half-close aware (CloseWrite) and secret to the relay only if its ends encrypt it.
+// Dial opens a byte stream to a peer through a relay with which both have a session. The stream supports half-close
+// (CloseWrite), and is secret from the relay only if its ends encrypt it.
 func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 	s := p.peer(peer)
 	options, clients := p.options(s, p.now(), false)
@@ -84,7 +84,7 @@ func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 		return 0
 	})
 	options = slices.DeleteFunc(options, func(o option) bool {
-		return o.know == knownGone && clients[o.relay].queue() != nil // it would say when the peer is back
+		return o.know == knownGone && clients[o.relay].queue() != nil // the relay will say when the peer is back
 	})
 	if len(options) == 0 && p.Absent(peer) {
 		return nil, fmt.Errorf("dial node %s: %w: %w", peer, ErrNoRelay, wire.ErrNotHere)
@@ -117,7 +117,7 @@ func (p *Pool) dialVia(ctx context.Context, c *client, peer identity.ID) (net.Co
 	return conn, nil
 }
 
-// splice opens a connection for one end of a stream, and asks for the other end.
+// splice opens a connection for this node's end of a stream, and asks the relay to join it with the other end.
 func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*viaStream, error) {
 	conn, err := p.dialRelay(ctx, c.relay, c.dialAddresses(), identity.ALPNSplice)
 	if err != nil {
@@ -137,7 +137,7 @@ func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*viaStrea
 }
 
 func ask(conn *tls.Conn, request []byte) error {
-	// The relay waits AcceptTimeout for the peer and then says so; a little longer is a dead relay.
+	// The relay waits AcceptTimeout for the peer and then says so; if it is silent for longer, it is dead.
 	if err := conn.SetDeadline(time.Now().Add(wire.AcceptTimeout + 2*time.Second)); err != nil {
 		return fmt.Errorf("ask for the stream: %w", err)
 	}

@@ -23,7 +23,7 @@ func (p *Pool) ClientOf(relay identity.ID) *client { return p.client(relay) }
 // Now is the pool's clock.
 func (p *Pool) Now() time.Duration { return p.now() }
 
-// Plan has the sessions planned now.
+// Plan applies a new plan of the sessions now.
 func (p *Pool) Plan() { p.applyPlan() }
 
 // HoldPlans lets no plan be carried out until the function that it returns is called.
@@ -32,7 +32,7 @@ func (p *Pool) HoldPlans() (release func()) {
 	return p.planning.Unlock
 }
 
-// ChooseAnew has all choices made anew.
+// ChooseAnew makes all choices due again.
 func (p *Pool) ChooseAnew() { p.relaysChanged() }
 
 // Listed are the relays that a peer's record lists.
@@ -48,7 +48,7 @@ func (p *Pool) Listed(peer identity.ID) (relays []identity.ID) {
 	return relays
 }
 
-// Refused counts the ways over two relays that are said not to lead to a peer.
+// Refused counts the refused ways over two relays to a peer.
 func (p *Pool) Refused(peer identity.ID) int {
 	s := p.peer(peer)
 	s.mu.Lock()
@@ -56,7 +56,7 @@ func (p *Pool) Refused(peer identity.ID) int {
 	return len(s.far.refused)
 }
 
-// AgeAbsence makes a relay's word that it does not have a peer so old that the relay is asked again.
+// AgeAbsence makes a relay's statement that it does not have a peer so old that the relay is asked again.
 func (p *Pool) AgeAbsence(relay, peer identity.ID) {
 	s := p.peer(peer)
 	s.mu.Lock()
@@ -110,10 +110,10 @@ func (c *client) IsOver() bool {
 	return c.leaving == nil && c.wire.Load() == nil
 }
 
-// GoneCount counts the words of the relay that a peer is not there.
+// GoneCount counts the relay's statements that a peer is not there.
 func (c *client) GoneCount() uint64 { return c.gone.Load() }
 
-// TunnelCount counts what passed of WireGuard's.
+// TunnelCount counts WireGuard's packets that have passed.
 func (c *client) TunnelCount() uint64 { return c.tunnel.Load() }
 
 // LastUse is when the relay was last used, as a plan sees it; 0: never.
@@ -131,10 +131,10 @@ func (x *Proxies) Plain() bool { return x.plain.Load() }
 // SetPlain says whether they do.
 func (x *Proxies) SetPlain(plain bool) { x.plain.Store(plain) }
 
-// SetWitness says whose word counts beside that of the nearest relays.
+// SetWitness sets which relays are asked besides the nearest ones.
 func (p *Pool) SetWitness(witness func(relay identity.ID) bool) { p.cfg.Witness = witness }
 
-// Witnesses are the relays whose word on a peer counts.
+// Witnesses returns the relays that would be asked about a peer.
 func (p *Pool) Witnesses(peer identity.ID) (relays []identity.ID) {
 	for _, c := range p.witnesses(peer) {
 		relays = append(relays, c.relay.ID)

@@ -131,8 +131,8 @@ func TestFirstPacketFindsThePeersRelay(t *testing.T) {
 	c.Close()
 }
 
-// TestGivenUpSessionIsReadToItsEnd gives a session up while what was sent by it is under way. The relay refuses that,
-// and it must go by another relay.
+// TestGivenUpSessionIsReadToItsEnd gives up a session while packets that were sent by it are on their way. The relay
+// refuses them, and they must go by another relay.
 func TestGivenUpSessionIsReadToItsEnd(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2 := relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)
@@ -163,7 +163,8 @@ func TestGivenUpSessionIsReadToItsEnd(t *testing.T) {
 	}
 }
 
-// TestASessionThatJustCarriedIsKept asks for a plan right after a packet, before the session's own look at its use.
+// TestASessionThatJustCarriedIsKept makes a plan right after a packet, before watch has noticed that the session is
+// used.
 func TestASessionThatJustCarriedIsKept(t *testing.T) {
 	m := relaytest.NewMembers()
 	r := relaytest.StartRelay(t, m)
@@ -188,7 +189,7 @@ func TestASessionThatJustCarriedIsKept(t *testing.T) {
 func TestDeadAddressDelaysLittle(t *testing.T) {
 	m := relaytest.NewMembers()
 	r, wrong := relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and never says a word
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never sends anything
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,8 +209,8 @@ func TestDeadAddressDelaysLittle(t *testing.T) {
 	}
 }
 
-// A stream through a relay that has gone silent ends with the session, on both sides: whoever waits for it dials
-// another way.
+// A stream through a relay that has gone silent ends with the session, at both ends, so that its user dials another
+// way.
 func TestStreamsEndWithTheirRelay(t *testing.T) {
 	m := relaytest.NewMembers()
 	r := relaytest.StartRelay(t, m)

@@ -8,22 +8,22 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// Two relays in a row, for nodes that share none that both can reach: the sender's relay hands the packet to the relay
-// that the peer's record lists. A relay delivers what another relay hands it to its own clients only, so that no packet
-// makes a third hop or a loop.
+// Packets go over two relays if two nodes share no relay that both can reach: the sender's relay passes the packet to a
+// relay that the peer's record lists. A relay delivers what another relay passes to it only to its own clients, so no
+// packet takes a third hop or a loop.
 
 const (
-	// farHold is how long a peer's packets go back by the way that its own came, and the most that a relay's word counts
-	// that it has no session with another.
+	// farHold is how long packets to a peer go back the way that the peer's packets came. It is also the longest time for
+	// which a relay's statement counts that it has no session with another one.
 	farHold = 30 * time.Second
-	// farUnlisted is how long they go back so by a relay that the peer's record does not list: enough for answers. Such a
-	// relay may hold a session whose peer is gone, and swallows what is sent there.
+	// farUnlisted replaces farHold for a relay that the peer's record does not list: long enough for answers. Such a
+	// relay may hold a session whose peer is gone, and packets sent there are lost.
 	farUnlisted = time.Second
-	// refusalFirst is how long a relay's first word that a way does not lead to a peer counts; each further one counts
-	// twice as long.
+	// refusalFirst is how long a relay's first statement counts that a way does not lead to a peer; each further one
+	// counts twice as long.
 	refusalFirst = 500 * time.Millisecond
 
-	dialPatience = 500 * time.Millisecond // a relay that takes longer to dial is gone round meanwhile
+	dialPatience = 500 * time.Millisecond // if a relay takes longer to dial, packets go over two relays meanwhile
 	maxEarly     = 64                     // packets that wait for a session with a far relay
 )
 
@@ -33,27 +33,29 @@ type farRoute struct {
 	via identity.ID // the far relay
 }
 
-// farKey names a way. Without a near relay it is every way to the far one.
+// farKey names a way over two relays. If near is zero, it stands for every way to the far one.
 type farKey struct{ near, far identity.ID }
 
-// farState is what is known of a peer's ways over two relays. The peer's lock guards it.
+// farState is what is known of a peer's ways over two relays. The peer's mutex guards it.
 type farState struct {
-	in      farRoute // by which its packets came last
+	in      farRoute // the way by which the peer's packets came last
 	at      time.Duration
 	refused map[farKey]refusal
 }
 
-// maxRefusals bounds what a relay that invents others can fill.
+// maxRefusals bounds the entries that a relay can cause by inventing other relays.
 const maxRefusals = 64
 
-// refusal is a relay's word that a way over two relays does not lead to a peer. No relay tells over two when it does
-// again, so it is tried again: soon at first, since most such words come while something starts anew.
+// refusal is a relay's statement that a way over two relays does not lead to a peer. No relay announces, over two
+// relays, that the way works again, so this node tries again: soon at first, since most refusals come while something
+// starts.
 type refusal struct{ at, hold time.Duration }
 
 func (r refusal) stands(now time.Duration) bool { return now-r.at < r.hold }
 
-// next is the refusal after another such word, which counts for most at the longest. While one stands, others are about
-// packets that were sent before it; long after it has lapsed, it is a first one.
+// next returns the refusal after one more such statement, which counts for most at the longest. While a refusal stands,
+// further ones concern packets that were sent before it, and change nothing. Long after it has lapsed, the next one is
+// a first one.
 func (r refusal) next(now, most time.Duration) refusal {
 	switch {
 	case r.stands(now):
@@ -64,7 +66,7 @@ func (r refusal) next(now, most time.Duration) refusal {
 	return refusal{now, min(2*r.hold, most)}
 }
 
-// refuse notes a relay's word about a way, and tells how long it counts from now on.
+// refuse notes a relay's refusal of a way, and returns the refusal that holds now.
 func (f *farState) refuse(k farKey, now, most time.Duration) refusal {
 	if f.refused == nil || len(f.refused) >= maxRefusals {
 		f.refused = map[farKey]refusal{}
@@ -73,16 +75,17 @@ func (f *farState) refuse(k farKey, now, most time.Duration) refusal {
 	return f.refused[k]
 }
 
-// goneFor is how long the word that a peer is not at a relay counts, here without a session with that relay.
+// goneFor returns how long the statement counts that a peer is not at a relay, while there is no session with that
+// relay.
 func (f *farState) goneFor(relay identity.ID, said time.Duration) time.Duration {
 	if r := f.refused[farKey{far: relay}]; r.at == said && r.hold > 0 {
-		return r.hold // another relay brought it
+		return r.hold // another relay reported it
 	}
 	return goneUnheard
 }
 
-// comesBy tells whether the peer's packets came over two relays lately, and it is still to be found there. The caller
-// holds the peer's lock.
+// comesBy reports whether the peer's packets came over two relays recently, and the peer is probably still there. The
+// caller holds the peer's mutex.
 func (s *peerState) comesBy(now time.Duration) bool {
 	hold := farHold
 	if len(s.listed) > 0 && s.listed[s.far.in.via] == 0 {
@@ -91,9 +94,9 @@ func (s *peerState) comesBy(now time.Duration) bool {
 	return s.far.in.c != nil && now-s.far.at < hold
 }
 
-// farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that
-// the peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller
-// holds the peer's lock.
+// farWay returns a way over two relays: back the way that the peer's packets came, or by this node's nearest relay to a
+// relay that the peer's record lists. With that far relay this node has no session and can have none soon; with quiet,
+// it wants none. The caller holds the peer's mutex.
 func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration,
 	quiet bool) *farRoute {
 	if back := s.far.in; s.comesBy(now) && back.c.queue() != nil && !back.c.state().suspect {
@@ -121,14 +124,14 @@ func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*clie
 	return best
 }
 
-// outOfReach tells whether a session with this relay is not to be expected soon.
+// outOfReach reports whether no session with this relay is to be expected soon.
 func (c *client) outOfReach(now time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.status.connected && (c.lastErr != nil || c.need != needNone && now-c.needAt > dialPatience)
 }
 
-// nextHop is where a peer's packets go now: the session of a relay, and the second relay if there are two.
+// nextHop is where a peer's packets go now: to a relay's session, and on to a second relay if two is set.
 type nextHop struct {
 	c   *client
 	q   *wire.Queue // nil: there is no session
@@ -136,8 +139,8 @@ type nextHop struct {
 	two bool
 }
 
-// nextHop finds where a peer's packets go now. Gossip has no session begun for it: where none is sure to do, it goes
-// over two relays.
+// nextHop finds where a peer's packets go now. Gossip starts no session: if no existing session is known to reach the
+// peer, gossip goes over two relays.
 func (p *Pool) nextHop(s *peerState, now time.Duration, channel byte) nextHop {
 	c, f := (*client)(nil), (*farRoute)(nil)
 	if channel == wire.ChannelGossip {
@@ -157,7 +160,7 @@ func (p *Pool) nextHop(s *peerState, now time.Duration, channel byte) nextHop {
 	return nextHop{c: c, q: c.queue()}
 }
 
-// send queues one packet where a peer's packets go. It is false when there is no session for it.
+// send queues one packet to a peer, and returns false if there is no session for it.
 func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) bool {
 	h := p.nextHop(s, now, channel)
 	if h.q == nil {
@@ -184,13 +187,13 @@ func (h nextHop) add(now time.Duration, node identity.ID, channel byte, b []byte
 	return h.q.Add(now, node, channel, b)
 }
 
-// heardFar takes a packet that came over two relays.
+// heardFar notes the way of a packet that came over two relays.
 func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
 	s := p.peer(from)
 	s.mu.Lock()
 	isNew := s.far.in != farRoute{c, via} || !s.comesBy(now)
 	s.far.in, s.far.at = farRoute{c, via}, now
-	delete(s.gone, via) // there it is
+	delete(s.gone, via) // the peer is there
 	delete(s.far.refused, farKey{far: via})
 	delete(s.far.refused, farKey{c.relay.ID, via})
 	s.mu.Unlock()
@@ -201,7 +204,7 @@ func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
 	}
 }
 
-// noWay takes a relay's word that a packet could not be handed on.
+// noWay handles a relay's report that it could not pass a packet on.
 func (p *Pool) noWay(c *client, body []byte) {
 	a, node, code := wire.DecodeNoWay(body)
 	if code == wire.NoWayOrigin {
@@ -215,7 +218,7 @@ func (p *Pool) noWay(c *client, body []byte) {
 	if code == wire.NoWayGone {
 		key, most = farKey{far: a}, goneUnheard
 	}
-	// With a session that relay answers for itself, and tells when the peer comes.
+	// If this node has a session with that relay, the relay answers itself, and reports when the peer comes.
 	tells := code == wire.NoWayGone && p.hasSession(a)
 	s.mu.Lock()
 	before := s.far.refused[key]
@@ -243,7 +246,7 @@ func (p *Pool) hasSession(relay identity.ID) bool {
 	return p.relays[relay].queue() != nil
 }
 
-// wayReopens has a way to a peer tried again that a relay has refused some time ago.
+// wayReopens makes the pool try a way to a peer again, after a relay's refusal has lapsed.
 func (p *Pool) wayReopens(s *peerState) {
 	if p.ctx.Err() != nil {
 		return
@@ -253,8 +256,8 @@ func (p *Pool) wayReopens(s *peerState) {
 	p.release()
 }
 
-// Forward hands a packet of a client of this node's relay to another relay. It is false when that is not known or
-// cannot be reached. While the session is being dialed a few packets wait.
+// Forward passes a packet of a client of this node's own relay to another relay. It returns false if that relay is
+// unknown or cannot be reached. While the session is being dialed, up to maxEarly packets wait.
 func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) bool {
 	p.mu.RLock()
 	c := p.relays[relay]
@@ -263,7 +266,7 @@ func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) 
 		return false
 	}
 	now := p.now()
-	c.demand(now) // also one that could not be reached last time: nobody else may have it dialed again
+	c.demand(now) // even if the last dial failed: only this may dial it again
 	if c.failing() {
 		return false
 	}
@@ -290,7 +293,7 @@ type early struct {
 	b            []byte
 }
 
-// sendEarly sends what has waited for the session.
+// sendEarly sends the packets that waited for the session.
 func (c *client) sendEarly() {
 	c.mu.Lock()
 	all := c.early

@@ -12,7 +12,8 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// A question that the near relay hands back is not asked there again because packets go on by it to the far one.
+// The near relay returns a question about a peer. It is not asked again there, although packets go by it to the far
+// relay.
 func TestQuestionIsAskedOnce(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2, _ := relaytest.TwoInARow(t, m)
@@ -23,7 +24,7 @@ func TestQuestionIsAskedOnce(t *testing.T) {
 	a.SetPeerLinks(b.ID, b.Links())
 	a.Ask(b.ID)
 	relaytest.WaitFor(t, "the near relay's word", func() bool { return r1.Server.Stats().Unroutable > 0 })
-	for range 30 { // as long as the question might go round
+	for range 30 { // as long as the question might circulate
 		if err := a.Send(b.ID, wire.ChannelWireGuard, []byte("there")); err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +62,7 @@ func TestTwoRelaysInARow(t *testing.T) {
 	if via, _, ok := a.Choose(b.ID); !ok || via != r1.Key.ID() || a.Absent(b.ID) {
 		t.Errorf("the way is told as %s, %t, absent %t; want the near relay", via, ok, a.Absent(b.ID))
 	}
-	// One who only hears of the other answers by the way that the packets came.
+	// A node that is only the receiver answers by the way that the packets came.
 	c := relaytest.NewNode(t, m, relaytest.NewKey(t))
 	c.SetRelays([]client.Relay{r2.Entry()})
 	relaytest.WaitFor(t, "its session", func() bool { return len(c.Links()) == 1 })
@@ -86,8 +87,8 @@ func TestTwoRelaysInARow(t *testing.T) {
 	}
 }
 
-// A relay's word that a node is not there reaches the origin, and ends there: three relays are clients of each other,
-// and the word went round among them for as long as they lived.
+// A relay's statement that a node is not there reaches the origin, and goes no further. Where three relays were clients
+// of each other, it circulated among them for as long as they lived.
 func TestNoWayEndsAtTheOrigin(t *testing.T) {
 	m := relaytest.NewMembers()
 	all, pools := relaytest.InARow(t, m, 3)
@@ -116,7 +117,7 @@ func TestNoWayEndsAtTheOrigin(t *testing.T) {
 	}
 }
 
-// Gossip for a peer that is at another relay begins no session with that; a packet of WireGuard's does.
+// Gossip for a peer at another relay starts no session with that relay; a WireGuard packet does.
 func TestGossipBeginsNoSession(t *testing.T) {
 	m := relaytest.NewMembers()
 	relays := []*relaytest.Relay{relaytest.StartRelay(t, m), relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)}
@@ -134,10 +135,10 @@ func TestGossipBeginsNoSession(t *testing.T) {
 	arrives(t, a, b, "hello") // refused gossip may come before it: it is sent anew by the session that this begins
 }
 
-// soon is well below what a relay's word, or a way back, used to count.
+// soon is much shorter than a relay's statement, or a way back, used to count.
 const soon = 15 * time.Second
 
-// arrives sends to another node again and again until a packet arrives, and tells how long that took.
+// arrives sends to another node again and again until a packet arrives, and returns how long that took.
 func arrives(t *testing.T, n, to *relaytest.Node, payload string) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -155,8 +156,8 @@ func arrives(t *testing.T, n, to *relaytest.Node, payload string) time.Duration 
 	return time.Since(began)
 }
 
-// A far relay's word that it does not have a peer is forgotten soon after: the peer may come a moment later, and nobody
-// tells of that over two relays.
+// A far relay's statement that it does not have a peer is soon forgotten: the peer may come a moment later, and no
+// relay reports that over two relays.
 func TestRefusedWayIsTriedAgain(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2, _ := relaytest.TwoInARow(t, m)
@@ -175,7 +176,7 @@ func TestRefusedWayIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A relay's word that it cannot reach another is forgotten soon, too: that one may just be starting.
+// A relay's statement that it cannot reach another relay is soon forgotten too: the other one may just be starting.
 func TestWayOverARestartedRelayIsTriedAgain(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2, pool1 := relaytest.TwoInARow(t, m)
@@ -197,8 +198,8 @@ func TestWayOverARestartedRelayIsTriedAgain(t *testing.T) {
 	}
 }
 
-// The way back by which a peer's packets came is left when its record says that it is elsewhere, or, where the record
-// never listed that relay, when nothing more comes by it: what the relay has may be a dead session.
+// The way back by which a peer's packets came is left when the peer's record says that it is elsewhere. If the record
+// never listed that relay, the way is left when no more packets come by it: the relay may hold a dead session.
 func TestWayBackIsLeft(t *testing.T) {
 	for name, listedFirst := range map[string]bool{"the record changes": true, "the record never listed it": false} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +232,8 @@ func TestWayBackIsLeft(t *testing.T) {
 	}
 }
 
-// A record that lists a relay is newer than that relay's word of before, which counts no more once its session is lost.
+// A record that lists a relay is newer than that relay's earlier statement, which no longer counts once its session is
+// lost.
 func TestRecordIsNewerThanTheWordOfALostSession(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2, _ := relaytest.TwoInARow(t, m)
@@ -259,7 +261,7 @@ func TestRecordIsNewerThanTheWordOfALostSession(t *testing.T) {
 	}
 }
 
-// A relay that could not be reached when it was last dialed is dialed again for what a client has for it.
+// A relay that could not be reached at the last dial is dialed again when a client sends to it.
 func TestForwardedPacketsHaveTheRelayDialed(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2, pool1 := relaytest.TwoInARow(t, m)

@@ -75,7 +75,7 @@ func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
 	return max(gaps[0].longest(), gaps[1].longest())
 }
 
-// listedBy takes the links of a peer over as its record would bring them, when they have changed.
+// listedBy updates the links of a peer as its record would, when they have changed.
 func listedBy(n, peer *relaytest.Node) {
 	links := peer.Links()
 	listed := n.Listed(peer.ID)

@@ -90,7 +90,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A node that has too much to do tries no further relays, as long as two answer.
+// An overloaded node tries no further relays as long as two answer.
 func TestPlanOfALateNode(t *testing.T) {
 	const now = time.Hour
 	is := func(id byte, healthy bool) standing {

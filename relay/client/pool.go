@@ -24,7 +24,7 @@ type Relay struct {
 	ID        identity.ID
 	Addresses []string // host:port; tried one after the other, 250 ms apart
 	Key       ed25519.PublicKey
-	Order     int64 // of its node's admission: among relays as near as each other, all nodes prefer the lowest
+	Order     int64 // of its node's admission: among relays equally near, all nodes prefer the lowest
 }
 
 // Link is a session with a relay and its round-trip time.
@@ -37,20 +37,21 @@ type Link struct {
 type PoolConfig struct {
 	Self identity.ID
 	Key  *identity.Key
-	// OnPacket gets what peers send, except WireGuard's packets while Proxies exist. It must not block.
+	// OnPacket receives what peers send, except WireGuard's packets while Proxies exist. It must not block.
 	OnPacket func(from identity.ID, channel byte, b []byte)
-	// OnStream gets a stream that a peer opened, in a goroutine of its own. The relay's word is all
-	// that says who the peer is: prove it inside the stream.
+	// OnStream receives a stream that a peer opened, in a goroutine of its own. Only the relay says who the peer is: the
+	// peer must prove its identity inside the stream.
 	OnStream func(c net.Conn, from identity.ID)
-	// OnReserved hears of UDP ports that relays reserve for this node and a peer. It must not block.
+	// OnReserved is called when a relay's UDP ports for this node and a peer change. It must not block.
 	OnReserved func(Reservation)
-	// Known, if set, tells the peers with which this node takes part in a reservation.
+	// Known, if set, reports whether this node takes part in a reservation with a peer.
 	Known func(identity.ID) bool
-	// OnNoWay hears that a relay has no session of a node to which a client of this node's own relay has sent something.
+	// OnNoWay is called when a relay has no session of a node to which a client of this node's own relay has sent
+	// packets.
 	OnNoWay func(far, client, node identity.ID)
-	// Witness, if set, names relays whose word on where a peer's packets come from counts, beside the nearest ones.
+	// Witness, if set, names relays that Attest asks where a peer's packets come from, besides the nearest ones.
 	Witness func(relay identity.ID) bool
-	// Lag, if set, is how late this process wakes: told of it, and asked before a relay is blamed.
+	// Lag, if set, measures how late this process wakes. The pool adds to it, and reads it before it blames a relay.
 	Lag *lag.Meter
 	// Control, if set, prepares each socket, such as with SO_MARK.
 	Control func(network, address string, c syscall.RawConn) error
@@ -61,22 +62,23 @@ type PoolConfig struct {
 var ErrNoRelay = errors.New("no common relay with the peer")
 
 const (
-	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the peer
-	// shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost; and each time
-	// after twice as long, up to goneLong, since a large mesh has many members that are off for days.
+	// A relay's statement that a peer is absent counts until the relay says that the peer has come, or other packets or
+	// records of the peer show it. In case the relay's news is lost, it is asked again after goneHold, and in a new
+	// session. Each further question waits twice as long, up to goneLong, since a large mesh has many members that are
+	// off for days.
 	goneHold = 15 * time.Second
 	goneLong = 4 * time.Minute
-	// goneUnheard is how long such a word counts when the session is lost, in which the relay could tell of the peer's
-	// return. That of a relay whose session was given up counts no more.
+	// goneUnheard is how long such a statement counts after the session was lost, since the relay can then no longer
+	// report the peer's return. If the session was given up, the statement no longer counts.
 	goneUnheard = time.Minute
-	// seenHold is how long a packet that came from a relay tells that the peer is there. seenUnlisted is how long it does
-	// when the peer's record lists others: what that relay has may be a session whose peer is gone by now, and what is
-	// sent there is lost. Packets are noted once a second.
+	// seenHold is how long a packet from a relay shows that the peer is there. seenUnlisted replaces it when the peer's
+	// record lists other relays: that relay may hold a session whose peer is gone, and packets sent there are lost.
+	// Packets are noted once a second.
 	seenHold     = 30 * time.Second
 	seenUnlisted = 3 * time.Second
-	// reviewEvery bounds how long a peer's choice stands without a new look.
+	// reviewEvery is how long the choice of a peer's relay stands before it is made again.
 	reviewEvery = time.Second
-	// sendPackets and sendBytes bound what waits for one relay.
+	// sendPackets and sendBytes bound the packets that wait for one relay.
 	sendPackets = 2048
 	sendBytes   = 4 << 20
 	maxPeers    = 1 << 16
@@ -113,13 +115,13 @@ type peerState struct {
 	generation atomic.Uint64 // of the pool, when current was chosen; 0: choose anew
 	review     atomic.Int64
 	current    atomic.Pointer[client]
-	via        atomic.Pointer[client]    // whose packets came last
-	noted      atomic.Int64              // when via was last put into seen
+	via        atomic.Pointer[client]    // where the peer's last packets came from
+	noted      atomic.Int64              // when via was last noted in seen
 	needs      atomic.Pointer[[]*client] // relays to dial when there are packets; nil: none
 	farRoute   atomic.Pointer[farRoute]  // used instead of current; nil: none
-	quietRoute atomic.Pointer[farRoute]  // the same for what is worth no session of its own
-	here       atomic.Bool               // current is known to have the peer
-	absent     atomic.Bool               // no relay can carry, and one says that the peer is not there
+	quietRoute atomic.Pointer[farRoute]  // like farRoute, for packets that start no session
+	here       atomic.Bool               // current is known to reach the peer
+	absent     atomic.Bool               // no relay reaches the peer, and one says that it is not there
 
 	mu       sync.Mutex
 	listed   map[identity.ID]time.Duration // from the peer's record
@@ -131,13 +133,13 @@ type peerState struct {
 	far      farState
 }
 
-// absence is a relay's word that it has no session of a peer.
+// absence is a relay's statement that it has no session of a peer.
 type absence struct {
-	at    time.Duration // when the relay was last heard or asked about it
-	asked int           // how often, since something last spoke for the peer's return
+	at    time.Duration // when the relay last said so, or was asked
+	asked int           // how often it was asked since the last sign that the peer may be back
 }
 
-// hold is how long the relay is not asked again.
+// hold is how long to wait before the relay is asked again.
 func (a absence) hold() time.Duration { return min(goneHold<<min(a.asked, 8), goneLong) }
 
 // NewPool makes a pool without relays.
@@ -175,8 +177,8 @@ func NewPool(cfg PoolConfig) *Pool {
 
 func (p *Pool) now() time.Duration { return time.Since(p.start) }
 
-// SetRelays tells the pool which relays there are. It keeps sessions with the two nearest, and with others while peers
-// that cannot be reached by these need them.
+// SetRelays sets the relays that exist. The pool keeps sessions with the two nearest, and with others while peers that
+// these do not reach need them.
 func (p *Pool) SetRelays(relays []Relay) {
 	p.mu.Lock()
 	var drop []*client
@@ -215,7 +217,7 @@ func (p *Pool) SetRelays(relays []Relay) {
 	}
 }
 
-// SetPeerLinks tells with which relays a peer has sessions, as its record lists them.
+// SetPeerLinks sets with which relays a peer has sessions, as its record lists them.
 func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s, idle := p.peer(peer), p.idle()
 	s.mu.Lock()
@@ -226,17 +228,17 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 		s.listed[l.Relay] = max(l.RTT, 1)
 		word, isGone := s.gone[l.Relay]
 		if isGone {
-			ask = append(ask, l.Relay) // the record may be newer than the relay's word, or only late
+			ask = append(ask, l.Relay) // the record may be newer than the relay's statement, or only late
 			s.gone[l.Relay] = absence{at: word.at}
 		}
-		if idle[l.Relay] != nil { // it could not be asked, nor tell
+		if idle[l.Relay] != nil { // without a session, the relay can neither be asked nor report
 			delete(s.gone, l.Relay)
 			delete(s.far.refused, farKey{far: l.Relay})
 		}
 	}
 	for id := range old {
 		if _, has := s.listed[id]; !has {
-			delete(s.seen, id) // the peer says that it has left, or cannot hear that relay any more
+			delete(s.seen, id) // the peer says that it has left that relay, or cannot reach it any more
 			if s.far.in.via == id {
 				s.far.in = farRoute{}
 			}
@@ -246,7 +248,7 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s.via.Store(nil)
 	s.generation.Store(0)
 	for _, id := range ask {
-		_ = p.SendVia(id, peer, wire.ChannelWireGuard, nil) // without a session it is asked when there is one
+		_ = p.SendVia(id, peer, wire.ChannelWireGuard, nil) // without a session, askAgain asks once there is one
 	}
 	p.release()
 }
@@ -283,7 +285,7 @@ func (p *Pool) peer(id identity.ID) *peerState {
 	return s
 }
 
-// route returns the client that carries to a peer, or nil. The usual case takes no lock.
+// route returns the client of the relay that reaches a peer, or nil. It usually takes no lock.
 func (p *Pool) route(s *peerState, now time.Duration) *client {
 	if s.generation.Load() == p.generation.Load() && now < time.Duration(s.review.Load()) {
 		return s.current.Load()
@@ -291,7 +293,7 @@ func (p *Pool) route(s *peerState, now time.Duration) *client {
 	return p.choose(s, now)
 }
 
-// carry is route for a packet: a peer for which no session is sure to do gets others dialed.
+// carry is route for a packet: if no session is known to reach the peer, other relays are dialed.
 func (p *Pool) carry(s *peerState, now time.Duration) *client {
 	c := p.route(s, now)
 	if others := s.needs.Load(); others != nil {
@@ -305,7 +307,7 @@ func (p *Pool) carry(s *peerState, now time.Duration) *client {
 func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	generation := p.generation.Load()
 	options, clients := p.options(s, now, true)
-	idle := p.idle() // before the peer's lock: others take both the other way round
+	idle := p.idle() // before the peer's mutex, since other functions lock the two in this order
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var current identity.ID
@@ -330,7 +332,7 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	}
 	if s.farRoute.Swap(far) == nil && far != nil {
 		p.farFound.Store(true)
-		p.planAgain() // what waits can go now
+		p.planAgain() // waiting packets can go now
 		p.signal()
 	}
 	absent := !ok && far == nil && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
@@ -362,8 +364,8 @@ func (p *Pool) idle() map[identity.ID]*client {
 	return idle
 }
 
-// dial lists the relays without a session that a peer's packets need: those where the peer should be, or when nothing
-// is left to try, all that have not called it gone. The caller holds the peer's lock.
+// dial returns the relays without a session that a peer's packets need: those where the peer should be, and if no relay
+// is left to try, all that have not said that it is gone. The caller holds the peer's mutex.
 func (s *peerState) dial(idle map[identity.ID]*client, best option, ok bool) *[]*client {
 	if ok && best.know == knownHere && best.healthy {
 		return nil
@@ -381,8 +383,8 @@ func (s *peerState) dial(idle map[identity.ID]*client, best option, ok bool) *[]
 	return &dial
 }
 
-// options lists the relays for a peer: all, or only those with a session and those where the peer is known to be, which
-// can be dialed.
+// options returns the relays for a peer. With usable, these are only the relays with a session and, since they can be
+// dialed, those where the peer is known to be.
 func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, map[identity.ID]*client) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -422,7 +424,7 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 	return options, clients
 }
 
-// seenAt tells whether the peer's packets came from a relay lately. The caller holds the peer's lock.
+// seenAt reports whether the peer's packets came from a relay recently. The caller holds the peer's mutex.
 func (s *peerState) seenAt(relay identity.ID, now time.Duration) bool {
 	hold := seenHold
 	if len(s.listed) > 0 && s.listed[relay] == 0 {
@@ -432,13 +434,13 @@ func (s *peerState) seenAt(relay identity.ID, now time.Duration) bool {
 	return has && now-seen < hold
 }
 
-// listedSince tells whether a record of the peer that has come since then lists a relay. The caller holds the peer's
-// lock.
+// listedSince reports whether a record of the peer that came after then lists a relay. The caller holds the peer's
+// mutex.
 func (s *peerState) listedSince(relay identity.ID, then time.Duration) bool {
 	return s.listed[relay] != 0 && then < s.listedAt
 }
 
-// Choose tells which relay carries to a peer now, and the RTT over both hops as far as it is known.
+// Choose returns the relay that packets to a peer go by now, and the RTT over both hops as far as it is known.
 func (p *Pool) Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool) {
 	s := p.peer(peer)
 	c := p.route(s, p.now())
@@ -453,21 +455,21 @@ func (p *Pool) Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, o
 	return c.relay.ID, s.rtt, true
 }
 
-// Absent tells whether no relay can carry to a peer because relays say that it is not there.
+// Absent reports whether no relay reaches a peer, and relays say that it is not there.
 func (p *Pool) Absent(peer identity.ID) bool {
 	s := p.peer(peer)
 	p.route(s, p.now())
 	return s.absent.Load()
 }
 
-// Ask asks the relay that would be used whether the peer is there, and if it is not, the next one. What comes out is
-// told by Changed and Choose.
+// Ask asks the relay that would be used whether the peer is there; if it is not, the next one is asked. Changed and
+// Choose show the result.
 func (p *Pool) Ask(peer identity.ID) {
 	now := p.now()
 	p.carry(p.peer(peer), now).send(now, peer, wire.ChannelWireGuard, nil)
 }
 
-// askAgain asks a relay with which a session has just begun about everybody whom it called absent.
+// askAgain asks a relay, at the start of a session, about all peers that it called absent before.
 func (p *Pool) askAgain(c *client) {
 	p.mu.RLock()
 	var ask []identity.ID
@@ -485,9 +487,8 @@ func (p *Pool) askAgain(c *client) {
 	}
 }
 
-// Send queues a packet for a peer at the best relay. While no relay can carry to the peer, WireGuard's
-// packets and signals are kept for three seconds, so that a first handshake is not lost; gossip, which
-// repeats itself, gets ErrNoRelay.
+// Send queues a packet for a peer at the best relay. While no relay reaches the peer, WireGuard's packets and signals
+// are kept for three seconds, so that a first handshake is not lost. Gossip, which repeats itself, gets ErrNoRelay.
 func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	if len(b) > wire.MaxPayload {
 		return fmt.Errorf("send %d bytes to node %s: a relay carries at most %d", len(b), peer, wire.MaxPayload)
@@ -511,7 +512,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	}
 }
 
-// SendVia queues a packet at one relay, whatever Choose says.
+// SendVia queues a packet at one relay, whichever Choose returns.
 func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 	if len(b) > wire.MaxPayload {
 		return fmt.Errorf("send %d bytes to node %s: a relay carries at most %d", len(b), peer, wire.MaxPayload)
@@ -525,12 +526,12 @@ func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 	return fmt.Errorf("send to node %s: no session with relay %s", peer, relay)
 }
 
-// resend gives packets another chance that a relay could not deliver.
+// resend tries again to send packets that a relay could not deliver.
 func (p *Pool) resend(all []wire.Unsent) {
 	now := p.now()
 	for _, w := range all {
 		s := p.peer(w.Node)
-		if len(w.Payload) == 0 { // a question goes round for ever unless only those get it that have not answered
+		if len(w.Payload) == 0 { // a question; only relays that have not answered get it, or it would circulate for ever
 			p.carry(s, now).send(now, w.Node, w.Channel, nil)
 			continue
 		}
@@ -543,10 +544,10 @@ func (p *Pool) resend(all []wire.Unsent) {
 	}
 }
 
-// release sends the pending packets, since something has changed.
+// release sends the kept packets, because something has changed.
 func (p *Pool) release() { p.resend(p.pending.take(p.now())) }
 
-// relaysChanged makes every peer's choice anew.
+// relaysChanged makes the choice for every peer due again.
 func (p *Pool) relaysChanged() {
 	p.generation.Add(1)
 	p.signal()
@@ -561,12 +562,12 @@ func (p *Pool) signal() {
 	}
 }
 
-// absent notes that a relay has no session of a peer, and sends the refused packet another way.
+// absent notes that a relay has no session of a peer, and sends the refused packets another way.
 func (p *Pool) absent(c *client, peer identity.ID, refused []wire.Unsent) {
 	s := p.peer(peer)
 	s.mu.Lock()
 	s.gone[c.relay.ID] = absence{p.now(), s.gone[c.relay.ID].asked}
-	delete(s.far.refused, farKey{far: c.relay.ID}) // this session will tell of its return
+	delete(s.far.refused, farKey{far: c.relay.ID}) // this session will report the peer's return
 	if s.far.in.via == c.relay.ID {
 		s.far.in = farRoute{}
 	}
@@ -595,8 +596,9 @@ func (p *Pool) present(c *client, s *peerState, now time.Duration) {
 	}
 }
 
-// toldHere takes a relay's word that it has a session of a peer. Where the peer's record lists others, that may be one
-// whose peer is gone: it tells less than a packet of the peer's, which alone makes that relay as good as a listed one.
+// toldHere handles a relay's statement that it has a session of a peer. If the peer's record lists other relays, that
+// session may be one whose peer is gone. So the statement only ends an absence; only a packet of the peer makes that
+// relay as good as a listed one.
 func (p *Pool) toldHere(c *client, s *peerState, now time.Duration) {
 	s.mu.Lock()
 	elsewhere := len(s.listed) > 0 && s.listed[c.relay.ID] == 0
@@ -615,14 +617,14 @@ func (p *Pool) toldHere(c *client, s *peerState, now time.Duration) {
 	}
 }
 
-// heardFrom notes a packet's way; once a second is enough.
+// heardFrom notes by which relay a packet came, at most once a second.
 func (p *Pool) heardFrom(c *client, s *peerState, now time.Duration) {
 	if s.via.Load() != c || now-time.Duration(s.noted.Load()) > time.Second {
 		p.present(c, s, now)
 	}
 }
 
-// Retry dials a relay now instead of after its backoff: something shows that its host is up.
+// Retry dials a relay now instead of after its backoff, because something shows that its host is up.
 func (p *Pool) Retry(relay identity.ID) {
 	p.mu.RLock()
 	c := p.relays[relay]
@@ -632,8 +634,8 @@ func (p *Pool) Retry(relay identity.ID) {
 	}
 }
 
-// Links lists the healthy sessions that are to last, by relay. RTTs change only when it matters, so that a record that
-// holds them does not change with every ping.
+// Links lists the healthy sessions that are to last, by relay. RTTs change only when the change matters, so that a
+// record with these links does not change with every ping.
 func (p *Pool) Links() []Link {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -644,7 +646,7 @@ func (p *Pool) Links() []Link {
 		case !st.connected || st.suspect || st.published == 0:
 		case c.needIs(needWarm):
 			links = append(links, Link{id, st.published})
-		default: // it goes again with what it was made for
+		default: // the session ends when its need does
 			passing = append(passing, Link{id, st.published})
 		}
 	}
@@ -655,7 +657,8 @@ func (p *Pool) Links() []Link {
 	return links
 }
 
-// Changed signals that sessions, their health or RTT, or a peer's relay have changed. Signals coalesce; one consumer.
+// Changed signals that sessions, their health or RTT, or a peer's relay have changed. Signals coalesce; there may be
+// one consumer.
 func (p *Pool) Changed() <-chan struct{} { return p.changed }
 
 // Close ends all sessions and waits for their goroutines.
@@ -690,8 +693,8 @@ func (q *pendingQueue) released() uint64 {
 	return q.releases
 }
 
-// keep is false when there was a release since the caller began to try: it came too early for this packet, and what has
-// changed may carry it.
+// keep returns false if there was a release since the caller began to try: the release came too early for this packet,
+// and the change may have made a way for it.
 func (q *pendingQueue) keep(now time.Duration, w wire.Unsent, released uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -705,7 +708,7 @@ func (q *pendingQueue) keep(now time.Duration, w wire.Unsent, released uint64) b
 	return true
 }
 
-// take empties the queue: those that are still of use, the oldest first.
+// take empties the queue and returns the packets that are not too old, the oldest first.
 func (q *pendingQueue) take(now time.Duration) []wire.Unsent {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// TestPendingQueueLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before
-// it is kept.
+// TestPendingQueueLosesNothingToAReleaseThatCameTooEarly is about a packet that finds no session, while a session
+// begins before the packet is kept.
 func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
 	var q pendingQueue
 	w := wire.Unsent{Payload: []byte("first")}
@@ -27,8 +27,7 @@ func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
 	}
 }
 
-// A relay is asked about a peer that stays away less and less often, and again soon once something speaks for its
-// return.
+// A relay is asked about an absent peer less and less often, and soon again once there is a sign that the peer is back.
 func TestAskedEverMoreRarely(t *testing.T) {
 	for asked, want := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute,
 		4 * time.Minute, 4 * time.Minute} {

@@ -11,8 +11,8 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// A relay's word that a peer is away stands until the relay says otherwise: neither time, nor a late record, nor a new
-// session with the relay makes it a way again. Asking tells without a packet to lose.
+// A relay's statement that a peer is away stands until the relay says otherwise: neither time, nor a late record, nor a
+// new session with the relay changes it. Ask finds out without risking a packet.
 func TestAbsenceIsSticky(t *testing.T) {
 	m := relaytest.NewMembers()
 	r := relaytest.StartRelay(t, m)
@@ -69,7 +69,7 @@ func TestAbsenceIsSticky(t *testing.T) {
 	}
 }
 
-// Asking goes on to the next relay when the first says no.
+// Ask continues with the next relay when the first says no.
 func TestAskFindsTheRelayThatHasThePeer(t *testing.T) {
 	m := relaytest.NewMembers()
 	r1, r2 := relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)
@@ -86,8 +86,8 @@ func TestAskFindsTheRelayThatHasThePeer(t *testing.T) {
 	})
 }
 
-// TestTheWordOfAGivenUpRelayIsForgotten has a peer come to a relay that called it absent, after the session was given
-// up in which the relay would have told.
+// TestTheWordOfAGivenUpRelayIsForgotten: a peer comes to a relay that called it absent, after the session in which the
+// relay would have reported that was given up.
 func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
 	m := relaytest.NewMembers()
 	relays := []*relaytest.Relay{relaytest.StartRelay(t, m), relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)}
@@ -124,8 +124,9 @@ func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
 	b.Want(t, a.ID, wire.ChannelWireGuard, "found")
 }
 
-// TestPacketsLeaveARelayThatThePeerNoLongerUses has a peer's session at a relay that its record does not list end
-// without the relay's notice. Its packets of before do not keep others from the relay that the record lists.
+// TestPacketsLeaveARelayThatThePeerNoLongerUses: a peer's session at a relay that its record does not list ends, and
+// the relay does not notice. The peer's earlier packets from there do not keep others from the relay that the record
+// lists.
 func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
 	m := relaytest.NewMembers()
 	old := relaytest.StartRelay(t, m, func(c *server.Config) { c.IdleTimeout = time.Minute }) // a dead session stays

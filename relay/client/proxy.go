@@ -16,29 +16,28 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// ProxyOptions are what NewProxies may be told beside the necessary.
+// ProxyOptions are the optional arguments of NewProxies.
 type ProxyOptions struct {
-	// Known says whether a packet from this node may make a proxy; nil: every node the relays vouch for.
+	// Known reports whether a packet from a node may open a proxy; nil: every node that the relays vouch for.
 	Known func(identity.ID) bool
-	// OnNew tells of a proxy that a peer's packet has made, before that packet is delivered. It must not block.
+	// OnNew is called when a peer's packet has opened a proxy, before that packet is delivered. It must not block.
 	OnNew func(peer identity.ID, endpoint netip.AddrPort)
-	// Avoid are ports that others are to listen on, such as WireGuard itself when it comes up: the kernel may choose
-	// any of them for a socket of a proxy, and whoever needs it could not have it for as long as the peer stays.
+	// Avoid are ports that other programs need later, such as WireGuard's own when it comes up. The kernel may choose any
+	// of them for a proxy's socket, and would then keep it from them as long as the peer stays.
 	Avoid []uint16
 	Log   *slog.Logger
 }
 
-// maxProxies bounds sockets and goroutines.
+// maxProxies bounds the sockets and goroutines of Proxies.
 const maxProxies = 8192
 
-// Proxies are local UDP sockets, one for each relayed peer: WireGuard uses a socket's address as the
-// peer's endpoint, and the relays carry what passes. An address stays for as long as the peer does, whichever
-// relay serves it.
+// Proxies are local UDP sockets, one for each relayed peer. WireGuard uses a socket's address as the peer's endpoint,
+// and the relays carry its packets. An address stays as long as the peer does, whichever relay serves it.
 type Proxies struct {
 	pool    *Pool
 	wg      func() netip.AddrPort
 	opt     ProxyOptions
-	batches chan *receiveBatch // taken only while a socket is readable: a few serve all proxies
+	batches chan *receiveBatch // borrowed only while a socket is readable, so that a few serve all proxies
 
 	mu     sync.RWMutex
 	byPeer map[identity.ID]*proxy
@@ -49,19 +48,19 @@ type Proxies struct {
 	toPeers, fromPeers, lost atomic.Uint64
 }
 
-// proxy is one peer's socket. It is connected to WireGuard's port, so that the kernel refuses datagrams
-// from anybody else.
+// proxy is one peer's socket. It is connected to WireGuard's port, so that the kernel refuses datagrams from any other
+// source.
 type proxy struct {
 	peer     identity.ID
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	endpoint netip.AddrPort
-	target   atomic.Pointer[netip.AddrPort] // what the socket is connected to
+	target   atomic.Pointer[netip.AddrPort] // what the socket is connected to; invalid: WireGuard is not up
 	brought  atomic.Uint64                  // packets from the peer that WireGuard's socket took
 }
 
-// NewProxies makes the pool hand WireGuard's packets to local sockets. wg tells WireGuard's own address, such as
-// 127.0.0.1:51820; it may change, and is not valid while WireGuard is not up.
+// NewProxies makes the pool deliver WireGuard's packets to local sockets. wg returns WireGuard's own address, such as
+// 127.0.0.1:51820; it may change, and is invalid while WireGuard is not up.
 func NewProxies(p *Pool, wg func() netip.AddrPort, opt ProxyOptions) *Proxies {
 	if opt.Known == nil {
 		opt.Known = func(identity.ID) bool { return true }
@@ -81,8 +80,8 @@ func NewProxies(p *Pool, wg func() netip.AddrPort, opt ProxyOptions) *Proxies {
 	return x
 }
 
-// Endpoint returns the address that WireGuard uses for a peer, and opens its socket at the first call. It
-// is not valid when no socket can be had; the reason is logged, and the next call tries again.
+// Endpoint returns the address that WireGuard uses for a peer, and opens its socket at the first call. The address is
+// invalid if no socket can be opened; the reason is logged, and the next call tries again.
 func (x *Proxies) Endpoint(peer identity.ID) netip.AddrPort {
 	y, _, err := x.open(peer)
 	if err != nil {
@@ -133,18 +132,18 @@ func (x *Proxies) open(peer identity.ID) (y *proxy, made bool, err error) {
 	return y, true, nil
 }
 
-// listen opens a socket on a port that nobody else is to have.
+// listen opens a socket on a port that is not in Avoid.
 func (x *Proxies) listen() (*net.UDPConn, error) {
 	for {
 		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 		if err != nil || !slices.Contains(x.opt.Avoid, uint16(conn.LocalAddr().(*net.UDPAddr).Port)) {
 			return conn, err
 		}
-		defer conn.Close() // held until another is found, or the kernel might choose it again
+		defer conn.Close() // held until another port is found, since the kernel might choose this one again
 	}
 }
 
-// aim connects a proxy's socket to where WireGuard is now.
+// aim connects a proxy's socket to WireGuard's present address.
 func (x *Proxies) aim(y *proxy) error {
 	to := x.wg()
 	if old := y.target.Load(); old != nil && *old == to {
@@ -152,7 +151,7 @@ func (x *Proxies) aim(y *proxy) error {
 	}
 	at := to
 	if !at.IsValid() {
-		at = y.endpoint // nobody but itself, until WireGuard is up
+		at = y.endpoint // to itself, so that no other source is accepted until WireGuard is up
 	}
 	var err error
 	if e := y.raw.Control(func(fd uintptr) { err = connectUDP(fd, at) }); e != nil {
@@ -165,8 +164,8 @@ func (x *Proxies) aim(y *proxy) error {
 	return nil
 }
 
-// Refresh connects all proxies to WireGuard's present address. Packets from peers do it by themselves;
-// without them, a change of WireGuard's port is noticed only here.
+// Refresh connects all proxies to WireGuard's present address. Packets from a peer do the same for its proxy; without
+// them, only Refresh notices a change of WireGuard's port.
 func (x *Proxies) Refresh() error {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -188,7 +187,7 @@ func (x *Proxies) Remove(peer identity.ID) {
 	}
 }
 
-// Brought counts the packets of a peer that came in a relay's session. It begins anew when the peer's proxy does.
+// Brought counts the packets of a peer that came by a relay's session. It starts at zero with the peer's proxy.
 func (x *Proxies) Brought(peer identity.ID) uint64 {
 	if y := x.get(peer); y != nil {
 		return y.brought.Load()
@@ -200,7 +199,7 @@ func (x *Proxies) Brought(peer identity.ID) uint64 {
 type ProxyStats struct {
 	Proxies            int
 	ToPeers, FromPeers uint64 // packets
-	Lost               uint64 // from peers, that WireGuard's socket did not take
+	Lost               uint64 // packets from peers that WireGuard's socket did not take
 }
 
 // Stats returns the counters.
@@ -224,7 +223,7 @@ func (x *Proxies) Close() error {
 	return nil
 }
 
-// read carries WireGuard's datagrams to the relay. While the socket is empty it holds no buffer.
+// read sends WireGuard's datagrams to the relay. It holds no buffer while the socket is empty.
 func (x *Proxies) read(y *proxy) {
 	burst := func(fd uintptr) (done bool) {
 		b := x.borrow()
@@ -255,7 +254,7 @@ func (x *Proxies) giveBack(b *receiveBatch) {
 	}
 }
 
-// forward queues a burst at the peer's relay and wakes the session once.
+// forward queues a burst for the peer's relay and wakes the session once.
 func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	if t := y.target.Load(); t == nil || !t.IsValid() {
 		return
@@ -276,11 +275,11 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 			return
 		}
 	}
-	// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
+	// Without a session, Send keeps the packets for a moment. WireGuard repeats those that are lost.
 	b.each(n, func(one []byte) bool { return p.Send(y.peer, wire.ChannelWireGuard, one) == nil })
 }
 
-// each calls f with every datagram of a burst, and counts those that it took.
+// each calls f with every datagram of a burst, and counts those for which f returns true.
 func (b *receiveBatch) each(n int, f func([]byte) bool) (taken uint64) {
 	for i := range n {
 		rest, segment := b.message(i)
@@ -295,7 +294,7 @@ func (b *receiveBatch) each(n int, f func([]byte) bool) (taken uint64) {
 	return taken
 }
 
-// deliver collects a peer's packets for WireGuard; they must stay in place until flush.
+// deliver collects a peer's packets for WireGuard; they must stay in memory until flush.
 func (x *Proxies) deliver(b *sendBatch, from identity.ID, payload []byte) {
 	if len(payload) == 0 {
 		return
@@ -328,7 +327,7 @@ func (x *Proxies) deliver(b *sendBatch, from identity.ID, payload []byte) {
 	}
 }
 
-// flush hands what deliver collected to WireGuard.
+// flush sends to WireGuard what deliver has collected.
 func (x *Proxies) flush(b *sendBatch) {
 	if b.to == nil {
 		return

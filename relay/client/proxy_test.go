@@ -120,7 +120,7 @@ func TestProxyTakesOnlyWireGuardsDatagrams(t *testing.T) {
 	}
 }
 
-// A proxy's socket never has a port that somebody else is to listen on: an agent had no WireGuard for as long as one of
+// A proxy's socket never gets a port that another program needs: once, an agent had no WireGuard for as long as one of
 // its proxies had, by chance, WireGuard's port.
 func TestProxiesAvoidOthersPorts(t *testing.T) {
 	var even []uint16

@@ -8,7 +8,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// One relay that answers again and again, as to earlier questions, does not silence the others that were asked.
+// One relay that answers again and again, as if to earlier questions, does not displace the answers of the others.
 func TestEachRelayIsHeardOnce(t *testing.T) {
 	var q questions
 	liar, honest, peer := identity.ID{1}, identity.ID{2}, identity.ID{3}

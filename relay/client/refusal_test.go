@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Each further word counts twice as long, up to a bound; what is about packets sent before does not, and a word that
-// comes long after the last is a first one.
+// Each further refusal counts twice as long, up to a bound. One about packets sent before does not, and one that comes
+// long after the last is a first one.
 func TestRefusalsLast(t *testing.T) {
 	var r refusal
 	now := 10 * time.Second

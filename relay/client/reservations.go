@@ -11,23 +11,23 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// Reservation is what a relay says of the port that it has reserved for this node's packets to a peer.
+// Reservation is a relay's report about the port that it has reserved for this node's packets to a peer.
 type Reservation struct {
 	Relay, Peer identity.ID
-	Endpoint    netip.AddrPort // the relay's port; invalid: there is none, or no more
-	Ready       bool           // both ends have proven their mappings: pings that are sent there reach the peer
+	Endpoint    netip.AddrPort // the relay's port; invalid: there is none, or it has ended
+	Ready       bool           // both ends have proven their mappings: pings to the port reach the peer
 	Refused     string         // why there is none
 }
 
-// bindGap is the least time between two binds to one port: pings in a row need one only.
+// bindGap is the least time between two binds to one port: several pings in quick succession need only one.
 const bindGap = 25 * time.Millisecond
 
-// reservations are this node's ends of pairs.
+// reservations holds this node's ends of pairs.
 type reservations struct {
 	mu   sync.Mutex
 	byTo map[netip.AddrPort]*reservation
 	byOf map[link]*reservation
-	wish map[link]bool // asked for, in whatever session
+	wish map[link]bool // what this node has asked for, in any session
 }
 
 type link struct{ relay, peer identity.ID }
@@ -47,7 +47,7 @@ func newReservations() *reservations {
 }
 
 // Reserve asks a relay for a pair of UDP ports with a peer. The answer comes through PoolConfig.OnReserved, at both
-// ends; what a relay has granted already, it says again.
+// ends; for a pair that exists, the relay repeats it.
 func (p *Pool) Reserve(relay, peer identity.ID) error {
 	c := p.client(relay)
 	switch {
@@ -64,14 +64,14 @@ func (p *Pool) Reserve(relay, peer identity.ID) error {
 	return nil
 }
 
-// ReservationFailed tells the relay that a reserved port is ready, and that nothing comes through.
+// ReservationFailed reports to the relay that a reserved port is ready but no packets pass.
 func (p *Pool) ReservationFailed(relay, peer identity.ID) {
 	if r := p.reservation(relay, peer); r != nil {
 		p.client(relay).control(func(b []byte) []byte { return wire.AppendPairID(b, wire.FrameFailed, r.pair) })
 	}
 }
 
-// GiveUpReservation lets the relay have its ports back, and forgets the wish for them.
+// GiveUpReservation gives a pair's ports back to the relay, and does not ask for them again in a new session.
 func (p *Pool) GiveUpReservation(relay, peer identity.ID) {
 	r := p.reserved
 	r.mu.Lock()
@@ -84,9 +84,9 @@ func (p *Pool) GiveUpReservation(relay, peer identity.ID) {
 	}
 }
 
-// Bind returns the datagram that goes ahead of a ping to a reserved port, from the same port: it shows the relay where
-// this node's packets come from, also after a NAT has moved them. ok is false when to is no such port, or one was just
-// made.
+// Bind returns the datagram that must precede a ping to a reserved port, from the same port: it shows the relay where
+// this node's packets come from, even after a NAT has changed the mapping. ok is false if to is no such port, or if a
+// bind was made within bindGap.
 func (p *Pool) Bind(to netip.AddrPort) (b []byte, ok bool) {
 	r := p.reserved
 	r.mu.Lock()
@@ -106,8 +106,8 @@ func (x *reservation) bind(nonce [wire.NonceSize]byte) []byte {
 	return wire.AppendBind(nil, m, &x.key)
 }
 
-// TakeChallenge takes a relay's challenge that came to WireGuard's port, and returns what to answer it with, to where
-// it came from. Anything else is not answered.
+// TakeChallenge takes a relay's challenge that came to WireGuard's port, and returns the answer to send back to its
+// source. ok is false for anything else, which gets no answer.
 func (p *Pool) TakeChallenge(from netip.AddrPort, b []byte) (answer []byte, ok bool) {
 	r := p.reserved
 	r.mu.Lock()
@@ -162,7 +162,7 @@ func (r *reservations) drop(x *reservation) {
 	}
 }
 
-// forget drops what concerns a peer, or a relay.
+// forget drops all reservations that concern a peer or a relay.
 func (r *reservations) forget(id identity.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +178,7 @@ func (r *reservations) forget(id identity.ID) {
 	}
 }
 
-// granted takes a relay's half of a pair. The port is reached at the address at which the session reaches the relay.
+// granted notes this node's half of a pair. The port is at the address at which the session reaches the relay.
 func (c *client) granted(w *wire.Conn, g wire.Grant) {
 	at, ok := remoteAddr(w.TLS.NetConn())
 	if !ok || g.Port == 0 || !c.pool.cfg.Known(g.Peer) {
@@ -205,10 +205,10 @@ func (c *client) granted(w *wire.Conn, g wire.Grant) {
 	c.pool.cfg.OnReserved(said)
 }
 
-// maxReservations bounds what relays may make this node remember.
+// maxReservations bounds the reservations that relays can make this node remember.
 const maxReservations = 16384
 
-// pairTold takes what a relay says of a pair later.
+// pairTold handles a later change of a pair's state.
 func (c *client) pairTold(id wire.PairID, s wire.PairState) {
 	r := c.pool.reserved
 	r.mu.Lock()
@@ -234,7 +234,7 @@ func (c *client) pairTold(id wire.PairID, s wire.PairState) {
 		said.Refused = "the relay ended it"
 	default:
 		r.mu.Unlock()
-		return // a later version's
+		return // a state of a later version
 	}
 	r.mu.Unlock()
 	c.pool.cfg.OnReserved(said)
@@ -248,8 +248,8 @@ func (c *client) denied(peer identity.ID, d wire.Denial) {
 	c.pool.cfg.OnReserved(Reservation{Relay: c.relay.ID, Peer: peer, Refused: d.String()})
 }
 
-// offersUDP notes what the relay's hello says, and asks again for what was reserved in a session before: the relay may
-// be another run that knows nothing of it.
+// offersUDP notes whether the relay's hello offers UDP ports. It also asks again for what was reserved in an earlier
+// session, since the relay may have restarted and forgotten it.
 func (c *client) offersUDP(w *wire.Conn, on bool) {
 	c.udp.Store(on)
 	if !on {
@@ -269,7 +269,7 @@ func (c *client) offersUDP(w *wire.Conn, on bool) {
 	}
 }
 
-// remoteAddr is the address that a connection leads to, if UDP can be sent there too.
+// remoteAddr returns the address of a connection's other end, if UDP can be sent there too.
 func remoteAddr(c net.Conn) (netip.Addr, bool) {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {

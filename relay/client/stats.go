@@ -7,7 +7,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// State is a word for how a relay's session does: connected, suspect, failing, dialing or standby.
+// State returns the state of the session in one word: connected, suspect, failing, dialing or standby.
 func (s RelayStats) State() string {
 	switch {
 	case s.Suspect:
@@ -22,7 +22,7 @@ func (s RelayStats) State() string {
 	return string(needNone)
 }
 
-// users counts the peers that each relay carries to.
+// users counts the peers whose packets go by each relay.
 func (p *Pool) users() map[identity.ID]int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -35,7 +35,7 @@ func (p *Pool) users() map[identity.ID]int {
 	return users
 }
 
-// byNeed puts the sessions in use first, and of these the nearest.
+// byNeed sorts the sessions in use first, and the nearest first among equals.
 func byNeed(a, b RelayStats) int {
 	rank := map[string]int{string(needWarm): 1, string(needDemand): 2, string(needTrial): 3, string(needNone): 4}
 	return cmp.Or(cmp.Compare(rank[a.Need], rank[b.Need]), cmp.Compare(a.RTT, b.RTT),

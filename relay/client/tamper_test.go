@@ -39,7 +39,7 @@ func meddler(t *testing.T, to string, rewrite func(record []byte) []byte) string
 	}).Addr().String()
 }
 
-// Whoever changes, repeats or drops records on the way ends the session, and nothing of it is taken for a packet.
+// Changing, repeating or dropping records on the way ends the session, and none of them is taken for a packet.
 func TestTamperedSessionsEnd(t *testing.T) {
 	for name, meddle := range map[string]func([]byte) []byte{
 		"a bit flipped":   func(r []byte) []byte { r[len(r)-1] ^= 1; return r },

@@ -9,44 +9,45 @@ import (
 )
 
 const (
-	// warmRelays are the healthy sessions that a node keeps whether or not anybody uses them: one to use and one to
-	// turn to when that is lost.
+	// warmRelays is how many healthy sessions a node keeps even while they are unused: one to use, and one to use next
+	// when that is lost.
 	warmRelays = 2
-	// warmStay is how long a warm relay that answers at least stays so: measurements of a moment in which all relays
-	// have much to do are not worth a change.
+	// warmStay is how long a warm relay that answers stays warm at least: RTTs measured while all relays are briefly
+	// overloaded are no reason for a change.
 	warmStay = time.Minute
-	// trials are the relays not measured yet that a node dials at a time.
+	// trials is how many relays without a measured RTT a node dials at a time.
 	trials = 2
-	// trialTime is how long a relay on trial is tried when it fails.
+	// trialTime is how long a failing relay stays on trial.
 	trialTime = 10 * time.Second
-	// measured is how many round trips make a relay's RTT known, and remeasure when it is too old to go by.
+	// measured is how many round trips make a relay's RTT known; remeasure is when it is too old to use.
 	measured  = 3
 	remeasure = 15 * time.Minute
-	// retryFailed is when a relay that could never be reached is tried again, retrySoon by a node that has no two others.
+	// retryFailed is when a relay that could not be reached is tried again; retrySoon is the same for a node that has no
+	// two healthy ones.
 	retryFailed = 2 * time.Minute
 	retrySoon   = 5 * time.Second
 	// demandHold is how long a session beyond the warm ones stays after its last use.
 	demandHold = time.Minute
-	planEvery  = time.Second     // while sessions are tried, or needed by peers
-	planRest   = 5 * time.Second // while there are the warm ones alone
-	// lateForTrials is how late a process may wake that tries further relays.
+	planEvery  = time.Second     // between plans while sessions are tried, or needed by peers
+	planRest   = 5 * time.Second // between plans while there are only warm sessions
+	// lateForTrials is the lateness of wake-ups from which a process tries no further relays.
 	lateForTrials = 200 * time.Millisecond
 )
 
-// standing is what the choice of sessions goes by, for one relay.
+// standing holds what the plan needs to know of one relay.
 type standing struct {
 	id      identity.ID
 	order   int64         // of its node's admission
 	rtt     time.Duration // 0: never measured
 	at      time.Duration // when it was measured
 	healthy bool          // has a session that answers
-	failed  bool          // could not be reached, or does not answer
+	failed  bool          // it could not be reached, or does not answer
 	since   time.Duration // failed since
 	warm    bool          // was warm in the last plan
-	young   bool          // and has not been for long
-	trial   time.Duration // on trial since; 0: it is not
+	young   bool          // it has not been warm for long
+	trial   time.Duration // since when it is on trial; 0: it is not
 	used    time.Duration // last use, or a peer's need; 0: never
-	bound   bool          // holds UDP ports
+	bound   bool          // it holds UDP ports for this node
 }
 
 // need is why a node keeps a session with a relay.
@@ -60,14 +61,14 @@ const (
 )
 
 // plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
-// and for a moment those not measured yet. Among relays that are as near as each other, those admitted first are taken:
-// all nodes of a neighbourhood then meet at the same two, and need no others for each other. late is how late this
-// process wakes: where two relays answer, a process that has too much to do tries no others.
+// and for a short time those without a measured RTT. Among relays equally near, the ones admitted first are taken: all
+// nodes of a neighbourhood then meet at the same two, and need no others for each other. late is how late this process
+// wakes: once two relays answer, an overloaded process tries no others.
 func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
 	ranked := rank(all, late)
 	healthy, farthest := 0, time.Duration(0)
-	var last standing // of the warm ones, the one admitted last
+	var last standing // the one admitted last of the warm ones
 	for _, s := range ranked {
 		known := s.rtt > 0 || len(all) <= warmRelays
 		if healthy < warmRelays && known {
@@ -92,7 +93,7 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	if late > lateForTrials && answering >= warmRelays {
 		free = 0
 	}
-	slices.SortStableFunc(ranked, func(a, b standing) int { // who failed tries after the others, and in turn
+	slices.SortStableFunc(ranked, func(a, b standing) int { // failed relays are tried after the others, and in turn
 		switch {
 		case a.failed != b.failed && a.failed:
 			return 1
@@ -109,8 +110,8 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 		case s.bound || s.used > 0 && now-s.used < demandHold:
 			needs[s.id] = needDemand
 		case s.failed && s.trial > 0 && now-s.trial < trialTime:
-			needs[s.id] = needTrial // it may not know this node yet: give it some tries, and the others theirs
-		case near && admittedBefore(s, last) > 0: // but one that was admitted sooner would be taken
+			needs[s.id] = needTrial // the relay may not know this node yet: it gets some tries, then others do
+		case near && admittedBefore(s, last) > 0: // a relay that was admitted sooner would be taken, so it gets its trial
 			needs[s.id] = needNone
 		case free > 0 && s.untried(now, healthy):
 			free--
@@ -122,7 +123,7 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	return needs
 }
 
-// rank sorts relays by how much they are to be preferred.
+// rank sorts relays by preference.
 func rank(all []standing, late time.Duration) []standing {
 	least := time.Duration(0)
 	for _, s := range all {
@@ -151,12 +152,12 @@ func rank(all []standing, late time.Duration) []standing {
 	return ranked
 }
 
-// admittedBefore compares by admission: negative when a's node came first.
+// admittedBefore compares by admission: negative if a's node was admitted first.
 func admittedBefore(a, b standing) int {
 	return cmp.Or(cmp.Compare(a.order, b.order), slices.Compare(a.id[:], b.id[:]))
 }
 
-// untried tells whether a relay is to be dialed for its RTT, or since too few others answer.
+// untried reports whether to dial a relay: to measure its RTT, or because too few others answer.
 func (s standing) untried(now time.Duration, healthy int) bool {
 	switch {
 	case s.failed:
@@ -167,7 +168,7 @@ func (s standing) untried(now time.Duration, healthy int) bool {
 	return now-s.at > remeasure && !s.healthy
 }
 
-// rankRTT is a relay's RTT with the advantage of one that is warm already: another must be better by a fifth and 5 ms.
+// rankRTT returns a relay's RTT, reduced for a warm one: another relay must be better by a fifth and 5 ms.
 func rankRTT(s standing) time.Duration {
 	if s.warm {
 		return max(s.rtt-clearGain(s.rtt, 0), 0)
@@ -175,7 +176,7 @@ func rankRTT(s standing) time.Duration {
 	return s.rtt
 }
 
-// manage keeps the sessions that plan wants.
+// manage keeps the sessions that plan decides on.
 func (p *Pool) manage() {
 	timer := time.NewTimer(planEvery)
 	defer timer.Stop()
@@ -204,7 +205,7 @@ func (p *Pool) planAgain() {
 	}
 }
 
-// applyPlan starts and ends sessions. It reports whether nothing will want another plan soon but news.
+// applyPlan starts and ends sessions. rests reports that another plan is needed only when something changes.
 func (p *Pool) applyPlan() (rests bool) {
 	p.planning.Lock()
 	defer p.planning.Unlock()
@@ -232,7 +233,7 @@ func (p *Pool) applyPlan() (rests bool) {
 func (c *client) standing(bound bool) standing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := c.tunnel.Load(); n != c.planned { // the session's own look at it may be to come
+	if n := c.tunnel.Load(); n != c.planned { // watch may not have noticed these packets yet
 		c.planned = n
 		c.used.Store(int64(max(c.pool.now(), 1)))
 	}
@@ -274,28 +275,28 @@ func (c *client) needIs(n need) bool {
 	return c.need == n
 }
 
-// failing tells whether the last try to reach the relay came to nothing.
+// failing reports whether the last try to reach the relay failed.
 func (c *client) failing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.status.connected && c.lastErr != nil
 }
 
-// lastRTT is the relay's RTT when it was last measured.
+// lastRTT returns the last measured RTT of the relay; 0: it was never measured.
 func (c *client) lastRTT() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.knownRTT
 }
 
-// lastGivenUp is when a session with the relay ended that was given up.
+// lastGivenUp returns when the last session that was given up ended; 0: there was none.
 func (c *client) lastGivenUp() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.gaveUp
 }
 
-// demand says that a peer needs this relay, or uses it. c may be nil.
+// demand notes that a peer needs this relay, or uses it. c may be nil.
 func (c *client) demand(now time.Duration) {
 	if c == nil {
 		return
@@ -305,7 +306,7 @@ func (c *client) demand(now time.Duration) {
 	}
 }
 
-// bound tells whether a relay holds ports for this node.
+// bound reports whether a relay holds ports for this node.
 func (r *reservations) bound(relay identity.ID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

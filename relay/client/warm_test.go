@@ -19,8 +19,8 @@ func sessions(n *relaytest.Node) (ids []identity.ID) {
 	return ids
 }
 
-// A node keeps two sessions of five: those admitted first, since all are as near as can be. It takes another when one
-// is lost, and goes back when that is there again.
+// A node keeps two sessions of five: with the relays admitted first, since all are equally near. It uses another one
+// when one is lost, and returns when that is back.
 func TestTwoRelaysStayWarm(t *testing.T) {
 	m := relaytest.NewMembers()
 	var list []*relaytest.Relay
@@ -93,7 +93,7 @@ func TestARelayIsDialedForAPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Want(t, b.ID, wire.ChannelWireGuard, "and back")
-	// A peer of which nothing is known is looked for everywhere.
+	// All relays are asked for a peer of which nothing is known.
 	c := relaytest.NewNode(t, m, relaytest.NewKey(t))
 	c.Use(third)
 	relaytest.WaitFor(t, "the stranger's session", func() bool { return c.Connected(third.Key.ID()) })

@@ -16,30 +16,30 @@ import (
 	"github.com/skeinmesh/skein/relay/wire"
 )
 
-// A relay is a witness of where its clients' packets come from: a TLS session and a proven UDP mapping cannot be had
-// from somebody else's address. Whoever would send many packets to an address that a peer claims asks the relays of its
-// own choice first. An older relay ignores the question, and older clients do not ask.
+// A relay is a witness of where its clients' packets come from: nobody can have a TLS session, or prove a UDP mapping,
+// from another host's address. A node that would send many packets to an address that a peer claims first asks relays
+// of its own choice. An older relay ignores the question, and older clients do not ask.
 
 const (
 	whereWait  = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for what depends on them
-	meetRelays = 4                       // of a peer's relays, with which this node shows itself
+	meetRelays = 4                       // of the relays that a peer's record lists, this node shows itself to so many
 	showEvery  = time.Minute
 )
 
-// questions are the client's that wait for answers.
+// questions holds the questions of this node that wait for answers.
 type questions struct {
 	mu      sync.Mutex
 	waiting map[link][]chan testimony
 }
 
-// testimony is what one relay says.
+// testimony is one relay's answer: from which addresses a node's packets come.
 type testimony struct {
 	relay identity.ID
 	addrs []netip.Addr
 }
 
-// told hands a relay's answer to those who wait for it. They hear one answer of each relay: what else it says, to
-// earlier questions or unasked, does not take the place of another relay's word.
+// told gives a relay's answer to all that wait for it, once. Further answers of this relay, whether to earlier
+// questions or unasked, do not take the place of another relay's answer.
 func (q *questions) told(relay, node identity.ID, addrs []netip.Addr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -50,7 +50,7 @@ func (q *questions) told(relay, node identity.ID, addrs []netip.Addr) {
 	delete(q.waiting, l)
 }
 
-// begin has c hear one answer of a relay. It must have room for one of each relay that is asked.
+// begin makes c receive one answer of a relay. c must have room for an answer of each relay that is asked.
 func (q *questions) begin(l link, c chan testimony) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -72,10 +72,10 @@ func (q *questions) end(l link, c chan testimony) {
 // ErrUnattested is returned by Attest when no relay says that a peer's packets come from an address.
 var ErrUnattested = errors.New("no relay that this host chose itself has confirmed the peer's address")
 
-// Attest returns nil when a relay says that a peer's packets come from an address. Asked are the relays that this node
-// chose by itself, as its nearest, and those that PoolConfig.Witness names: not those that are used only because the
-// peer's record lists them, since a peer could run such a relay, and not the peer. So that the peer can do the same,
-// this node shows itself at the relays which the peer's record lists.
+// Attest returns nil when a relay says that a peer's packets come from an address. It asks the relays that this node
+// chose itself, as its nearest, and those that PoolConfig.Witness names. It does not ask relays that are used only
+// because the peer's record lists them: the peer itself could run such a relay. So that the peer can do the same, this
+// node shows itself at the relays that the peer's record lists.
 func (p *Pool) Attest(ctx context.Context, peer identity.ID, at netip.Addr) error {
 	p.meet(peer)
 	asked := p.witnesses(peer)
@@ -117,7 +117,7 @@ func unattested(at netip.Addr, saw map[string]bool, asked int) error {
 		ErrUnattested, at, asked)
 }
 
-// witnesses are the sessions with relays whose word on a peer counts.
+// witnesses returns the sessions with relays whose answer about a peer counts.
 func (p *Pool) witnesses(peer identity.ID) (all []*client) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -129,8 +129,7 @@ func (p *Pool) witnesses(peer identity.ID) (all []*client) {
 	return all
 }
 
-// meet shows this node at the relays that a peer's record lists: these are the ones that the peer asks. It waits for
-// none.
+// meet shows this node at the relays that a peer's record lists, since the peer asks these. It does not wait for them.
 func (p *Pool) meet(peer identity.ID) {
 	s := p.peer(peer)
 	s.mu.Lock()
@@ -149,7 +148,8 @@ func (p *Pool) meet(peer identity.ID) {
 	}
 }
 
-// show lets a relay with which the session is one by IPv6 see this node's IPv4 address, too: guessed ports are IPv4's.
+// show makes this node's IPv4 address known to a relay whose session runs over IPv6, because guessed ports are ports of
+// IPv4.
 func (c *client) show() {
 	w := c.wire.Load()
 	if w == nil || wire.RemoteIP(w.TLS.NetConn()).Unmap().Is4() {

@@ -45,7 +45,7 @@ func TestARelayThatThePeerChoseIsNoWitness(t *testing.T) {
 	}
 }
 
-// The relays that a node asks need not be those that its peer has chosen: the peer shows itself there.
+// The relays that a node asks need not be those that its peer has chosen: the peer shows itself to them.
 func TestNodesShowThemselvesAtTheRelaysThatTheirPeersAsk(t *testing.T) {
 	m := relaytest.NewMembers()
 	relays := []*relaytest.Relay{relaytest.StartRelay(t, m), relaytest.StartRelay(t, m), relaytest.StartRelay(t, m)}
@@ -56,7 +56,7 @@ func TestNodesShowThemselvesAtTheRelaysThatTheirPeersAsk(t *testing.T) {
 		return errors.Is(a.Attest(t.Context(), b.ID, loopback), client.ErrUnattested)
 	})
 	b.SetPeerLinks(a.ID, []client.Link{{third.Key.ID(), time.Millisecond}})
-	_ = b.Attest(t.Context(), a.ID, loopback) // it wants to guess, too
+	_ = b.Attest(t.Context(), a.ID, loopback) // it wants to predict ports, too
 	relaytest.WaitFor(t, "the peer to be seen", func() bool { return a.Attest(t.Context(), b.ID, loopback) == nil })
 }
 
@@ -90,7 +90,7 @@ func needOf(n *relaytest.Node, r *relaytest.Relay) string {
 	return ""
 }
 
-// Guessed ports are IPv4's, and a session may be one by IPv6.
+// Port prediction is for IPv4, and a session may run over IPv6.
 func TestASessionByIPv6ShowsTheIPv4AddressToo(t *testing.T) {
 	m := relaytest.NewMembers()
 	r := relaytest.StartRelay(t, m)
@@ -118,7 +118,7 @@ func TestASessionByIPv6ShowsTheIPv4AddressToo(t *testing.T) {
 		t.Fatalf("before it has shown itself: %v", err)
 	}
 	b.SetPeerLinks(a.ID, []client.Link{{both.ID, time.Millisecond}})
-	_ = b.Attest(t.Context(), a.ID, loopback) // as it wants to guess, too
+	_ = b.Attest(t.Context(), a.ID, loopback) // as it wants to predict ports, too
 	relaytest.WaitFor(t, "the IPv4 address to be seen", func() bool {
 		return a.Attest(t.Context(), b.ID, loopback) == nil
 	})
