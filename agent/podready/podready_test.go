@@ -166,7 +166,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	go a.Run(ctx, s.server.Able, 20*time.Millisecond)
 	testenv.Eventually(t, "it is told", func() bool { return a.problems() != "" })
 	stop()
-	if p := a.problems(); !strings.Contains(p, "says something else") || a.serves() {
+	if p := a.problems(); !strings.Contains(p, "exists with other content") || a.serves() {
 		t.Errorf("%q, serves %v", p, a.serves())
 	}
 	if err := Purge(a.conf); err != nil {

@@ -70,8 +70,9 @@ func TestEgressCommands(t *testing.T) {
 			"for 2 replicas: …"},
 		{"address of a family without destination", lab + "203.0.113.0/24 --address 192.0.2.9,2001:db8::9",
 			"egress default/lab: slot 0 has the IPv6 address 2001:db8::9, and the egress has no IPv6 destination; leave it out"},
-		{"pool without that family", lab + "2001:db8:9::/48 --pool public", "egress default/lab has IPv6 destinations, and its " +
-			"tunnel endpoints are taken from pool public, which is …; name a pool with IPv6, or leave those destinations out"},
+		{"pool without that family", lab + "2001:db8:9::/48 --pool public", "egress default/lab has IPv6 destinations, and " +
+			"its tunnel endpoints are taken from pool public, which is …; name a pool with IPv6, or leave those destinations " +
+			"out"},
 		{"unknown pool", lab + "203.0.113.0/24 --pool nowhere", "pool \"nowhere\" does not exist: …"},
 		{"probe outside the destinations", lab + "203.0.113.0/24 --probe icmp:192.0.2.1", "egress default/lab: probe " +
 			"icmp:192.0.2.1 lies in none of its destinations, so no gateway could reach it; probe an address inside them"},
