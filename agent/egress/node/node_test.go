@@ -8,8 +8,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is
-// gone is not, nor is one that moved before this agent looked.
+// Packets for a slot in a planned move go to its former owner for a while, and no longer. That does not apply to a
+// slot whose owner is gone, nor to one that moved before this agent started.
 func TestSlotsThatMoveByPlanHaveAGracePeriod(t *testing.T) {
 	st, ids := apitest.State(t)
 	do := func(c *skeinv1.Command) {
