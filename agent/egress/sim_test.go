@@ -237,7 +237,7 @@ func (w *world) fault() {
 	case 7:
 		clear(w.cuts)
 		w.say("the cuts heal")
-	case 8: // the agent ends and starts anew, its kernel goes on
+	case 8: // the agent restarts, its kernel continues
 		w.restart(g)
 		w.say("the agent of %s starts anew", g.name)
 	case 9: // the host ends

@@ -21,7 +21,7 @@ type life struct {
 	rng    *rand.Rand
 	has    map[podnet.Key]Lease     // what pods were told
 	kernel map[podnet.Key]bool      // of them, those whose links are there
-	alien  netip.Addr               // an address that somebody else's link has
+	alien  netip.Addr               // an address of another program's link
 	freed  map[netip.Addr]time.Time // when an address was given back
 }
 
@@ -60,7 +60,7 @@ func (l *life) step() {
 		l.leave()
 	case n < 90: // the agent is killed; the links stay
 		l.r.restart(l.found()...)
-	case n < 93: // somebody else has an address in this node's blocks
+	case n < 93: // another program uses an address in this node's blocks
 		if blocks := l.blocks(); len(blocks) > 0 && !l.alien.IsValid() {
 			a := plus(blocks[l.rng.IntN(len(blocks))].Addr(), uint32(l.rng.IntN(8)))
 			if !slices.ContainsFunc(slices.Collect(maps.Values(l.has)), func(o Lease) bool { return o.IPv4 == a }) {

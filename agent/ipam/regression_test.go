@@ -291,7 +291,7 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 			if c.GetReleaseBlocks() == nil || first != nil {
 				return nil
 			}
-			first = proto.CloneOf(c) // it is on its way, and nobody hears of it
+			first = proto.CloneOf(c) // still under way; the proposer gets no answer
 			return errNoQuorum
 		}
 		g.mu.Unlock()

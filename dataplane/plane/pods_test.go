@@ -145,7 +145,7 @@ func TestWhatOthersDoToPodsIsRepaired(t *testing.T) {
 			t.Logf("repaired after %s", took)
 		})
 	}
-	for _, x := range []pod{q} { // whose link nobody took down, with which its IPv6 gateway address goes
+	for _, x := range []pod{q} { // its link was not taken down, which would remove its IPv6 gateway address
 		a.Must("check", func() error { return podnet.Check(x.Attachment) })
 	}
 }

@@ -179,7 +179,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				pfx("fd00:5::9/128"))
 			a.apply(t, s)
 			a.clean(t, s)
-			quiet(t) // or a look for our own writes would find the change
+			quiet(t) // otherwise a round for the plane's own writes would find the change
 			a.Must(c.name, c.do)
 			if len(a.diff(t, s)) == 0 {
 				t.Log("repaired before it could be looked at")

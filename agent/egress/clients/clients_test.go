@@ -632,7 +632,7 @@ func TestFlowsStayOverAStart(t *testing.T) {
 		c.AddPod(t.Context(), p, asks("internet/nat"))
 		f.space(p.NetNS).flows = []int{0}
 		c.Close()
-		time.Sleep(time.Second) // agents are told apart by when they start
+		time.Sleep(time.Second) // the start time distinguishes agents
 
 		c = f.open(two)
 		defer func() { c.Close() }()

@@ -52,7 +52,7 @@ func TestSlotsThatMoveByPlanHaveAGracePeriod(t *testing.T) {
 		t.Errorf("in their grace period are %v, want epoch %d", got, epoch)
 	}
 	select {
-	case <-woken: // the ways are led anew then
+	case <-woken: // the routes change then
 	case <-time.After(10 * time.Second):
 		t.Error("the agent's loop does not learn of its end")
 	}
