@@ -17,8 +17,8 @@ import (
 const (
 	AliveFor    = 700 * time.Millisecond // a gateway silent for longer is not chosen; more than three renewals
 	Settle      = 700 * time.Millisecond // since the term began: by then every live gateway has reported
-	HoldDown    = 10 * time.Second       // rest of a slot at its owner before it moves because of health
-	Rebalance   = 30 * time.Second       // rest of all slots of an egress before one moves for balance
+	HoldDown    = 10 * time.Second       // a slot stays at least so long with an owner before it moves for health
+	Rebalance   = 30 * time.Second       // all slots of an egress stay so long before one moves for balance
 	PlannedMost = 8                      // planned moves under way at a time
 	HandingOver = 3 * time.Second        // how long a planned move counts as under way
 	GetReady    = 3 * time.Second        // how long an owner whose labels no longer fit waits for another
@@ -297,7 +297,7 @@ func weight(s Slot, id identity.ID) uint64 {
 	return binary.BigEndian.Uint64(h.Sum(nil))
 }
 
-// rebalance moves one slot from a node with several to a node with none, after all slots have rested.
+// rebalance moves one slot from a node with several to a node with none, once no slot has moved for a while.
 func (c *chooser) rebalance(e PlaceEgress, at spread) {
 	most := 0
 	for _, n := range slices.SortedFunc(maps.Keys(at.nodes), identity.ID.Compare) {

@@ -16,7 +16,7 @@ var (
 	refA = Ref{"x", "a"}
 )
 
-// place is a cluster of gateways that are well, an hour after the term began, and one egress whose slots they own.
+// place is a cluster of healthy gateways, an hour after the term began, and one egress whose slots they own.
 func place(nodes int, owners ...int) Placement {
 	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA,
 		Gateways: map[string]string{"gw": "yes"}}}}
@@ -35,7 +35,7 @@ func place(nodes int, owners ...int) Placement {
 	return p
 }
 
-// dead makes a node silent for so long that its leases are over.
+// dead makes a node silent long enough for its leases to end.
 func dead(p *Placement, n int) {
 	p.Nodes[n].Heard = p.Now.Add(-2 * time.Second)
 	for i := range p.Egresses[0].Slots {
@@ -171,7 +171,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// Whatever stands where: nobody gets a slot who may not, and when all moves are done there is nothing more to do.
+// From any state: no ineligible node gets a slot, and after all moves nothing more needs to move.
 func TestChooseProperties(t *testing.T) {
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 1))

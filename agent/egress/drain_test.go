@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// TestChooseDrained: slots that drain end with their last flow, the highest first, or when their time is over; never
-// before clients can have heard of it.
+// TestChooseDrained: draining slots end with their last flow, the highest first, or when their time is over; never
+// before clients can have learned of the drain.
 func TestChooseDrained(t *testing.T) {
 	since := time.Unix(1000, 0)
 	e := &skeinv1.Egress{Namespace: "x", Name: "a", Replicas: 4, Draining: 3, DrainingSince: since.UnixNano(),

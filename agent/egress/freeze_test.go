@@ -14,7 +14,8 @@ import (
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
 
-// outside is the clock of another machine, in a guest: its RTC, which its host goes on with while it is frozen.
+// outside is the clock of another machine as seen in a guest: its RTC, which the host advances while the guest is
+// frozen.
 type outside struct {
 	t  *testing.T
 	id identity.ID
@@ -42,9 +43,9 @@ func (o outside) now() time.Duration {
 
 func (o outside) Read(context.Context) Readings { return Readings{o.id: {"outside", o.now()}} }
 
-// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's
-// clock prolongs the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no
-// more.
+// A complete machine, including its kernel, is frozen for longer than the lease and resumed. Before that another
+// machine's clock prolongs the lease, which no leader renews. Afterwards the kernel forwards only for the rest of one
+// ticket.
 func TestAFrozenGuest(t *testing.T) {
 	if os.Getenv(kerneltest.Frozen) == "" {
 		t.Skip("a machine of its own is needed: the guest of the kernel tier")

@@ -15,7 +15,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Who may name a client's address: the node that has it by the agreed state, and no other.
+// Only the node that owns a client's address by the agreed state may register it.
 func TestAddressesOfANode(t *testing.T) {
 	s := events.NewState()
 	do := func(c *skeinv1.Command) {
@@ -59,7 +59,7 @@ func TestAddressesOfANode(t *testing.T) {
 	}
 }
 
-// A file's name leads nowhere else and fits, whatever an egress is called.
+// A file name stays in its directory and is short enough, whatever the egress's name.
 func TestFilesOfNamespaces(t *testing.T) {
 	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."},
 		{"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
@@ -98,7 +98,7 @@ func TestFilesOfNamespaces(t *testing.T) {
 	}
 }
 
-// The addresses within a namespace follow from its number, so no two have the same.
+// The addresses in a namespace follow from its number, so they are unique.
 func TestNumbersOfNamespaces(t *testing.T) {
 	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, served: map[Ref]*gateway{}}
 	for want, taken := range [][]int{{}, {1}, {2, 1}, {1, 2, 4}} {
@@ -118,8 +118,7 @@ func TestNumbersOfNamespaces(t *testing.T) {
 	}
 }
 
-// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which
-// that is.
+// No ticket begins before the kernel has the slot's source address as agreed, and only for the epoch of that address.
 func TestKernelHasTheAgreedSource(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -147,8 +146,8 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 	}
 }
 
-// While the kernel's source address of a slot is changed, and after a change that failed, nobody knows which one it
-// has: no ticket begins for that slot, also when the former address is agreed again meanwhile. The others go on.
+// During a change of a slot's source address, and after a failed one, the kernel's address is unknown: no ticket
+// begins for that slot, even if the former address is agreed again meanwhile. Other slots continue.
 func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -181,8 +180,8 @@ func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
 	}
 }
 
-// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is
-// known which those are.
+// Removing an earlier run's strays keeps only files of egresses that this node serves, and removes nothing before
+// these are known.
 func TestClientsOfStraysAreForgotten(t *testing.T) {
 	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, served: map[Ref]*gateway{}}
 	mine := &gateway{g: g, number: 1, ref: Ref{"a", "served"}}

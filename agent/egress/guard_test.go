@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Clocks that differ as much as clocks do, and half again, never make two owners: the ticket has ended in the gateway's
-// kernel when the leader gives the slot to another. That holds too where one of the two is of a version that counted
-// 100 ms more for every lease.
+// Clocks that differ by the allowed amount, and half as much again, never cause two owners: the ticket ends in the
+// gateway's kernel before the leader reassigns the slot. That also holds if one side is of a version that added 100
+// ms to every lease.
 func TestGuardIsAShareOfTheLease(t *testing.T) {
 	const ppm = 750
 	by := func(d time.Duration, ppm int64) time.Duration { return d + d*time.Duration(ppm)/1_000_000 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// rounds are read as text: one word for each round, one letter for each target, + answered, - failed, . no result.
+// rounds parses text: one word per round, one letter per target: + answered, - failed, . no result.
 func observe(h *Health, now *time.Time, rounds string) (states string) {
 	var out []string
 	for word := range strings.FieldsSeq(rounds) {

@@ -13,7 +13,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// slowLeader answers after a time, grants nothing, and counts who asks.
+// slowLeader answers after a delay, grants nothing, and counts requests.
 type slowLeader struct {
 	takes time.Duration
 	asked atomic.Int64
@@ -30,7 +30,7 @@ func (l *slowLeader) RenewLeases(ctx context.Context,
 	}
 }
 
-// tickets is a kernel that does what it is told.
+// tickets is a kernel whose operations always succeed.
 type tickets struct{ n Ticket }
 
 func (k *tickets) Begin(Slot, uint64, time.Duration) (Ticket, error) { k.n++; return k.n, nil }
@@ -38,8 +38,8 @@ func (*tickets) Grant(Slot, Ticket) error                            { return ni
 func (*tickets) Drop(Slot) error                                     { return nil }
 func (*tickets) Hold(Slot, bool) error                               { return nil }
 
-// A gateway that waits for its slot asks often, so that it is granted soon; a leader that is slow to answer is not
-// asked more often for that.
+// A gateway that waits for its slot asks often, so that it is granted soon; a slow leader is not asked more often for
+// that.
 func TestWaitingForASlowLeader(t *testing.T) {
 	for _, tt := range []struct {
 		takes       time.Duration
@@ -70,8 +70,8 @@ func TestWaitingForASlowLeader(t *testing.T) {
 	}
 }
 
-// grants is a kernel and a leader that grant everything, and another machine whose clock is ahead when this one stood
-// still.
+// grants is a kernel and a leader that grant everything, and another machine whose clock advances while this one is
+// frozen.
 type grants struct {
 	mu      sync.Mutex
 	mute    bool
@@ -120,8 +120,8 @@ func (g *grants) Read(context.Context) Readings {
 	return Readings{nodeID(7): {"boot", time.Since(t0) + g.ahead}}
 }
 
-// An agent that ends leaves what is left of a long lease to its kernel, unless the machine stood still and the lease
-// may be over: before the agent was told to end, or while it did.
+// An agent that ends leaves the rest of a long lease to its kernel, unless the machine was frozen and the lease may
+// be over: before the agent was asked to end, or while it ended.
 func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 	const lease = time.Minute
 	for name, c := range map[string]struct {
@@ -163,7 +163,7 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 	}
 }
 
-// A node that is no gateway and holds nothing has nothing due; one that is asks the leader in turn.
+// A node without gateways and slots has nothing due; a gateway asks the leader at its interval.
 func TestANodeWithoutEgressesRests(t *testing.T) {
 	var gateways []*skeinv1.GatewayState
 	r := NewLeaseClient(LeaseClientConfig{Gateways: func() []*skeinv1.GatewayState { return gateways }})

@@ -142,7 +142,7 @@ func (h *LeaseHolder) Granted(round, epoch uint64, now time.Time) (out []Order) 
 	switch {
 	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self ||
 		!h.Urgent() && h.state != Holding:
-		return nil // from another time
+		return nil // outdated: another epoch, owner or state
 	case round < h.last || !k.began.Add(k.lease).After(now):
 		return nil // a newer grant counts, or the ticket ended meanwhile
 	}

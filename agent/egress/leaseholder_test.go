@@ -200,8 +200,8 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// A source address that a command takes from one slot and gives to another is not used by both: the former's gateway
-// may not have heard of it yet.
+// A source address that moves from one slot to another is never used by both: the former slot's gateway may not have
+// learned of the move.
 func TestASourceAddressIsOneSlots(t *testing.T) {
 	const lease = 1200 * time.Millisecond
 	x, y := netip.MustParseAddr("203.0.113.4"), netip.MustParseAddr("203.0.113.5")
@@ -215,7 +215,7 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 			t.Fatalf("%s: %+v", s.Slot, v)
 		}
 	}
-	// They change their addresses: both are released, and assigned anew.
+	// The slots exchange their addresses: both are released, and assigned again.
 	a.Epoch, a.Sources, a.Former, b.Epoch, b.Sources, b.Former = 9, []netip.Addr{y}, lease, 10, []netip.Addr{x}, lease
 	v := l.Renew(at(time.Second), other, 10, false, b)
 	if v.Granted || v.Retry != 300*time.Millisecond || v.Reason != "slot "+slotA.String()+
@@ -236,7 +236,7 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	if len(l.sources) > 0 {
 		t.Errorf("remembered: %v", l.sources)
 	}
-	// A new leader does not know whose the address was.
+	// A new leader does not know which slot had the address.
 	l, fresh := NewLeases(t0), SlotState{Slot: slotB, Node: other, Epoch: 10, Lease: lease, Sources: []netip.Addr{x}}
 	if l.Renew(t0.Add(1299*time.Millisecond), other, 10, false, fresh).Granted || !l.Renew(t0.Add(1300*time.Millisecond),
 		other, 10, false, fresh).Granted {
@@ -244,8 +244,8 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	}
 }
 
-// A ticket does not outlive its epoch, though the next one is the same node's: the slot may have another source address
-// from then on. What comes meanwhile waits, and goes on with the first ticket of the new epoch.
+// A ticket does not outlive its epoch, even if the next epoch is the same node's: the slot may then have another
+// source address. Packets are queued meanwhile, and released by the first ticket of the new epoch.
 func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 	lease, now := 1200*time.Millisecond, t0.Add(50*time.Millisecond)
 	anew := SlotState{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}

@@ -26,8 +26,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// gate is a gateway's host, with an egress of one slot that is the gateway's, and a leader that
-// grants everything. Agents live one after the other on it.
+// gate is a gateway's host, with an egress whose one slot is the gateway's, and a leader that grants everything.
+// Agents run there one after the other.
 type gate struct {
 	t         *testing.T
 	dir       string
@@ -53,8 +53,8 @@ func (w *witness) Read(context.Context) Readings {
 	return Readings{w.id: {"boot", time.Since(w.began)}}
 }
 
-// alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is
-// that one: gateways write rules and links where they are, and work in many threads.
+// alone repeats a test in a process with its own network and mount namespaces, and reports whether this is that
+// process: gateways write rules and links in the present namespace, from many threads.
 func alone(t *testing.T) bool {
 	t.Helper()
 	const inside = "SKEIN_TEST_ALONE"
@@ -160,8 +160,7 @@ func (g *gate) live(f func(*Gateways, *generous)) {
 	f(gs, l)
 }
 
-// generous grants everything that is wished for, unless it is mute, and looks at the kernel when it is told that
-// something has stopped.
+// generous grants every request, unless it is mute, and checks the kernel when a gateway reports that it has stopped.
 type generous struct {
 	t          *testing.T
 	said, gave chan struct{}
@@ -208,7 +207,7 @@ func within(t *testing.T, what string, c <-chan struct{}) {
 	}
 }
 
-// lives is for how long the kernel goes on forwarding for the slot; 0: it does not.
+// lives is how long the kernel will continue to forward for the slot; 0: not at all.
 func (g *gate) lives() time.Duration {
 	g.t.Helper()
 	left, err := g.expires()
@@ -251,7 +250,7 @@ func (g *gate) expires() (time.Duration, error) {
 	return 0, nil
 }
 
-// forward lets an agent get a ticket, and returns when the kernel forwards.
+// forward waits until an agent has a ticket and the kernel forwards.
 func (g *gate) forward() {
 	g.t.Helper()
 	g.live(func(gs *Gateways, l *generous) {
@@ -273,8 +272,8 @@ func (g *gate) forward() {
 	}
 }
 
-// An agent that starts hears that its slot has moved before it has taken its namespace over: it does not say that it
-// has stopped while a former run's ticket goes on.
+// A starting agent learns that its slot has moved before it has adopted its namespace: it does not report that it has
+// stopped while a ticket of an earlier run is valid.
 func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	if !alone(t) {
 		return
@@ -299,8 +298,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	}
 }
 
-// A namespace that an agent of an earlier version made is found by the name that it had, and goes on forwarding under
-// the present one; so do its clients.
+// A namespace made by an earlier version's agent is found by its former name, and continues to forward under the
+// present one, with its clients.
 func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 	if !alone(t) {
 		return

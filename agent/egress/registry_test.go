@@ -25,8 +25,8 @@ func keys(cs []Client) (out []string) {
 	return out
 }
 
-// Coil #227: a pod ended, its address went to a pod on another node, and the late news of the first one's end took the
-// live pod's tunnel away.
+// Coil #227: a pod ended, its address went to a pod on another node, and the delayed report of the first one's end
+// removed the live pod's tunnel.
 func TestReusedAddressNeverRemovesALiveClient(t *testing.T) {
 	first, second := nodeID(1), nodeID(2)
 	owner := first
@@ -53,7 +53,7 @@ func TestReusedAddressNeverRemovesALiveClient(t *testing.T) {
 	if got := keys(r.Clients(allowed)); !reflect.DeepEqual(got, []string{"n/new"}) {
 		t.Errorf("the late news left %v", got)
 	}
-	// The same on one node: the new pod's list comes, then the old one again.
+	// The same on one node: the new pod's list arrives, then the old one again.
 	sync(second, list(3, pod("n/newest", "10.1.0.5")))
 	sync(second, list(2, pod("n/new", "10.1.0.5")))
 	if got := keys(r.Clients(allowed)); !reflect.DeepEqual(got, []string{"n/newest"}) {
@@ -117,9 +117,9 @@ func FuzzDecodeRegistry(f *testing.F) {
 	})
 }
 
-// TestFlowsByOtherSlots: a client may have flows by other slots than its own. A list that says nonsense about them is
-// refused for that client, and each of a client's slots counts, so that a node cannot have gateways make a tunnel for
-// every slot of as many clients as it likes.
+// TestFlowsByOtherSlots: a client may have flows by other slots than its own. An invalid list of these is refused for
+// that client. Each slot of a client counts towards the limit, so that a node cannot make gateways create unlimited
+// tunnels.
 func TestFlowsByOtherSlots(t *testing.T) {
 	first := nodeID(1)
 	r := NewRegistry()

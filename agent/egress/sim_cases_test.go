@@ -10,7 +10,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// Each of these bugs makes two owners in some schedule, and the observer sees them.
+// Each of these bugs makes two owners in some schedule, and the observer detects them.
 func TestPlantedBugsMakeTwoOwners(t *testing.T) {
 	for _, bug := range []string{"ticket begun after the answer", "no proof of leadership", "no silence after a leader " +
 		"change", "moved before the lease has run out",
@@ -58,7 +58,7 @@ func runs(n uint64) uint64 {
 	return n
 }
 
-// leader is who leads. Locked.
+// leader is the server that leads. Called with the lock held.
 func (w *world) leader() *server {
 	for _, s := range w.servers {
 		if s.leads {
@@ -103,7 +103,7 @@ func TestFailoverOfAKilledGateway(t *testing.T) {
 	}
 }
 
-// A new leader, and an agent that starts anew, interrupt nobody.
+// Neither a new leader nor a restarted agent interrupts forwarding.
 func TestNothingStopsWithoutItsLeaderOrAgentForAWhile(t *testing.T) {
 	for name, f := range map[string]func(w *world){
 		"leader paused":   func(w *world) { w.leader().paused = time.Now().Add(5 * time.Second) },
@@ -127,7 +127,7 @@ func TestNothingStopsWithoutItsLeaderOrAgentForAWhile(t *testing.T) {
 	}
 }
 
-// gap is the longest that a slot had no owner in a while.
+// gap is the longest time without an owner of the slot during a period.
 func (w *world) gap(while time.Duration) (worst time.Duration) {
 	last := map[Slot]time.Time{}
 	for end := time.Now().Add(while); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -145,8 +145,8 @@ func (w *world) gap(while time.Duration) (worst time.Duration) {
 	return worst
 }
 
-// A drained gateway's slots move by plan: it goes on for Handover after it was told, and the new owner waits no longer
-// than the hand-over takes. Packets are held meanwhile.
+// A drained gateway's slots move by plan: it continues for Handover after it has learned of the move, and the new
+// owner waits only for the hand-over. Packets are held meanwhile.
 func TestDrainedGatewayHandsOver(t *testing.T) {
 	var gaps []time.Duration
 	for seed := range runs(40) {

@@ -9,7 +9,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// simGateway is a node with its kernel; its agent may be another one after a restart.
+// simGateway is a node with its kernel; a restart replaces its agent.
 type simGateway struct {
 	w      *world
 	id     identity.ID
@@ -102,7 +102,7 @@ func (a *agent) states() (out []*skeinv1.GatewayState) {
 
 var errDead = errors.New("the process is dead")
 
-// kernel runs one operation in the kernel, between two steps of the process.
+// kernel runs one kernel operation, between two steps of the process.
 func (a *agent) kernel(s Slot, f func(m *model, now time.Time)) error {
 	a.stumble()
 	a.w.mu.Lock()
@@ -169,7 +169,7 @@ func (a *agent) Drop(s Slot) error {
 
 func (a *agent) Hold(s Slot, on bool) error { return a.kernel(s, func(*model, time.Time) {}) }
 
-// observe looks whether another forwards at this moment. A gateway begins to forward by a grant only. Locked.
+// observe checks whether another gateway forwards now. Only a grant starts forwarding. Called with the lock held.
 func (w *world) observe(s Slot, by *simGateway, now time.Time) {
 	if !by.forwards(s, now) {
 		return

@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// A small Raft for the simulation: terms, votes, a log, proof of leadership. Everything of it is under the world's
-// lock; messages go through the world's network, and what a paused server gets waits in its socket.
+// A small Raft for the simulation: terms, votes, a log, proof of leadership. The world's lock guards all of it.
+// Messages use the world's network, and those for a paused server wait in its socket.
 
 const (
 	simElection  = 600 * time.Millisecond

@@ -18,8 +18,8 @@ import (
 )
 
 // world is a cluster on virtual time: three servers with a small Raft and the real SlotController, gateways with the
-// real LeaseClient and a model of the kernel's tickets, and a network that loses, doubles, delays and overtakes. An
-// observer looks at every grant.
+// real LeaseClient and a model of the kernel's tickets, and a network that loses, duplicates, delays and reorders
+// messages. An observer checks every grant.
 type world struct {
 	mu       sync.Mutex
 	rand     *rand.Rand
@@ -44,7 +44,7 @@ func (w *world) say(format string, a ...any) {
 	w.journal = append(w.journal, fmt.Sprintf("%8.3f ", time.Since(w.began).Seconds())+fmt.Sprintf(format, a...))
 }
 
-// process is something that can be paused between any two steps, and has a clock of its own.
+// process can be paused between any two steps, and has its own clock.
 type process struct {
 	w      *world
 	name   string
@@ -161,7 +161,7 @@ func newWorld(ctx context.Context, seed uint64, plant string) *world {
 	return w
 }
 
-// owners is how many forward for a slot now. Locked.
+// owners is the number of gateways that forward for a slot now. Called with the lock held.
 func (w *world) owners(s Slot) (n int, who *simGateway) {
 	for _, g := range w.gateways {
 		if g.forwards(s, time.Now()) {
@@ -200,7 +200,7 @@ func (w *world) processes() (out []*process) {
 	return out
 }
 
-// fault does one thing to the world. Locked.
+// fault applies one fault to the world. Called with the lock held.
 func (w *world) fault() {
 	all := w.processes()
 	p, g := all[w.rand.IntN(len(all))], w.gateways[w.rand.IntN(len(w.gateways))]
@@ -237,7 +237,7 @@ func (w *world) fault() {
 	case 7:
 		clear(w.cuts)
 		w.say("the cuts heal")
-	case 8: // the agent ends and starts anew, its kernel goes on
+	case 8: // the agent restarts, its kernel continues
 		w.restart(g)
 		w.say("the agent of %s starts anew", g.name)
 	case 9: // the host ends
@@ -320,7 +320,7 @@ func (w *world) drain(g *simGateway, on bool) {
 	}
 }
 
-// outcome is what one schedule showed.
+// outcome is the result of one schedule.
 type outcome struct {
 	two           []string
 	never         bool // some slot had no owner long after the last fault
@@ -329,7 +329,7 @@ type outcome struct {
 	journal       []string
 }
 
-// schedule runs one: order, faults for eight seconds, order again.
+// schedule runs one schedule: normal operation, faults for eight seconds, normal operation.
 func schedule(t *testing.T, seed uint64, plant string) (out outcome) {
 	simtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())

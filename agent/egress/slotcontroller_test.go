@@ -8,7 +8,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// The slot controller notes once when an owner's labels cease to fit, however often the state changes after that.
+// The slot controller records once when an owner's labels cease to fit, however often the state changes afterwards.
 func TestSlotControllerNotesWhenLabelsFitNoMore(t *testing.T) {
 	labels := map[bool]map[string]string{true: {"gw": "yes"}}
 	now, view := t0, View{Index: 1, Egresses: []*skeinv1.Egress{{Namespace: refA.Namespace, Name: refA.Name, Replicas: 1,

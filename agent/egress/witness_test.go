@@ -35,8 +35,8 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 	}
 }
 
-// machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose
-// time goes on. A step is 10 ms of theirs.
+// machine is a gateway that is frozen and resumed, with its kernel's tickets, beside a leader and witnesses whose
+// time continues. A step is 10 ms of their time.
 type machine struct {
 	h       *LeaseHolder
 	rand    *rand.Rand
@@ -52,7 +52,7 @@ type machine struct {
 	still   bool                          // witnesses stand still with the machine
 }
 
-// letter is an answer; it waits while the machine is frozen.
+// letter is an answer on its way; it waits while the machine is frozen.
 type letter struct {
 	at time.Duration
 	do func(now time.Time)
@@ -85,7 +85,7 @@ func (m *machine) send(do func(now time.Time)) {
 	m.mail = append(m.mail, letter{m.real + time.Duration(m.rand.IntN(60))*time.Millisecond, do})
 }
 
-// live is one step of the machine that runs.
+// live is one step of the machine while it runs.
 func (m *machine) live(leader bool, lease time.Duration) {
 	m.own += step
 	now := m.now()
@@ -127,9 +127,9 @@ func (m *machine) live(leader bool, lease time.Duration) {
 	m.send(func(now time.Time) { m.do(m.h.Read(round, readings, now)) })
 }
 
-// story is one random one: a leader that falls silent, and a machine that is frozen at some moment and continued later.
-// It returns for how long the machine forwarded after it was continued, when the slot may have been another's, and for
-// how long without a leader.
+// story is a random sequence: a leader falls silent, and a machine is frozen at some moment and resumed later. It
+// returns how long the machine forwarded after it was resumed, when the slot may have been another's, and how long
+// without a leader.
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
 	m := &machine{h: NewLeaseHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)),
 		tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
@@ -160,8 +160,8 @@ func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone t
 	return after, alone
 }
 
-// A machine that is stopped as a whole and continued cannot know that, and no clock of its own tells. It forwards for
-// what was left of a ticket, and gets no further one: other machines' clocks say how late it is.
+// A machine that is frozen and resumed cannot detect this from its own clocks. It forwards for the rest of a ticket,
+// and gets no further one, since other machines' clocks show how late it is.
 func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 	for _, lease := range []time.Duration{1200 * time.Millisecond, 10 * time.Second, time.Minute} {
 		var worst, least time.Duration = 0, time.Hour
@@ -181,7 +181,7 @@ func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 			t.Errorf("lease of %s: without a leader it forwards for %s only, want %s", lease, least, want)
 		}
 	}
-	// Were the witnesses frozen as well, they would prolong what is over: so the test can see that.
+	// If the witnesses were frozen as well, they would prolong an ended lease: so the test can detect that.
 	var worst time.Duration
 	for seed := range uint64(20) {
 		after, _ := story(seed, time.Minute, true, true)

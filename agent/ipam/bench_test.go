@@ -21,7 +21,7 @@ func report(b *testing.B, all []time.Duration) {
 	b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds())/1e3, "p99-µs")
 }
 
-// BenchmarkAssign gives an address from a held block, written down so that kill -9 loses nothing.
+// BenchmarkAssign assigns an address from a held block, recorded so that kill -9 loses nothing.
 func BenchmarkAssign(b *testing.B) {
 	for _, blocks := range []int{4, 64} {
 		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {
@@ -56,7 +56,7 @@ func benchRecord(i int) record {
 	return moment{at: time.Now(), up: 1e12}.stamp(r)
 }
 
-// BenchmarkFile is one record in the file that was chosen, and in the one that was not.
+// BenchmarkFile writes one record to the file format that was chosen, and to the alternative (bbolt).
 func BenchmarkFile(b *testing.B) {
 	b.Run("append", func(b *testing.B) {
 		f := newFile(filepath.Join(b.TempDir(), "ipam.db"))
@@ -105,8 +105,7 @@ func BenchmarkFile(b *testing.B) {
 	})
 }
 
-// BenchmarkOpen500 opens the file of a node with 500 pods and as many that were there before, and takes in what its
-// kernel has.
+// BenchmarkOpen500 opens the file of a node with 500 pods and as many past ones, and adopts the kernel's addresses.
 func BenchmarkOpen500(b *testing.B) {
 	g := newAgreement(b, time.Now)
 	g.pool(poolOf("default", 5, "10.64.0.0/16", "fd02::/112"))

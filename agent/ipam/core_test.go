@@ -54,7 +54,7 @@ func (b *table) follow() {
 
 func (b *table) later(d time.Duration) { b.now = b.now.Add(d) }
 
-// give answers with the place, or with what is needed or refused.
+// give assigns an address and returns its place, the need, or the refusal.
 func (b *table) give(pod string, want ...string) string {
 	b.t.Helper()
 	q := ask{Request: requestOf(pod, pod), pool: "p"}
@@ -163,7 +163,7 @@ func TestCooldownAndSticky(t *testing.T) {
 	b.want("y", "0/0")
 }
 
-// TestStickyOverAFailedAdd: the address goes on waiting for its pod when an ADD of that fails.
+// TestStickyOverAFailedAdd: an address continues to wait for its pod after an ADD of that pod has failed.
 func TestStickyOverAFailedAdd(t *testing.T) {
 	b := newTable(t, 4, 1, func(p *poolView) { p.Sticky = time.Hour })
 	b.want("p", "0/0")
@@ -285,8 +285,8 @@ func TestStrangersInTheKernel(t *testing.T) {
 	b.want("e", "block")
 }
 
-// TestPodsOfCoil: what Coil made is no lease of ours, and its address is not given. Its container and its link are
-// known.
+// TestPodsOfCoil: a pod made by Coil is no lease of this node, and its address is not assigned. Its container and
+// link are known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)
 	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", OfCoil: true,
@@ -308,8 +308,9 @@ func TestPodsOfCoil(t *testing.T) {
 	}
 }
 
-// TestLinkReadBeforeItsAlias: the kernel was read while a pod's link was being made, before its alias said whose it is.
-// The next reading shows that it is the lease's, and nothing of a stranger is left; a stranger beside it stays one.
+// TestLinkReadBeforeItsAlias: the kernel was read while a pod's link was being made and had no alias. The next scan
+// shows that the link is the lease's, and the foreign entry disappears; another program's link with the address
+// remains one.
 func TestLinkReadBeforeItsAlias(t *testing.T) {
 	b := newTable(t, 4, 1)
 	b.want("a", "0/0")
@@ -342,7 +343,7 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 	}
 }
 
-// TestBlockComesAndGoes: a lease outlives its block, and has its place when the block is there again.
+// TestBlockComesAndGoes: a lease outlives its block, and has its place again when the block returns.
 func TestBlockComesAndGoes(t *testing.T) {
 	b := newTable(t, 2, 2)
 	b.want("a", "0/0")
@@ -464,9 +465,9 @@ func TestPlan(t *testing.T) {
 	plan("back 0 1 2")
 }
 
-// TestEmptyBlocksGoBackAfterAStart: a node that starts anew, and has lost its file as well, knows which of its blocks
-// are in use by the kernel alone. What is empty beyond the spare goes back; without any pod all of it does, once the
-// pool has not been used for long.
+// TestEmptyBlocksGoBackAfterAStart: a restarted node that has also lost its file knows only from the kernel which of
+// its blocks are in use. Empty blocks beyond the spare are returned; without pods all are, once the pool has been
+// unused for long.
 func TestEmptyBlocksGoBackAfterAStart(t *testing.T) {
 	if idleFor != 5*time.Minute {
 		t.Errorf("an empty block is kept for %s", idleFor)

@@ -46,7 +46,7 @@ func TestRestartsKeepEverything(t *testing.T) {
 	}
 }
 
-// TestClockJumps: a rest is as long as it should be whatever the wall clock does, as long as the kernel runs.
+// TestClockJumps: while the kernel runs, rests have the right length whatever the wall clock does.
 func TestClockJumps(t *testing.T) {
 	for _, jump := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		h, up := newHand(), time.Hour
@@ -86,7 +86,7 @@ func TestAnotherBoot(t *testing.T) {
 	}
 }
 
-// TestTornLine: what kill -9 left half written was never acknowledged.
+// TestTornLine: a line that kill -9 left incomplete was never acknowledged.
 func TestTornLine(t *testing.T) {
 	g := newAgreement(t, newHand().now)
 	g.pool(poolOf("default", 3, "10.64.0.0/16", ""))
@@ -122,7 +122,7 @@ func TestTornLine(t *testing.T) {
 	}
 }
 
-// TestDamagedFile: it is put aside, and everything is there again by what the kernel has.
+// TestDamagedFile: a damaged file is renamed, and the kernel's addresses restore everything.
 func TestDamagedFile(t *testing.T) {
 	g := newAgreement(t, newHand().now)
 	g.pool(poolOf("default", 3, "10.64.0.0/16", "fd02::/112"))
@@ -152,7 +152,7 @@ func TestDamagedFile(t *testing.T) {
 	}
 	for i := range have {
 		h, w := have[i], want[i]
-		// nobody knows their networks, so that no list of valid ones is about them
+		// their CNI networks are unknown, so no list of valid attachments concerns them
 		if h.Key != w.Key || h.IPv4 != w.IPv4 || h.IPv6 != w.IPv6 || h.Pod != w.Pod || h.Pool != w.Pool || h.Adopted ||
 			h.Network != "" {
 			t.Fatalf("%+v became %+v", w, h)
@@ -160,7 +160,7 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// TestUnwritable: what cannot be written down is not given.
+// TestUnwritable: an address that cannot be recorded is not assigned.
 func TestUnwritable(t *testing.T) {
 	g := newAgreement(t, newHand().now)
 	g.pool(poolOf("default", 3, "10.64.0.0/16", ""))
@@ -178,7 +178,7 @@ func TestUnwritable(t *testing.T) {
 	}
 }
 
-// TestCompact: the file stays short, and says the same.
+// TestCompact: compaction keeps the file short and its content the same.
 func TestCompact(t *testing.T) {
 	h := newHand()
 	g := newAgreement(t, h.now)
@@ -256,8 +256,8 @@ func FuzzReadRecords(f *testing.F) {
 	})
 }
 
-// TestTheLastAddressIsRemembered: the next pod gets the address after the last one that was given, also when the agent
-// was started again meanwhile and lower ones have rested for long.
+// TestTheLastAddressIsRemembered: the next pod gets the address after the last one assigned, even if the agent has
+// restarted since and lower addresses have rested for long.
 func TestTheLastAddressIsRemembered(t *testing.T) {
 	h := newHand()
 	g := newAgreement(t, h.now)

@@ -23,7 +23,7 @@ var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 const clusterID = "00112233445566778899aabbccddeeff"
 
-// agreement is a log without a network: it decides, folds, and shows the state to the nodes that follow.
+// agreement is a log without a network: it decides, folds, and passes the state to the nodes.
 type agreement struct {
 	t   testing.TB
 	now func() time.Time
@@ -91,7 +91,7 @@ func poolOf(name string, bits uint32, v4, v6 string) *skeinv1.Pool {
 	return &skeinv1.Pool{Name: name, BlockSizeBits: bits, Subnets: []*skeinv1.PoolSubnet{{Ipv4: v4, Ipv6: v6}}}
 }
 
-// must decides a command whatever has failed, and shows everybody the state.
+// must decides a command despite simulated failures, and passes the state to all nodes.
 func (g *agreement) must(c *skeinv1.Command) *skeinv1.Answer {
 	g.t.Helper()
 	g.mu.Lock()
@@ -165,7 +165,7 @@ func (g *agreement) propose(node string) func(context.Context, *skeinv1.Command)
 	}
 }
 
-// outage begins or ends a time in which no server decides.
+// outage begins or ends a period in which no server decides.
 func (g *agreement) outage(on bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -215,7 +215,7 @@ type rig struct {
 	events []string
 }
 
-// start opens the Manager of a node on its file, and shows it state and kernel.
+// start opens a node's Manager on its file, and passes it state and kernel.
 func (g *agreement) start(node string, change ...func(*Config)) *rig {
 	g.t.Helper()
 	r := &rig{t: g.t, g: g, node: node}
@@ -251,7 +251,7 @@ func (r *rig) open(found ...podnet.Found) []string {
 	return notes
 }
 
-// restart opens the file again, as after kill -9: nothing is closed in good order.
+// restart reopens the file as after kill -9, without closing anything.
 func (r *rig) restart(found ...podnet.Found) []string {
 	r.t.Helper()
 	old := r.Manager

@@ -12,8 +12,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// life is a node whose pods come and go, whose agent is killed, and whose kernel keeps links. It knows by itself what
-// may not happen: it looks at what is given and at nothing inside.
+// life is a node whose pods come and go, whose agent is killed, and whose kernel keeps links. It checks the rules by
+// the assigned addresses only, without looking inside the Manager.
 type life struct {
 	t      *testing.T
 	r      *rig
@@ -21,14 +21,14 @@ type life struct {
 	rng    *rand.Rand
 	has    map[podnet.Key]Lease     // what pods were told
 	kernel map[podnet.Key]bool      // of them, those whose links are there
-	alien  netip.Addr               // an address that somebody else's link has
+	alien  netip.Addr               // an address of another program's link
 	freed  map[netip.Addr]time.Time // when an address was given back
 }
 
 const lifeCooldown = 40 * time.Second
 
-// Over a random life of a node no address is given twice: not after the agent was killed, not while the kernel has it,
-// not while it rests; what a pod has it keeps; and no address lies outside of the node's blocks.
+// In the random life of a node no address is assigned twice: not after a kill of the agent, not while the kernel has
+// it, not while it rests. Pods keep their addresses, and no address lies outside the node's blocks.
 func TestAnyLifeOfANode(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -60,7 +60,7 @@ func (l *life) step() {
 		l.leave()
 	case n < 90: // the agent is killed; the links stay
 		l.r.restart(l.found()...)
-	case n < 93: // somebody else has an address in this node's blocks
+	case n < 93: // another program uses an address in this node's blocks
 		if blocks := l.blocks(); len(blocks) > 0 && !l.alien.IsValid() {
 			a := plus(blocks[l.rng.IntN(len(blocks))].Addr(), uint32(l.rng.IntN(8)))
 			if !slices.ContainsFunc(slices.Collect(maps.Values(l.has)), func(o Lease) bool { return o.IPv4 == a }) {
@@ -118,7 +118,7 @@ func (l *life) leave() {
 	}
 }
 
-// check: what pods were told is what they have.
+// check verifies that pods have the addresses that they were assigned.
 func (l *life) check() {
 	for k, want := range l.has {
 		if have, ok := l.r.Lookup(k); !ok || have.IPv4 != want.IPv4 || have.IPv6 != want.IPv6 {
@@ -136,7 +136,7 @@ func (l *life) blocks() (out []netip.Prefix) {
 	return out
 }
 
-// found is what the kernel has.
+// found is the kernel's state.
 func (l *life) found() (out []podnet.Found) {
 	for k, has := range l.has {
 		if l.kernel[k] {
@@ -149,9 +149,9 @@ func (l *life) found() (out []podnet.Found) {
 	return out
 }
 
-// A late copy of "take this back" is answered as the first one was, since its request ID says what it gives back: the
-// same for the same blocks, and another for a block that the node got again. A request without an ID would get a new
-// one each time.
+// A late copy of a release gets the first one's answer, since its request ID says what is returned: the same for the
+// same blocks, and another for a block that the node was allocated again. Without a fixed ID each request would get a
+// new one.
 func TestGivingBackSaysWhat(t *testing.T) {
 	b := newTable(t, 4, 2)
 	b.later(idleFor)
@@ -187,8 +187,7 @@ func TestGivingBackSaysWhat(t *testing.T) {
 	}
 }
 
-// While a grant is being lowered the node uses no more of it than it will have: the log may have taken the rest
-// already.
+// While a grant is being lowered the node uses no more than the new value: the log may already have taken the rest.
 func TestLoweredGrantIsNotUsed(t *testing.T) {
 	b := newTable(t, 8, 1, func(p *poolView) { p.Quotas = map[string]uint32{"ns": 5} })
 	k := quotaKey{"p", "ns"}

@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
-// reference is the slow and obvious truth: who was told to have what, what the kernel has, and when an address was last
-// given back by a clock that never jumps.
+// reference is a slow and obvious model: each pod's assigned addresses, the kernel's state, and when an address was
+// last released, by a clock that never jumps.
 type reference struct {
 	cooldown, sticky time.Duration
 	leases           map[podnet.Key]Lease
@@ -32,7 +32,7 @@ type end struct {
 	fast bool
 }
 
-// mayGive is why an address may not be given to a pod, or empty.
+// mayGive is the reason why an address must not be assigned to a pod; empty: none.
 func (f *reference) mayGive(a netip.Addr, pod string) string {
 	for _, l := range f.leases {
 		if l.IPv4 == a {
@@ -54,7 +54,7 @@ func (f *reference) mayGive(a netip.Addr, pod string) string {
 	return ""
 }
 
-// machine runs a Manager beside the reference.
+// machine runs a Manager and the reference side by side.
 type machine struct {
 	reference
 	r      *rig
@@ -105,7 +105,7 @@ func (m *machine) assign(rt *rapid.T) {
 	m.leases[l.Key] = l
 }
 
-// wantExhausted fails if something could have been given.
+// wantExhausted fails if an address could have been assigned.
 func (m *machine) wantExhausted(rt *rapid.T, pod string, err error) {
 	for _, b := range m.g.state.BlocksOf(m.r.self) {
 		p := netip.MustParsePrefix(b.GetIpv4())
@@ -156,7 +156,7 @@ func (m *machine) release(rt *rapid.T) {
 	}
 }
 
-// adopt shows the kernel: links of most leases, and strangers that come and go.
+// adopt passes the kernel's state: links of most leases, and foreign links that come and go.
 func (m *machine) adopt(rt *rapid.T) {
 	m.r.Adopt(m.kernel(rt))
 	m.settle()
@@ -183,7 +183,7 @@ func (m *machine) kernel(rt *rapid.T) (out []podnet.Found) {
 	return out
 }
 
-// settle takes what the Manager has found gone for given back now.
+// settle updates the reference with the addresses that the Manager has just released.
 func (m *machine) settle() {
 	for a := range m.unsure {
 		m.r.Manager.mu.Lock()
@@ -217,7 +217,7 @@ func (m *machine) restart(rt *rapid.T) {
 	}
 }
 
-// blocks makes a block come, or takes one away, used or not.
+// blocks adds a block or removes one, used or not.
 func (m *machine) blocks(rt *rapid.T) {
 	have := m.g.state.BlocksOf(m.r.self)
 	if len(have) > 0 && rapid.Bool().Draw(rt, "take") {
@@ -239,7 +239,7 @@ func (m *machine) round(*rapid.T) {
 	m.r.wg.Wait()
 }
 
-// audit leaves some leases without a link; of those some pods are gone.
+// audit leaves some leases without a link; of these some pods are gone.
 func (m *machine) audit(rt *rapid.T) {
 	kernel := m.kernel(rt)
 	l, ok := m.any(rt)
@@ -256,7 +256,7 @@ func (m *machine) audit(rt *rapid.T) {
 	m.settle()
 }
 
-// check holds the leases against the reference.
+// check compares the leases with the reference.
 func (m *machine) check(rt *rapid.T) {
 	ours := 0
 	for _, l := range m.r.Leases() {

@@ -16,7 +16,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// What went wrong for others, each by its number in their trackers.
+// Bugs of other projects, each by its number in their trackers.
 
 // run runs the Manager in the background until the test ends; with the bubble's clock.
 func (r *rig) run() (stop func()) {
@@ -202,8 +202,8 @@ func TestCoil227LateDeletionSparesTheNewPod(t *testing.T) {
 	}
 }
 
-// What ended, a stranger's link or a pod that nobody gave back, is let go of within 75 s, whenever it ended, though not
-// before it was missing twice.
+// What has ended, a foreign link or a pod without a release, is freed within 75 s, but only after it was missing
+// twice.
 func TestWhatEndedIsLetGoOfSoon(t *testing.T) {
 	h := newHand()
 	g := newAgreement(t, h.now)
@@ -266,7 +266,7 @@ func TestCalico5044HealthyPodsKeepTheirAddresses(t *testing.T) {
 			t.Fatalf("%s lost its address", l.Pod)
 		}
 	}
-	// Missing once, then there again: it starts anew.
+	// Missing once, then present again: counting restarts.
 	r.Audit(nil, gone)
 	h.add(time.Minute)
 	r.Audit(found(healthy, young), gone)
@@ -276,7 +276,7 @@ func TestCalico5044HealthyPodsKeepTheirAddresses(t *testing.T) {
 	}
 }
 
-// A late copy of "take this block back" must not take away the block that the node got again.
+// A late copy of a release must not take away a block that the node was allocated again.
 func TestLateReleaseIsTheFirstOne(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -291,7 +291,7 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 			if c.GetReleaseBlocks() == nil || first != nil {
 				return nil
 			}
-			first = proto.CloneOf(c) // it is on its way, and nobody hears of it
+			first = proto.CloneOf(c) // still under way; the proposer gets no answer
 			return errNoQuorum
 		}
 		g.mu.Unlock()
@@ -302,7 +302,7 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 		}
 		one, two := r.assign("q"), r.assign("r") // both blocks again
 		g.must(first)
-		// That the pool is exhausted by now is true, and told when the node has asked for a spare block.
+		// It is true by now that the pool is exhausted, and it is reported when the node has asked for a spare block.
 		if p := r.Problems(); g.blocks("a") != 2 ||
 			slices.ContainsFunc(p, func(p Problem) bool { return !strings.Contains(p.Message, "pool default is exhausted") }) {
 			t.Fatalf("after the late copy the node has %d blocks, uses %v and %v: %v", g.blocks("a"), one.IPv4, two.IPv4, p)
@@ -312,8 +312,8 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 	})
 }
 
-// TestNothingFromABlockOfUnknownOwner: while nobody knows whether a block was taken back, nothing is given from it,
-// also when it is the last one.
+// TestNothingFromABlockOfUnknownOwner: while it is unknown whether a block was taken back, nothing is assigned from
+// it, even if it is the last one.
 func TestNothingFromABlockOfUnknownOwner(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)

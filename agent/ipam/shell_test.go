@@ -18,7 +18,7 @@ import (
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
-// TestOutage: free addresses go on being given, and without one a request fails at once.
+// TestOutage: free addresses are still assigned, and without a free one a request fails at once.
 func TestOutage(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -59,8 +59,8 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// TestLeaderlessClusterIsNotAsked: when nobody leads for longer than an election takes, no request waits to find that
-// out, not even the first. During an election it waits.
+// TestLeaderlessClusterIsNotAsked: without a leader for longer than an election takes, requests fail at once,
+// including the first. During an election they wait.
 func TestLeaderlessClusterIsNotAsked(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -90,7 +90,7 @@ func TestLeaderlessClusterIsNotAsked(t *testing.T) {
 	})
 }
 
-// TestSpareWithoutNoise: a pod that comes and goes makes no events, and the spare goes back in the end.
+// TestSpareWithoutNoise: a pod that comes and goes causes no events, and the spare is finally returned.
 func TestSpareWithoutNoise(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -131,7 +131,7 @@ func TestSpareWithoutNoise(t *testing.T) {
 	})
 }
 
-// TestIdleForChanges: a shorter rest of empty blocks counts for those that are empty already.
+// TestIdleForChanges: a shorter IdleFor also applies to blocks that are already empty.
 func TestIdleForChanges(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -185,7 +185,7 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// TestStatic: one node at a time gives a static address, and gives it up when its pod is gone.
+// TestStatic: only one node at a time assigns a static address, and gives it up when its pod is gone.
 func TestStatic(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -244,7 +244,8 @@ func TestStatic(t *testing.T) {
 	})
 }
 
-// TestQuotaOfTheCluster: grants keep a namespace within its quota on all nodes together, and what is unused comes back.
+// TestQuotaOfTheCluster: grants keep a namespace within its quota on all nodes together, and unused parts are
+// returned.
 func TestQuotaOfTheCluster(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -294,7 +295,7 @@ func TestQuotaOfTheCluster(t *testing.T) {
 	})
 }
 
-// TestReleaseEndsAWaitingRequest: a DEL that comes while its ADD waits leaves nothing behind.
+// TestReleaseEndsAWaitingRequest: a DEL during its waiting ADD leaves nothing behind.
 func TestReleaseEndsAWaitingRequest(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		g := newAgreement(t, time.Now)
@@ -325,7 +326,7 @@ func TestReleaseEndsAWaitingRequest(t *testing.T) {
 	})
 }
 
-// TestLostBlock: pods whose block was taken away keep their addresses, and somebody is told.
+// TestLostBlock: pods whose block was taken away keep their addresses, and a problem is reported.
 func TestLostBlock(t *testing.T) {
 	g := newAgreement(t, newHand().now)
 	g.pool(poolOf("default", 2, "10.64.0.0/16", ""))
@@ -350,7 +351,7 @@ func TestLostBlock(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce runs everything at the same time, for the race detector.
+// TestManyAtOnce runs all operations concurrently, for the race detector.
 func TestManyAtOnce(t *testing.T) {
 	g := newAgreement(t, time.Now)
 	g.pool(poolOf("default", 3, "10.64.0.0/16", "fd02::/112"))
@@ -396,8 +397,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestThousandNodes: a thousand Managers on one log, through outages of the quorum, lost answers and restarts. Nothing
-// is given twice, and in the end no block is left with a node that does not use it.
+// TestThousandNodes: a thousand Managers on one log, through outages of the quorum, lost answers and restarts. No
+// address is assigned twice, and finally no block remains with a node that does not use it.
 func TestThousandNodes(t *testing.T) {
 	nodes := 1000
 	if testing.Short() {

@@ -31,7 +31,7 @@ func TestControlIsNoTraffic(t *testing.T) {
 		// hides nothing that comes later
 		{rx: 2240, tx: 1700, controlRx: 1720, controlTx: 1168, acksTx: 224, traffic: true},
 		{rx: 2332, tx: 1848, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true},
-		// which somebody's packet needed
+		// a session that other traffic needed
 		{rx: 2512, tx: 2068, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true, traffic: true},
 		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224}, // another device
 	} {

@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Kind tells how packets travel.
+// Kind is how packets travel.
 type Kind uint8
 
 // The kinds of path.
@@ -253,7 +253,7 @@ type ActionKind uint8
 const (
 	ActionPing     ActionKind = iota // send an authenticated ping to Endpoint
 	ActionPunch                      // signal the peer to probe this host's addresses now
-	ActionUse                        // WireGuard shall use Path
+	ActionUse                        // make WireGuard use Path
 	ActionCheck                      // read WireGuard's counters soon, and ask the relay whether the peer has a session
 	ActionGuess                      // guess ports with the peer as Guess says; the zero Guess ends the attempt
 	ActionReserve                    // ask Relay to reserve a port

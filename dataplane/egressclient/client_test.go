@@ -19,8 +19,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// pairs stands for a driver where only rules and routes are looked at: its tunnels are veth pairs of the right names.
-// It makes a tunnel anew whenever its source port changes, as the kernel's driver does.
+// pairs replaces a driver in tests of rules and routes: its tunnels are veth pairs with the right names. Like the
+// kernel's driver, it recreates a tunnel when the source port changes.
 type pairs struct {
 	ns     *testns.NS
 	far    *testns.NS // where their other ends are
@@ -90,7 +90,8 @@ func addLink(far *testns.NS, name string, mtu int) error {
 
 func path(ns *testns.NS) string { return "/run/netns/" + ns.Name }
 
-// pod is a namespace as package podnet makes them: addresses without a network, a default route through the host's end.
+// pod is a namespace like those of package podnet: addresses without a network, a default route through the host's
+// end.
 func pod(t testing.TB) *testns.NS {
 	t.Helper()
 	ns, up := testns.New(t, "ec"), testns.New(t, "eh")
@@ -141,8 +142,8 @@ func apply(t testing.TB, c *Client, s dataplane.ClientSpec) int {
 	return n
 }
 
-// seedRules and seedTables are what the seed prints for its client (the order of the private networks is DESIGN.md's),
-// with what today's ip adds: the protocol of a rule.
+// seedRules and seedTables are the seed's output for its client (with DESIGN.md's order of the private networks),
+// plus what today's ip adds: the protocol of a rule.
 const seedRules = `0: from all lookup local
 1800: from all to 169.254.0.0/16 lookup main proto 30
 1900: from all lookup 117 proto 30
@@ -235,7 +236,7 @@ func TestUnchangedAndAdopted(t *testing.T) {
 	}
 }
 
-// TestNothingLeaksMeanwhile looks at the way of a packet while devices are made, made anew, and cannot be made.
+// TestNothingLeaksMeanwhile checks a packet's route while devices are made, recreated, and cannot be made.
 func TestNothingLeaksMeanwhile(t *testing.T) {
 	ns := pod(t)
 	c, d := client(t, ns)
@@ -279,7 +280,7 @@ func TestNothingLeaksMeanwhile(t *testing.T) {
 	}
 }
 
-// TestSelfRepair takes one thing after the other away, in two ways each, while Watch runs.
+// TestSelfRepair removes one object after the other, in two ways each, while Watch runs.
 func TestSelfRepair(t *testing.T) {
 	ns := pod(t)
 	c, _ := client(t, ns)
@@ -318,7 +319,7 @@ func TestSelfRepair(t *testing.T) {
 	}
 }
 
-// kept is a namespace that is kept as the latest spec has it.
+// kept is a namespace that is kept in the state of the latest spec.
 type kept struct {
 	t       testing.TB
 	c       *Client
@@ -330,13 +331,13 @@ type kept struct {
 	spec   dataplane.ClientSpec // of the runner's goroutine
 }
 
-// repair is what a look found to do, and when.
+// repair is the result of one reconciliation, and its time.
 type repair struct {
 	reconcile.Outcome
 	at time.Time
 }
 
-// keep keeps a namespace so until the test ends or stop is called.
+// keep maintains a namespace until the test ends or stop is called.
 func keep(t testing.TB, c *Client, s dataplane.ClientSpec) *kept {
 	k := &kept{t: t, c: c, repairs: make(chan repair, 1000), spec: s}
 	k.target = &reconcile.Target{Name: s.Name, Reconcile: func(context.Context, reconcile.Cause) (r reconcile.Result) {
@@ -359,7 +360,7 @@ func keep(t testing.TB, c *Client, s dataplane.ClientSpec) *kept {
 	return k
 }
 
-// apply wants another spec, and tells how many writes it took.
+// apply sets another spec, and returns the number of writes.
 func (k *kept) apply(s dataplane.ClientSpec) (writes int) {
 	k.t.Helper()
 	s.Tunnels, s.Routes = slices.Clone(s.Tunnels), slices.Clone(s.Routes) // a test goes on changing them
@@ -384,7 +385,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// picture is all that can be seen of rules, tables and links.
+// picture is the visible state of rules, tables and links.
 func picture(t testing.TB, ns *testns.NS) string {
 	t.Helper()
 	var out []string
@@ -411,7 +412,7 @@ func picture(t testing.TB, ns *testns.NS) string {
 	return strings.Join(out, "\n")
 }
 
-// TestOthersStay: other software's rules and routes, also in our tables, outlive us; nothing of ours does.
+// TestOthersStay: other programs' rules and routes, also in this package's tables, outlive it; none of its own do.
 func TestOthersStay(t *testing.T) {
 	ns := pod(t)
 	for _, args := range []string{
@@ -452,8 +453,8 @@ func TestOthersStay(t *testing.T) {
 	}
 }
 
-// TestHost: on a host the mesh, pods, answers to connections from outside, and what is passed on for others keep their
-// ways.
+// TestHost: on a host, the routing of the mesh, of pods, of answers to outside connections and of forwarded packets
+// stays unchanged.
 func TestHost(t *testing.T) {
 	ns, out := testns.New(t, "ec"), testns.New(t, "eo")
 	testns.Link(ns, out, "eth0", []netip.Prefix{pfx("198.51.100.7/24"), pfx("192.168.9.7/24")}, nil)

@@ -88,8 +88,8 @@ func sendFrom(t *testing.T, ns *testns.NS, from, to string, b []byte) {
 	})
 }
 
-// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses put packets into its namespace, and only by
-// the link that leads there. Whoever else does reaches what its firewall keeps from the link he is at.
+// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses can put packets into its namespace, and
+// only over the link that leads to them. Otherwise a stranger would reach what the firewall of its link protects.
 func TestStrangersDoNotSendIntoTunnels(t *testing.T) {
 	drivers := []string{fou.Userspace}
 	if fou.TryKernel() == nil {
@@ -117,7 +117,7 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	defer c.Close()
 	apply(t, c, dual())
 	l := listenIn(t, ns)
-	// what the far end of a tunnel sends is heard, and all before it has been dropped or heard
+	// the tunnel's far end is heard; packets sent before it have been heard or dropped by then
 	fromEnd := func(text string) {
 		t.Helper()
 		deadline := time.Now().Add(5 * time.Second)
@@ -151,12 +151,13 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	}
 }
 
-// equal compares who is let in.
+// equal compares which senders are admitted.
 func (f Filter) equal(o Filter) bool {
 	return slices.Equal(f.Ends, o.Ends) && slices.Equal(f.Links, o.Links) && slices.Equal(f.Ports, o.Ports)
 }
 
-// TestTheFilterIsRepairedAndGoes: it is there before the port is open and after; it is taken away with the tunnels.
+// TestTheFilterIsRepairedAndGoes: the filter exists before and while the port is open, and is removed with the
+// tunnels.
 func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 	ns := pod(t)
 	d := &pairs{ns: ns, far: testns.New(t, "ep")}
@@ -221,7 +222,7 @@ func TestTheFilterIsRepairedAndGoes(t *testing.T) {
 	}
 }
 
-// TestASlotMovesWithoutAGap: the new end is let in before anything changes, and the former one until all has.
+// TestASlotMovesWithoutAGap: the new end is admitted before anything else changes, and the former one until all has.
 func TestASlotMovesWithoutAGap(t *testing.T) {
 	ns := pod(t)
 	d := &pairs{ns: ns, far: testns.New(t, "ep")}
@@ -253,7 +254,7 @@ func TestASlotMovesWithoutAGap(t *testing.T) {
 	}
 }
 
-// A client may use 64 egresses of 64 slots each, with an endpoint of each family: more than fit into one message to the
+// A client may use 64 egresses of 64 slots each, with an endpoint per family: more than fits into one message to the
 // kernel.
 func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 	c, err := open(Options{NetNS: path(pod(t))}, func(string) (fou.Driver, error) { return &pairs{}, nil })
@@ -273,7 +274,7 @@ func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 		if _, err := c.filter.write(want, &have); err != nil {
 			t.Fatalf("%d: %d ends: %v", i, len(want.Ends), err)
 		}
-		// The kernel's list of a hash table lacks elements while the table is still growing.
+		// The kernel's dump of a hash table lacks elements while the table is growing.
 		for deadline := time.Now().Add(10 * time.Second); ; runtime.Gosched() {
 			have, err = c.filter.read()
 			if err == nil && (have.equal(want) || want.empty()) && have.There != want.empty() {
@@ -286,7 +287,7 @@ func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 	}
 }
 
-// The host's own gateway is at a link beside the tunnel's.
+// The host's own gateway is reached over another link than the tunnel's.
 func TestWantFilter(t *testing.T) {
 	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"},
 		Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}

@@ -16,7 +16,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// twoSlots is a client of an egress with two slots: its own, and perhaps one that flows still go by.
+// twoSlots is a client of an egress with two slots: its own, and optionally one that flows still use.
 func twoSlots(own int, flows ...int) dataplane.ClientSpec {
 	ends := [][2]string{{"10.68.124.145", "fd10::2:1"}, {"10.68.12.49", "fd10::1:1"}}
 	s := dataplane.ClientSpec{Name: "web/nginx", Addr4: addr("10.20.30.40"), Addr6: addr("fd10::40"),
@@ -40,7 +40,7 @@ func twoSlots(own int, flows ...int) dataplane.ClientSpec {
 	return s
 }
 
-// gateways are the two slots' ends with a target behind them, each with a device of its own.
+// gateways are the two slots' ends with a target behind them, each with its own device.
 type gateways struct {
 	t *testing.T
 	*far
@@ -84,7 +84,7 @@ func newGateways(t *testing.T, driver string) (*testns.NS, *gateways) {
 	return ns, g
 }
 
-// device is that of a slot's tunnel of a family.
+// device is the device of a slot's tunnel of one family.
 func (g *gateways) device(slot int, six bool) string {
 	if six {
 		return g.driver.Link(twoSlots(slot).Tunnels[1].Remote, addr("fd10::40"))
@@ -92,7 +92,7 @@ func (g *gateways) device(slot int, six bool) string {
 	return g.driver.Link(twoSlots(slot).Tunnels[0].Remote, addr("10.20.30.40"))
 }
 
-// answerBy has all answers sent by one slot's end.
+// answerBy sends all answers through one slot's end.
 func (g *gateways) answerBy(slot int) {
 	g.t.Helper()
 	ip(g.t, g.ns, "route replace 10.20.30.40 dev "+g.device(slot, false)+" table 118")
@@ -100,7 +100,7 @@ func (g *gateways) answerBy(slot int) {
 	ip(g.t, g.ns, "-6 route add fd10::40 dev "+g.device(slot, true)+" table 118")
 }
 
-// received are the packets that a slot's end has taken in.
+// received is the number of packets that a slot's end has received.
 func (g *gateways) received(slot int, six bool) int {
 	g.t.Helper()
 	var n int
@@ -114,7 +114,7 @@ func (g *gateways) received(slot int, six bool) int {
 	return n
 }
 
-// flow is a UDP flow of the client's to a target.
+// flow is a UDP flow from the client to a target.
 type flow struct {
 	conn *net.UDPConn
 	six  bool
@@ -132,7 +132,7 @@ func begin(t *testing.T, ns *testns.NS, at string) *flow {
 	return f
 }
 
-// ask tells whether a packet is answered in time.
+// ask reports whether a packet is answered in time.
 func (f *flow) ask(within time.Duration) bool {
 	f.n++
 	word := fmt.Sprint("word ", f.n)
@@ -149,9 +149,9 @@ func (f *flow) ask(within time.Duration) bool {
 	}
 }
 
-// TestFlowsStayWithTheirSlot: when the client's slot becomes another, flows go on by the one that they began by, new
-// ones take the other, and an answer is taken from the slot of its flow only. When the former slot is no more, its
-// flows go by the client's. All of it is read back as it was written.
+// TestFlowsStayWithTheirSlot: after the client's slot has changed, flows continue by the slot by which they began,
+// new flows take the new slot, and an answer is accepted only from the slot of its flow. When the former slot no
+// longer exists, its flows use the client's slot. Everything is read back as it was written.
 func TestFlowsStayWithTheirSlot(t *testing.T) {
 	drivers := []string{fou.Userspace}
 	if fou.TryKernel() == nil {
@@ -171,7 +171,7 @@ func flowsStay(t *testing.T, driver string) {
 	}
 	defer func() { c.Close() }()
 	apply(t, c, twoSlots(0))
-	// by sends a packet and says by which slot it came; answered: that it is.
+	// by sends a packet and returns the slot it arrived by; answered: whether it was.
 	by := func(what string, f *flow, slot int, answered bool) {
 		t.Helper()
 		within := 5 * time.Second
@@ -260,8 +260,8 @@ func flowsStay(t *testing.T, driver string) {
 	}
 }
 
-// TestFlowsStayWhileSlotsChangePlaces: a flow's packets never go by another slot, not even one of them, while its slot
-// becomes the client's own, or one of flows only.
+// TestFlowsStayWhileSlotsChangePlaces: not a single packet of a flow uses another slot while its slot becomes the
+// client's own, or stops being it.
 func TestFlowsStayWhileSlotsChangePlaces(t *testing.T) {
 	ns, g := newGateways(t, fou.Userspace)
 	c, err := Open(Options{NetNS: path(ns), Driver: fou.Userspace})
@@ -314,8 +314,8 @@ func TestFlowsStayWhileSlotsChangePlaces(t *testing.T) {
 	}
 }
 
-// TestFlowsAreSpread: where an egress spreads flows, each new one takes a slot by chance, in both families and for
-// private destinations too, and stays with it.
+// TestFlowsAreSpread: if an egress spreads flows, each new flow takes a random slot and keeps it, in both families
+// and also for private destinations.
 func TestFlowsAreSpread(t *testing.T) {
 	ns, g := newGateways(t, fou.Userspace)
 	c, err := Open(Options{NetNS: path(ns), Driver: fou.Userspace})

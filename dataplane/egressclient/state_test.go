@@ -104,7 +104,7 @@ func TestWant(t *testing.T) {
 	}
 }
 
-// TestRules: the list for people has exactly what is written, in the same order.
+// TestRules: the list for documents has exactly the rules that are written, in the same order.
 func TestRules(t *testing.T) {
 	var lines []string
 	for _, r := range Rules() {
@@ -221,7 +221,8 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// With other numbers a host's rules and tables are the same, elsewhere, and none is taken for another instance's.
+// With other numbers a host's rules and tables are the same but for the numbers, and no other instance's are taken
+// for its own.
 func TestHostsRulesMoveWithTheNumbers(t *testing.T) {
 	first, _ := Want(hostScene(), []netip.Addr{addr("198.51.100.7")}, all)
 	s, n, former := hostScene(), dataplane.NumbersOf(1), dataplane.DefaultNumbers()

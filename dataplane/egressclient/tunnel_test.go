@@ -14,14 +14,14 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// far is the other end of a client's tunnels: a gateway that has the targets on its own loopback, and takes packets for
-// them only out of tunnels.
+// far is the other end of a client's tunnels: a gateway that has the targets on its own loopback, and accepts packets
+// to them only from tunnels.
 type far struct {
 	ns     *testns.NS
 	driver fou.Driver
 }
 
-// tunnels joins a client's namespace and a far end.
+// tunnels connects a client's namespace and a far end.
 func tunnels(t *testing.T, driver string) (*testns.NS, *far) {
 	t.Helper()
 	client, gw := testns.New(t, "ec"), testns.New(t, "eg")
@@ -65,7 +65,7 @@ func tunnels(t *testing.T, driver string) (*testns.NS, *far) {
 	return client, f
 }
 
-// echo answers lines, each with the caller's address before it.
+// echo answers lines, prefixed with the caller's address.
 func (f *far) echo(t *testing.T, at string) {
 	t.Helper()
 	var l net.Listener
@@ -87,7 +87,7 @@ func (f *far) echo(t *testing.T, at string) {
 	}()
 }
 
-// talk is a connection that says lines and hears them again.
+// talk is a connection that sends lines and receives their echo.
 type talk struct {
 	t    *testing.T
 	conn net.Conn
@@ -114,8 +114,8 @@ func (k *talk) say(from string) {
 	}
 }
 
-// TestThroughTunnels: connections of both families go through, and only through, tunnels; they live on while source
-// port and destinations change; no packet goes round.
+// TestThroughTunnels: connections of both families use tunnels only, and survive changes of source port and
+// destinations; no packet loops.
 func TestThroughTunnels(t *testing.T) {
 	t.Run(fou.Userspace, func(t *testing.T) { throughTunnels(t, fou.Userspace) })
 	if err := fou.TryKernel(); err != nil {
@@ -192,8 +192,8 @@ func throughTunnels(t *testing.T, driver string) {
 	}
 }
 
-// TestAnswerFromElsewhere: an answer that comes from another address than the tunnel leads to is taken, however reverse
-// paths are checked.
+// TestAnswerFromElsewhere: an answer from another address than the tunnel's remote end is accepted, whatever the
+// reverse path filter is.
 func TestAnswerFromElsewhere(t *testing.T) {
 	for _, filter := range []string{"0 0", "0 1", "0 2", "1 1", "2 2"} {
 		t.Run(filter, func(t *testing.T) { answerFromElsewhere(t, filter[:1], filter[2:]) })

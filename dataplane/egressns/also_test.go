@@ -9,9 +9,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// TestFlowsStayWithTheirSlot: a client whose new flows take another slot keeps those that it has by the former: they
-// leave with the former slot's address, and their answers come back from the former slot's endpoint (the client's side
-// of this test takes them from nowhere else). Each slot's flows need that slot's lease.
+// TestFlowsStayWithTheirSlot: a client whose new flows take another slot keeps its flows by the former one. They
+// leave with the former slot's address, and their answers come from the former slot's endpoint (the client's side of
+// this test accepts them from no other). Each slot's flows need that slot's lease.
 func TestFlowsStayWithTheirSlot(t *testing.T) {
 	s := newScene(t)
 	spec := aSpec()
@@ -35,7 +35,7 @@ func TestFlowsStayWithTheirSlot(t *testing.T) {
 	if writes := s.apply(both); writes != 0 {
 		t.Errorf("nothing is to do, and takes %d writes", writes)
 	}
-	// check has every flow go by its slot, one after the other.
+	// check verifies that every flow uses its slot, one after the other.
 	check := func(when string) {
 		t.Helper()
 		for i, f := range families {

@@ -11,7 +11,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// crowd is an egress with n clients, both families each.
+// crowd is an egress with n clients, each with both families.
 func crowd(n int) dataplane.GatewaySpec {
 	s := aSpec()
 	s.Clients = nil
@@ -40,8 +40,8 @@ func openAlone(t testing.TB) *NS {
 	return n
 }
 
-// TestAThousandClients: they are made within seconds, one more costs the same whatever their number, and one that goes
-// too.
+// TestAThousandClients: they are made within seconds, and adding or removing one costs the same whatever their
+// number.
 func TestAThousandClients(t *testing.T) {
 	n := openAlone(t)
 	apply := func(s dataplane.GatewaySpec) (int, time.Duration) {

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// What turns the directory into a shared mount later, as iproute2 does with its own, does not cover a gateway's name:
-// it can be removed, and with the last one the directory.
+// A program that turns the directory into a shared mount later, as iproute2 does with its own, does not cover a
+// gateway's name: the name can be removed, and with the last one the directory.
 func TestNameIsNotCoveredByALaterMount(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := filepath.Join(t.TempDir(), "netns")
@@ -21,7 +21,7 @@ func TestNameIsNotCoveredByALaterMount(t *testing.T) {
 		t.Fatalf("made %t, %v", made, err)
 	}
 	ns.Close()
-	// iproute2 mounts over it if this fails
+	// if this fails, iproute2 mounts over the directory
 	if err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
 		t.Errorf("the directory is no mount: %v", err)
 	}

@@ -51,7 +51,8 @@ func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
 	}
 }
 
-// TestRulesAndRoutesAreTheSeeds compares what commands print with the seed document, but for the protocol of the rule.
+// TestRulesAndRoutesAreTheSeeds compares the output of commands with the seed document, except for the rule's
+// protocol.
 func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -80,8 +81,8 @@ func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
 	}
 }
 
-// printed are the rules and table 118 as ip prints them; where there is no such command, in the kernel tier, as it
-// would.
+// printed returns the rules and table 118 in the format of ip; in the kernel tier, where the command is missing, it
+// formats them itself.
 func (s *scene) printed(family string) (rules, routes string) {
 	s.t.Helper()
 	fields := func(text string) string { return strings.Join(strings.Fields(text), " ") }
@@ -147,11 +148,11 @@ func TestWhatIsDropped(t *testing.T) {
 	s.droppedFor("a tunnel in the tunnel", func(c Counters) uint64 { return c.Dropped.Nested }, func() {
 		c.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(target4, dataplane.FoUPort))
 	})
-	// From an address that is no client's, straight to the endpoint.
+	// From an address that is no client's, directly to the endpoint.
 	s.droppedFor("a stranger's datagram", func(c Counters) uint64 { return c.Dropped.Strangers }, func() {
 		spoofed.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(end4, dataplane.FoUPort))
 	})
-	// What comes to a slot's address and is no answer: from the LAN, with nobody having asked.
+	// Packets to a slot's address that are no answers: from the LAN, without a request.
 	var unasked *net.UDPConn
 	s.target.Must("socket of the target", func() (err error) {
 		unasked, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(target4, 0)))
@@ -170,7 +171,7 @@ func TestWhatIsDropped(t *testing.T) {
 	s.seen(c, target4)
 }
 
-// TestALeaseRunsOutByItself: the forwarding ends without anybody, and an answer that comes too late does not start it.
+// TestALeaseRunsOutByItself: forwarding ends without any process, and a late answer does not restart it.
 func TestALeaseRunsOutByItself(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -197,7 +198,7 @@ func TestALeaseRunsOutByItself(t *testing.T) {
 	if d := last.Sub(begun); d < lease/2 || d > lease+20*time.Millisecond {
 		t.Errorf("it ended %s after Begin, want %s", d, lease)
 	}
-	// An agent was paused between asking and the answer.
+	// An agent was paused between its request and the answer.
 	late, err := s.n.Begin(0, 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +227,7 @@ func TestALeaseRunsOutByItself(t *testing.T) {
 	s.silent("after an answer that came behind Drop", c, target4)
 }
 
-// lives says whether the kernel still has a ticket.
+// lives reports whether the kernel still has a ticket.
 func (s *scene) lives(t Ticket) bool {
 	s.t.Helper()
 	s.n.leases.mu.Lock()
@@ -284,8 +285,8 @@ func TestRenewingLosesNothing(t *testing.T) {
 	}
 }
 
-// TestARestartAdopts: the lease, who may send, and where to, all stay; and what is in it is not removed before the Spec
-// is complete.
+// TestARestartAdopts: the lease, the clients and the destinations stay, and nothing existing is removed before the
+// Spec is complete.
 func TestARestartAdopts(t *testing.T) {
 	needCommands(t)
 	s := newScene(t)
@@ -325,7 +326,7 @@ func TestARestartAdopts(t *testing.T) {
 	}
 }
 
-// TestAnAddressMovesToAnotherSlot: a pod's address is used again, by a client that has the other slot.
+// TestAnAddressMovesToAnotherSlot: a pod's address is reused by a client of the other slot.
 func TestAnAddressMovesToAnotherSlot(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -409,7 +410,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// Whatever is in the way, Open says so, leaves nothing open, and does its work when it is not there any more.
+// Whatever obstructs Open, it returns an error and leaves nothing open, and succeeds once the obstruction is gone.
 func TestOpenThatFails(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())

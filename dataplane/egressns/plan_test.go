@@ -59,8 +59,8 @@ func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
 	}
 }
 
-// TestDiff: what the steps make of any state is what is wanted, and a second look finds nothing; without prune nothing
-// is taken away.
+// TestDiff: from any state, the steps produce the wanted state, and a second Diff is empty; without prune nothing is
+// removed.
 func TestDiff(t *testing.T) {
 	spec := rapid.Custom(func(t *rapid.T) dataplane.GatewaySpec {
 		s := aSpec()
@@ -121,7 +121,7 @@ func TestProbeSource(t *testing.T) {
 	}
 }
 
-// FuzzNotification reads notifications of whatever shape.
+// FuzzNotification parses arbitrary notifications.
 func FuzzNotification(f *testing.F) {
 	f.Add(uint16(unix.RTM_DELROUTE), append([]byte{2, 32, 0, 0, 118, 30, 0, 1, 0, 0, 0, 0}, 8, 0, 1, 0, 10, 20, 30, 40))
 	f.Add(uint16(unix.RTM_NEWLINK), binary.NativeEndian.AppendUint32(make([]byte, 4), 7))
@@ -134,7 +134,7 @@ func FuzzNotification(f *testing.F) {
 	})
 }
 
-// FuzzKeys reads keys and values of the table as the kernel, or whoever wrote it, has them.
+// FuzzKeys parses keys and values of the table as the kernel or another program may have written them.
 func FuzzKeys(f *testing.F) {
 	f.Add(bytesOf(end4), slotKey(1))
 	f.Add("", "")
@@ -152,5 +152,5 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// byRemote names tunnels after their far ends.
+// byRemote names tunnels after their remote ends.
 func byRemote(_, remote netip.Addr) string { return dataplane.FoULink(remote) }

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// The port of the tunnels changes under flows, at the gateway and at the client one after the other. No packet of
-// theirs is lost, the lease stays, and what comes to a port that is not the tunnels' any more is not taken.
+// The tunnels' port changes during flows, at the gateway and at the client one after the other. No packet of the
+// flows is lost, the lease stays, and packets to a port that is no longer the tunnels' are dropped.
 func TestPortsChangeLive(t *testing.T) {
 	s := newScene(t)
 	spec := aSpec()

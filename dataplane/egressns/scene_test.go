@@ -53,7 +53,7 @@ func aSpec() dataplane.GatewaySpec {
 		},
 		Clients:      []dataplane.GatewayClient{{IPv4: client4, IPv6: client6, Slot: 0}},
 		Destinations: prefixes("0.0.0.0/0", "::/0"),
-		// Two of each family that touch: the kernel must not take them for ones that overlap.
+		// Two of each family are adjacent: the kernel must not take them for overlapping ones.
 		Inside:   prefixes("10.0.0.0/8", "11.0.0.0/8", "198.51.100.0/24", "fd09::/16", "fd20::/16", "fd21::/16"),
 		Complete: true,
 	}
@@ -114,7 +114,7 @@ func newScene(t testing.TB) *scene {
 	return s
 }
 
-// route leads a namespace's packets, by way of an address where via is not empty.
+// route adds a route to a namespace, through an address if via is not empty.
 func route(n *testns.NS, to, via, link string) {
 	n.Must("route to "+to, func() error {
 		l, err := netlink.LinkByName(link)
@@ -132,7 +132,7 @@ func route(n *testns.NS, to, via, link string) {
 	})
 }
 
-// needCommands is for tests that use commands to look at, or break, what is there.
+// needCommands skips tests that need commands for inspecting or breaking the kernel's state.
 func needCommands(t testing.TB) {
 	t.Helper()
 	for _, c := range []string{"ip", "nft"} {
@@ -150,7 +150,7 @@ func (s *scene) hostRoutes() {
 	}
 }
 
-// clientSide makes the client's tunnels to both slots, and leads the target into that to the first.
+// clientSide makes the client's tunnels to both slots, and routes the target into the first.
 func (s *scene) clientSide() {
 	route(s.client, "169.254.1.1/32", "", "pod0")
 	route(s.client, "0.0.0.0/0", "169.254.1.1", "pod0")
@@ -179,14 +179,14 @@ func (s *scene) clientPorts(p dataplane.FoUPorts) {
 	}
 }
 
-// lead makes the client send what is for a destination through the tunnel to one of the endpoints.
+// lead routes a destination of the client through the tunnel to one of the endpoints.
 func (s *scene) lead(to, end netip.Addr) {
 	s.t.Helper()
 	route(s.client, netip.PrefixFrom(to, to.BitLen()).String(), "",
 		s.far.Link(dataplane.Pick(end, client4, client6), end))
 }
 
-// open opens the namespace, again when it is open.
+// open opens the namespace, or reopens it.
 func (s *scene) open() {
 	s.t.Helper()
 	if s.n != nil {
@@ -271,7 +271,7 @@ func (s *scene) echo() {
 	}
 }
 
-// socket is a client's.
+// socket is one of the client's.
 func (s *scene) socket(from netip.Addr) *net.UDPConn {
 	s.t.Helper()
 	var c *net.UDPConn
@@ -285,7 +285,7 @@ func (s *scene) socket(from netip.Addr) *net.UDPConn {
 
 var sequence atomic.Int64
 
-// ask sends one packet and returns what source the target has seen, or "" when there is no answer in time.
+// ask sends one packet and returns the source that the target saw, or "" without a timely answer.
 func (s *scene) ask(c *net.UDPConn, to netip.Addr, within time.Duration) string {
 	s.t.Helper()
 	word := fmt.Sprint("packet ", sequence.Add(1))
@@ -305,7 +305,7 @@ func (s *scene) ask(c *net.UDPConn, to netip.Addr, within time.Duration) string 
 	}
 }
 
-// seen asks until the answer comes.
+// seen repeats ask until there is an answer.
 func (s *scene) seen(c *net.UDPConn, to netip.Addr) string {
 	s.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
@@ -336,7 +336,7 @@ func (s *scene) state() string {
 		"show", "table", "all")
 }
 
-// grant lets slot pass for a while.
+// grant lets a slot's packets pass for a while.
 func (s *scene) grant(slot int, lease time.Duration) Ticket {
 	s.t.Helper()
 	t, err := s.n.Begin(slot, lease)

@@ -11,8 +11,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nftable"
 )
 
-// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that
-// was begun before lets the new address out, and no connection goes on with the former one.
+// A slot whose source address changes has no lease from that moment on: neither the running ticket nor one begun
+// before lets packets out with the new address, and no connection continues with the former one.
 func TestANewSourceEndsTheLease(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -32,7 +32,7 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Clients send all the while, in new connections too.
+	// Clients send all the time, also in new connections.
 	var mu sync.Mutex
 	saw := map[string]int{}
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -72,8 +72,8 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	if got := s.seen(c, target4); got != next4.String() {
 		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
 	}
-	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes
-	// that.
+	// After a crash in the middle of a change, the next start finds an address that no slot uses any more, and
+	// completes the change.
 	left := elementOp(nftable.SetElements, MapAddress4, nftable.Element{Key: bytesOf(source4), Val: slotKey(0)})
 	if _, err := s.n.table.write([]nftable.Op{left}); err != nil {
 		t.Fatal(err)
@@ -90,8 +90,7 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 }
 
-// A table that is made anew, because small steps failed before, gives a slot another source address: its connections
-// end then, too.
+// If a table that is made anew after failures changes a slot's source address, its connections are ended, too.
 func TestANewSourceByANewTable(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -116,7 +115,7 @@ func TestANewSourceByANewTable(t *testing.T) {
 	}
 }
 
-// The namespace of an earlier version gets another name, and what it forwards goes on.
+// The namespace of an earlier version is renamed and continues to forward.
 func TestRename(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -135,7 +134,7 @@ func TestRename(t *testing.T) {
 		t.Errorf("by the lease of before the target sees %q", got)
 	}
 	s.host.Must("again", func() error { return Rename(former, file) })
-	// An agent was stopped between the two steps.
+	// An agent was stopped between the two steps of a rename.
 	s.host.Must("both names", func() error { return bind(file, former) })
 	s.host.Must("renaming again", func() error { return Rename(former, file) })
 	if got := s.ask(c, target4, time.Second); got != source4.String() {

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// tcpEcho answers each connection at the target with the address that it sees, a line, and then all that it gets.
+// tcpEcho answers each connection at the target with a line containing the source address, and then echoes all data.
 func (s *scene) tcpEcho(a netip.Addr) {
 	var l net.Listener
 	s.target.Must("listening", func() (err error) {
@@ -55,7 +55,7 @@ func (s *scene) connect(from, to netip.Addr, within time.Duration) net.Conn {
 	return c
 }
 
-// TestTCP: much data in both directions, in segments that fit the tunnel.
+// TestTCP: much data in both directions, in segments that fit into the tunnel.
 func TestTCP(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -80,8 +80,8 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// TestProbes: a health probe of a slot needs its lease and has its source; one of a gateway without a slot has the
-// namespace's own, needs none, and is TCP or ICMP.
+// TestProbes: a health probe of a slot needs its lease and has its source. One of a gateway without a slot uses the
+// namespace's own address, needs no lease, and is TCP or ICMP.
 func TestProbes(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())

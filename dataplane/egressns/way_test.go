@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files anew")
 
-// TestWay draws a packet's way and that of its answer.
+// TestWay draws the path of a packet and of its answer.
 func TestWay(t *testing.T) {
 	var b strings.Builder
 	for _, back := range []bool{false, true} {

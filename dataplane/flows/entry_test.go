@@ -132,7 +132,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// What is accepted is written again to the same bytes, and can be put to the kernel.
+// An accepted entry is encoded to the same bytes again, and converts to a kernel flow.
 func FuzzParse(f *testing.F) {
 	for _, e := range []entry{tcp4(), ping6()} {
 		f.Add(e.append(nil))
@@ -176,7 +176,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What it takes to move the flows of a busy slot.
+// The cost of moving the flows of a busy slot.
 func BenchmarkMove50000(b *testing.B) {
 	const n = 50000
 	var entries [][]byte

@@ -19,7 +19,7 @@ import (
 
 const limit = 10 * time.Second
 
-// target answers each UDP packet, and each TCP byte, with the source that it saw.
+// target answers each UDP packet, and each TCP byte, with the source address it saw.
 func target(t testing.TB, n *testns.NS) (tcp *net.TCPListener) {
 	t.Helper()
 	var udp *net.UDPConn
@@ -64,7 +64,7 @@ func target(t testing.TB, n *testns.NS) (tcp *net.TCPListener) {
 	return tcp
 }
 
-// line is a source as text of one length.
+// line is a source address as text of fixed length.
 func line(a netip.AddrPort) string {
 	return fmt.Sprintf("%-50s", netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
 }
@@ -123,7 +123,7 @@ func load(t testing.TB, n *testns.NS, m flows.Match, entries [][]byte) {
 	}
 }
 
-// A's connections go on through B, with the port they had, though B would have chosen another.
+// A's connections continue through B with the same port, although B would have chosen another.
 func TestFlowsGoOnThroughAnotherGateway(t *testing.T) {
 	s := testgw.New(t)
 	target(t, s.Target)
@@ -209,7 +209,7 @@ func trim(s string) string {
 	return s
 }
 
-// What is dumped where it was loaded is the same: translation with a changed port, states, mark, zone, timeouts.
+// A dump after a load gives the same entries: translation with a changed port, states, mark, zone, timeouts.
 func TestLoadedIsDumped(t *testing.T) {
 	n := testns.New(t, "ct")
 	want := every()
@@ -244,7 +244,7 @@ func TestLoadedIsDumped(t *testing.T) {
 	}
 }
 
-// same compares but for the last seconds of a timeout.
+// same compares entries, ignoring the last seconds of a timeout.
 func same(a, b [][]byte) bool {
 	clear := func(in [][]byte) (out [][]byte) {
 		for _, e := range in {
@@ -292,7 +292,7 @@ func every() (out [][]byte) {
 	return out
 }
 
-// A flow that came in between with the same addresses and ports gives way.
+// A flow that was created meanwhile with the same addresses and ports is replaced.
 func TestLoadReplaces(t *testing.T) {
 	n := testns.New(t, "ct")
 	mine := every()[2]

@@ -28,7 +28,7 @@ const (
 	holdQueue = 100
 )
 
-// stream is numbers sent every millisecond, that come back.
+// stream sends numbers every millisecond, which are echoed.
 type stream struct {
 	name       string
 	sent, back atomic.Uint64
@@ -75,7 +75,7 @@ func echoes(t testing.TB, n *testns.NS) {
 	})
 }
 
-// roomy gives a socket room for all of a stream: what is counted is what gateways lose.
+// roomy gives a socket room for a complete stream, so that only the gateways' losses are counted.
 func roomy(t testing.TB, c *net.UDPConn) {
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -149,9 +149,8 @@ func (s *stream) more(t testing.TB, n uint64) {
 	until(t, s.name+" goes on", func() bool { return s.back.Load() >= want })
 }
 
-// end stops sending, and checks that everything came back. Datagrams may overtake others at the moment at which the
-// rule goes, when this process is late with those still in the queue; the order of those that waited is hold's own
-// test.
+// end stops sending, and checks that everything returned. At the moment when the rule is removed, datagrams may
+// overtake queued ones if this process is late; hold's own test checks the order of queued ones.
 func (s *stream) end(t testing.TB) {
 	t.Helper()
 	close(s.stop)
@@ -195,7 +194,7 @@ func announcer(t testing.TB, g *testgw.Gateway, valid *atomic.Bool) *announce.An
 	return a
 }
 
-// known tells whether the target has A's MAC for both addresses.
+// known reports whether the target has A's MAC for both addresses.
 func known(t testing.TB, s *testgw.Scene) bool {
 	t.Helper()
 	var mac string
@@ -224,7 +223,7 @@ func known(t testing.TB, s *testgw.Scene) bool {
 	return n == 2
 }
 
-// A slot moves by plan while streams run through it: nothing is lost, and at no time do both gateways forward.
+// A slot moves by plan while streams use it: nothing is lost, and both gateways never forward at the same time.
 func TestPlannedMoveLosesNothing(t *testing.T) {
 	s := testgw.New(t)
 	echoes(t, s.Target)

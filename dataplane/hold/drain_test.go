@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// TestWhatCameIsNotLeftBehind has the time of Close be over before the reader has seen what came: it lets that go all
-// the same. On a busy machine the last packets of a hold were lost.
+// TestWhatCameIsNotLeftBehind lets the time of Close end before the reader has seen arrived packets: they are
+// released nevertheless. On a busy machine the last packets of a hold were once lost.
 func TestWhatCameIsNotLeftBehind(t *testing.T) {
 	const number, port, packets = 5118, 9000, 200
 	n := testns.New(t, "drain")
@@ -72,7 +72,7 @@ func TestWhatCameIsNotLeftBehind(t *testing.T) {
 	}
 }
 
-// queueAll gives all that leaves to a queue.
+// queueAll gives all leaving packets to a queue.
 func queueAll(queue expr.Any) error {
 	c, err := nftables.New()
 	if err != nil {

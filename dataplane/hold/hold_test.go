@@ -34,7 +34,7 @@ func scene(t *testing.T) (*testgw.Scene, *hold.Queue) {
 	return s, open(t, s)
 }
 
-// warm sends something both ways, so that all links' neighbours are known: a burst would overflow what waits for them.
+// warm sends packets both ways, so that neighbours are resolved: a burst would overflow the queue of unresolved ones.
 func warm(t *testing.T, s *testgw.Scene) {
 	for _, a := range []netip.Addr{testgw.Target4, testgw.Target6} {
 		server, client := udp(t, s.Target, at(a, 9), nil), udp(t, s.Client, nil, at(a, 9))
@@ -158,7 +158,7 @@ func TestPacketsWaitAndComeInOrder(t *testing.T) {
 	}
 }
 
-// A TCP connection that is opened while its packets wait is opened by the release, without a second try.
+// A TCP connection opened while its packets are queued is established by the release, without a retransmission.
 func TestTCPWaits(t *testing.T) {
 	s, q := scene(t)
 	var l net.Listener
@@ -186,7 +186,7 @@ func TestTCPWaits(t *testing.T) {
 	t.Logf("open after %v", time.Since(start).Round(time.Millisecond))
 }
 
-// The point of it: what waits finds the flow that is loaded meanwhile.
+// The purpose: queued packets find the flow that is loaded meanwhile.
 func TestPacketsFindTheFlowLoadedMeanwhile(t *testing.T) {
 	s, q := scene(t)
 	server := udp(t, s.Target, &net.UDPAddr{Port: 7}, nil)
@@ -217,7 +217,7 @@ func TestPacketsFindTheFlowLoadedMeanwhile(t *testing.T) {
 	}
 }
 
-// A queue that closes drops what waits in it. Then packets go on without one.
+// A closing queue drops its packets. Afterwards packets continue without a queue.
 func TestClosedDrops(t *testing.T) {
 	s, q := scene(t)
 	server := udp(t, s.Target, &net.UDPAddr{Port: 7}, nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/reconcile"
 )
 
-// failing is a subsystem that cannot be put right until it is told to.
+// failing is a subsystem that cannot be repaired until the test allows it.
 type failing struct {
 	subsystem
 	tries chan error // what Repair returns, one after the other
@@ -20,7 +20,8 @@ func (f *failing) Name() string                                 { return "nft" }
 func (f *failing) Forget()                                      {}
 func (f *failing) Repair(dataplane.Spec) (int, []string, error) { return 0, nil, <-f.tries }
 
-// TestDamageThatStaysIsToldOf: whoever applies Specs hears once of damage that cannot be repaired, so that it asks why.
+// TestDamageThatStaysIsToldOf: OnBroken is called once for drift that cannot be repaired, so that the caller can find
+// out why.
 func TestDamageThatStaysIsToldOf(t *testing.T) {
 	told := make(chan string, 10)
 	f := &failing{tries: make(chan error)}

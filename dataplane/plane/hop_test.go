@@ -29,8 +29,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// site is a node with a pod, which peers with the two leaders of its site only. These peer with those of the other
-// site.
+// site is a node with a pod, whose only peers are the two leaders of its site. These also peer with those of the
+// other site.
 type site struct {
 	member  *host
 	leaders [2]*host
@@ -39,8 +39,7 @@ type site struct {
 	lan, elsewhere []netip.Prefix // behind the member, and as what other sites know it; none
 }
 
-// newSite makes the site of which all numbers begin with n, with these drivers: one for both leaders, or one for
-// each.
+// newSite makes the site whose numbers begin with n, with these drivers: one for both leaders, or one for each.
 func newSite(t *testing.T, n int, member string, leaders ...string) *site {
 	t.Helper()
 	s := &site{member: newHostWith(t, n, member)}
@@ -66,12 +65,12 @@ func nodes(hosts ...*host) (out []netip.Prefix) {
 	return out
 }
 
-// prefixes are all of the site's.
+// prefixes are all prefixes of the site.
 func (s *site) prefixes() []netip.Prefix {
 	return sorted(slices.Concat(nodes(s.member, s.leaders[0], s.leaders[1]), s.blocks(), s.elsewhere))
 }
 
-// around are prefixes in which the site's nodes are, and nobody else.
+// around are prefixes that contain the site's nodes and no other nodes.
 func (s *site) around() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(s.member.overlay4(), 28).Masked(),
 		netip.PrefixFrom(s.member.overlay6(), 124).Masked()}
@@ -81,7 +80,7 @@ func (s *site) ofMember() []netip.Prefix {
 	return sorted(slices.Concat(nodes(s.member), s.blocks(), s.elsewhere))
 }
 
-// inside is what the site's own nodes send to the member.
+// inside are the prefixes that the site's own nodes send to the member.
 func (s *site) inside() []netip.Prefix { return sorted(slices.Concat(s.ofMember(), s.lan)) }
 
 func sorted(p []netip.Prefix) []netip.Prefix {
@@ -89,7 +88,7 @@ func sorted(p []netip.Prefix) []netip.Prefix {
 	return p
 }
 
-// hops is two sites, each with the leader that its member is bound to.
+// hops is two sites, each with the leader that its member uses.
 type hops struct {
 	sites [2]*site
 	bound [2]int
@@ -136,7 +135,7 @@ func join(t *testing.T, a, b *site) *hops {
 	return h
 }
 
-// all are the hosts, site by site.
+// all are the hosts of both sites.
 func (h *hops) all() (out []*host) {
 	for _, s := range h.sites {
 		out = append(out, s.member, s.leaders[0], s.leaders[1])
@@ -151,10 +150,10 @@ func (h *hops) applyAll(t *testing.T) {
 	}
 }
 
-// narrower is the MTU where there are hops.
+// narrower is the MTU with hops.
 const narrower = dataplane.MTU - dataplane.HopOverhead
 
-// spec is what a host of the two sites wants now.
+// spec is the Spec for a host of the two sites.
 func (h *hops) spec(x *host) dataplane.Spec {
 	here := slices.IndexFunc(h.sites[:], func(s *site) bool { return x == s.member || slices.Contains(s.leaders[:], x) })
 	own, other := h.sites[here], h.sites[1-here]
@@ -230,8 +229,8 @@ func (h *hops) spec(x *host) dataplane.Spec {
 	return s
 }
 
-// reachAll fails unless everything of each site reaches everything of the other, pods included; in the kernel tier's
-// guest, unless one of each kind does.
+// reachAll fails unless every address of each site reaches every address of the other, including pods; in the kernel
+// tier's guest one of each kind suffices.
 func (h *hops) reachAll(t *testing.T) {
 	t.Helper()
 	for i, s := range h.sites {
@@ -263,8 +262,8 @@ func (h *hops) echoAll(t *testing.T) {
 	}
 }
 
-// bindings are which leaders members are bound to: all, or in the kernel tier's guest, which is emulated and slow,
-// so many that each leader has its turn.
+// bindings are the assignments of members to leaders: all, or in the kernel tier's guest, which is emulated and slow,
+// enough to use each leader.
 func bindings() [][2]int {
 	if wantKernel() {
 		return [][2]int{{0, 0}, {1, 1}}
@@ -272,8 +271,8 @@ func bindings() [][2]int {
 	return [][2]int{{0, 0}, {0, 1}, {1, 1}, {1, 0}}
 }
 
-// TestHopsLeadToOtherSites: members, leaders and pods, in both families, by UDP, ping and TCP, whichever
-// leaders they are bound to; and what is done to it differs from no Spec.
+// TestHopsLeadToOtherSites: members, leaders and pods reach the other site in both families, by UDP, ping and TCP,
+// whichever leaders the members use; afterwards Diff is empty.
 func TestHopsLeadToOtherSites(t *testing.T) {
 	h := newHops(t)
 	h.echoAll(t)
@@ -328,8 +327,8 @@ func TestHopsLeadToOtherSites(t *testing.T) {
 	}
 }
 
-// TestHopsLieAroundLeaders: where a leader's route to the other site lies around its leaders, who are peers, its own
-// packets go straight to them, and everything is reached as before.
+// TestHopsLieAroundLeaders: if a leader's route to the other site surrounds the leaders there, which are its peers,
+// its own packets go directly to these, and everything is reached as before.
 func TestHopsLieAroundLeaders(t *testing.T) {
 	h := newHops(t)
 	h.wide = true
@@ -358,7 +357,7 @@ func TestHopsLieAroundLeaders(t *testing.T) {
 	}
 }
 
-// TestHopsOfBothDrivers: a member in the kernel with leaders in userspace, and the other way round.
+// TestHopsOfBothDrivers: a member with kernel WireGuard and leaders in userspace, and the reverse.
 func TestHopsOfBothDrivers(t *testing.T) {
 	a := newSite(t, 10, "auto", "userspace")
 	if a.member.plane.Driver() != "kernel" {
@@ -386,8 +385,8 @@ func TestHopsOfBothDrivers(t *testing.T) {
 	}
 }
 
-// redirects counts the ICMP redirects that came: whoever passes on by the link that a packet came by sends them, and
-// here they would lead to who is no peer.
+// redirects counts received ICMP redirects: a host that forwards over the link of arrival sends them, and here they
+// would point to a node that is no peer.
 func redirects(t *testing.T, n *testns.NS) (count int) {
 	t.Helper()
 	n.Must("read counters", func() error {
@@ -447,7 +446,7 @@ func ping(t *testing.T, from *testns.NS, to netip.Addr) {
 	})
 }
 
-// transfer sends a few megabytes there and back by TCP; less in the kernel tier's guest.
+// transfer sends a few megabytes in both directions by TCP; less in the kernel tier's guest.
 func transfer(t *testing.T, from, at *testns.NS, to netip.Addr) {
 	t.Helper()
 	size := 3 << 20
@@ -485,7 +484,7 @@ func transfer(t *testing.T, from, at *testns.NS, to netip.Addr) {
 	})
 }
 
-// flow is a conversation by UDP in which the same few packets are always on their way, there and back.
+// flow is a UDP conversation with a constant number of packets under way in both directions.
 type flow struct {
 	conn net.Conn
 	sent uint64
@@ -511,7 +510,7 @@ func (f *flow) send() error {
 	return err
 }
 
-// run sends packets, a new one for each that comes back, and at the end waits for all.
+// run sends packets, a new one for each that returns, and finally waits for all.
 func (f *flow) run(n int) error {
 	for range underway {
 		if err := f.send(); err != nil {
@@ -537,8 +536,8 @@ func (f *flow) run(n int) error {
 	return nil
 }
 
-// TestHopsMoveWithoutLoss: members of both sites move between leaders while packets are on their way, each
-// host at its own time and in any order.
+// TestHopsMoveWithoutLoss: members of both sites change leaders while packets are under way, each host at its own
+// time and in any order.
 func TestHopsMoveWithoutLoss(t *testing.T) {
 	h := newHops(t)
 	h.echoAll(t)
@@ -585,8 +584,8 @@ func TestHopsMoveWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestHopsAreGuarded: a member is believed its own addresses only, a leader those of its site; pods and
-// neighbours have no way in.
+// TestHopsAreGuarded: a member can send only with its own addresses, a leader only with those of its site; pods and
+// neighbours cannot send at all.
 func TestHopsAreGuarded(t *testing.T) {
 	h := newHops(t)
 	h.echoAll(t)
@@ -650,8 +649,8 @@ func refusedBy(t *testing.T, h *host) uint64 {
 	return c.Refused
 }
 
-// TestHopsLeaveRoomForTheirHeader: what fits the way with its outer header passes, what does not is refused where it is
-// sent, or is cut into fragments where that may be.
+// TestHopsLeaveRoomForTheirHeader: packets that fit with the outer header pass; larger ones are refused at the
+// sender, or fragmented where that is allowed.
 func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
 	h := newHops(t)
 	h.echoAll(t)
@@ -687,7 +686,7 @@ func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
 	}
 }
 
-// sized sends UDP packets of one size until one comes back or an error does.
+// sized sends UDP packets of one size until one returns or an error occurs.
 func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
 	from.Do(func() {
 		discover := unix.IP_PMTUDISC_DO // the same in IPv6
@@ -728,9 +727,9 @@ func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
 	return err
 }
 
-// TestHopsAreRepairedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right
-// when somebody changes it, refuses instead of sending in plaintext when the tunnel is gone, and goes with the rest.
-// Of the other driver there is nothing to be changed or to be left.
+// TestHopsAreRepairedAdoptedAndPurged: the kernel driver's state is adopted unchanged by the next run, repaired after
+// foreign changes, rejects packets instead of leaking plaintext when the tunnel is missing, and is purged with the
+// rest. The other driver has no such state.
 func TestHopsAreRepairedAdoptedAndPurged(t *testing.T) {
 	a := newHost(t, 1)
 	outside := uplink(t, a)
@@ -850,7 +849,7 @@ func TestHopsAreRepairedAdoptedAndPurged(t *testing.T) {
 	a.clean(t, s)
 }
 
-// nothingLeft fails unless the kernel has nothing of hops, and if all is true nothing of ours.
+// nothingLeft fails unless the kernel has nothing of hops, and if all is true nothing of skein.
 func (h *host) nothingLeft(t *testing.T, all bool) {
 	t.Helper()
 	h.Must("what is left", func() error {
@@ -890,8 +889,8 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 	})
 }
 
-// overhear counts the frames that come to a namespace by a link and have some text in them, until one with the last
-// text.
+// overhear counts frames received by a link of a namespace that contain given texts, until one with the last text
+// arrives.
 func overhear(t *testing.T, n *testns.NS, link, text string) (until func(last string) int) {
 	t.Helper()
 	fd := -1

@@ -27,7 +27,7 @@ func (h *host) purge(t *testing.T) {
 	}
 }
 
-// ours lists what is left of ours in the kernel.
+// ours lists what is left of skein in the kernel.
 func ours(t *testing.T, h *host) (left []string) {
 	t.Helper()
 	h.Do(func() {
@@ -94,7 +94,7 @@ func TestRestartAdoptsAndWritesNothing(t *testing.T) {
 	a.clean(t, s)
 }
 
-// In userspace the link ends with the agent. What was to enter the tunnel must not leave in plaintext.
+// In userspace the link ends with the agent. Packets for the tunnel must then not leave in plaintext.
 func TestNoPlaintextWithoutTheLink(t *testing.T) {
 	a, b := pair(t)
 	block4, block6 := pfx("10.100.2.0/27"), pfx("fd00:6::/64")
@@ -103,7 +103,7 @@ func TestNoPlaintextWithoutTheLink(t *testing.T) {
 	for _, ip := range inside {
 		b.echo(t, ip)
 	}
-	// Without skein everything in b is reached over the underlay: that is the leak to look for.
+	// Without skein everything in b is reached over the underlay: this is the leak to detect.
 	a.Must("default routes", func() error {
 		l, err := netlink.LinkByName("under")
 		if err != nil {
@@ -135,7 +135,7 @@ func TestNoPlaintextWithoutTheLink(t *testing.T) {
 			t.Errorf("%s: answered=%v, error %v, want unreachable", ip, ok, err)
 		}
 	}
-	// The underlay itself is not marked.
+	// Packets to the underlay itself are not marked.
 	b.echo(t, addr("192.0.2.2"))
 	if ok, err := a.reaches(t, addr("192.0.2.2")); !ok {
 		t.Errorf("underlay: %v", err)
@@ -218,8 +218,8 @@ func TestNothingIsPrunedBeforeComplete(t *testing.T) {
 	}
 }
 
-// The agent decides endpoints: what a peer or a stranger moved is put back by the next Apply, and is no
-// foreign damage before.
+// The agent sets endpoints: the next Apply resets an endpoint that a peer or a stranger has changed, and until then
+// it is not drift.
 func TestEndpointIsPutBackByApplyOnly(t *testing.T) {
 	a := newHost(t, 1)
 	if a.plane.Driver() != "kernel" {
@@ -244,7 +244,7 @@ func TestEndpointIsPutBackByApplyOnly(t *testing.T) {
 	a.clean(t, s)
 }
 
-// A change of many peers loses no packet of another.
+// A change of many peers loses no packet of another peer.
 func TestChangesDisturbNobodyElse(t *testing.T) {
 	a, b := pair(t)
 	sa, sb := withHost(a.spec(), b, addr("192.0.2.2")), withHost(b.spec(), a, addr("192.0.2.1"))
@@ -288,8 +288,8 @@ func TestHostWithoutIPv6(t *testing.T) {
 	h.clean(t, s)
 }
 
-// Strict reverse path filtering would drop what comes out of the tunnel from an address that the main
-// table does not lead to through it.
+// Strict reverse path filtering would drop packets from the tunnel whose source the main table does not route through
+// the tunnel.
 func TestStrictReversePathFilter(t *testing.T) {
 	a, b := pair(t)
 	a.Sysctl("net.ipv4.conf.all.rp_filter", "1")

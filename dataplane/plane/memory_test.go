@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// A userspace device keeps queues and two goroutines for every peer: about 31 KiB. The agent as a whole
-// may take 64 MiB with 1,000 peers.
+// A userspace device needs queues and two goroutines for every peer: about 31 KiB. The complete agent may use 64 MiB
+// with 1,000 peers.
 func TestAThousandUserspacePeersAreSmall(t *testing.T) {
 	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: 1}
 	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: "userspace"})

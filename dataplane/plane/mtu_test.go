@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Only one end knows that the way carries less. Its SYN says so to the other, whichever route the socket had asked
+// Only one end knows of the path's lower MTU. Its SYN tells the other end (MSS), whichever route the socket looked up
 // first.
 func TestTCPFitsTheWay(t *testing.T) {
 	a, b := pair(t)
@@ -43,7 +43,7 @@ func TestTCPFitsTheWay(t *testing.T) {
 	}
 }
 
-// segment connects two hosts, and tells how large the segments of the one are that was connected to.
+// segment connects two hosts, and returns the segment size of the one that accepted.
 func segment(t *testing.T, from, at *host, to netip.Addr) (mss int) {
 	t.Helper()
 	var l net.Listener

@@ -84,7 +84,7 @@ func everything(t *testing.T, ns *testns.NS) (out []string) {
 	return out
 }
 
-// with keeps what contains any of the words.
+// with selects lines that contain any of the words.
 func with(lines []string, words ...string) (out []string) {
 	for _, l := range lines {
 		if slices.ContainsFunc(words, func(w string) bool { return strings.Contains(l, w) }) {
@@ -94,8 +94,8 @@ func with(lines []string, words ...string) (out []string) {
 	return out
 }
 
-// addKubeSpan makes what Talos KubeSpan has on a host: a link, a rule for its mark, its table with a default route, and
-// an nft table that marks.
+// addKubeSpan makes the state of Talos KubeSpan on a host: a link, a rule for its mark, its table with a default
+// route, and an nft table that marks.
 func addKubeSpan(t *testing.T, ns *testns.NS) {
 	t.Helper()
 	ns.Must("add KubeSpan", func() error {
@@ -136,8 +136,9 @@ func addKubeSpan(t *testing.T, ns *testns.NS) {
 	})
 }
 
-// TestKubeSpanIsLeftAlone: beside KubeSpan's table 180, mask 0x60, rule 32500 and nft table an agent with other numbers
-// comes, repairs its own, and goes, and all of KubeSpan's is as it was; what KubeSpan itself removes stays away.
+// TestKubeSpanIsLeftAlone: beside KubeSpan's table 180, mask 0x60, rule 32500 and nft table, an agent with other
+// numbers starts, repairs its own state, and is purged. KubeSpan's state stays unchanged, and what KubeSpan removes
+// stays removed.
 func TestKubeSpanIsLeftAlone(t *testing.T) {
 	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: 1, driver: "auto", numbers: dataplane.NumbersOf(1)}
 	addKubeSpan(t, h.NS)
@@ -173,8 +174,8 @@ func TestKubeSpanIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestFormerNumbersLeaveNothing: an agent that starts with other numbers has all of the former ones removed, the way to
-// its pods stays all the while, and what others have under the former numbers stays too.
+// TestFormerNumbersLeaveNothing: an agent that starts with other numbers removes everything under the former ones,
+// its pods stay reachable throughout, and other programs' objects under the former numbers stay, too.
 func TestFormerNumbersLeaveNothing(t *testing.T) {
 	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: 1, driver: "auto"}
 	fresh := everything(t, h.NS)
@@ -242,7 +243,7 @@ func TestFormerNumbersLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestLeavingKeepsWhatCoilHas: Coil's pods have the default numbers' rule, table and protocol too.
+// TestLeavingKeepsWhatCoilHas: Coil's pods use the rule, table and protocol of the default numbers, too.
 func TestLeavingKeepsWhatCoilHas(t *testing.T) {
 	h := newHost(t, 1)
 	n := dataplane.DefaultNumbers()

@@ -25,7 +25,7 @@ var (
 	addr = netip.MustParseAddr
 )
 
-// wantKernel says that only the kernel driver will do: the kernel tier sets SKEIN_WANT_KERNEL=1.
+// wantKernel requires the kernel driver: the kernel tier sets SKEIN_WANT_KERNEL=1.
 func wantKernel() bool { return os.Getenv("SKEIN_WANT_KERNEL") == "1" }
 
 type keyPair struct{ private, public dataplane.Key }
@@ -97,7 +97,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 func (h *host) overlay4() netip.Addr { return addr(fmt.Sprintf("10.4.0.%d", h.n)) }
 func (h *host) overlay6() netip.Addr { return addr(fmt.Sprintf("fd00:5::%d", h.n)) }
 
-// spec is this host's Spec with no peers.
+// spec is this host's Spec without peers.
 func (h *host) spec() dataplane.Spec {
 	return dataplane.Spec{
 		WireGuard: dataplane.WireGuard{PrivateKey: h.keys.private, Port: dataplane.Port, Mark: h.numbers.Filled().MarkWG,
@@ -114,7 +114,7 @@ func withPeer(s dataplane.Spec, k dataplane.Key, endpoint netip.AddrPort, ips ..
 	return s
 }
 
-// withHost is the Spec with another host as peer.
+// withHost adds another host to the Spec as a peer.
 func withHost(s dataplane.Spec, o *host, underlay netip.Addr) dataplane.Spec {
 	return withPeer(s, o.keys.public, netip.AddrPortFrom(underlay, dataplane.Port),
 		netip.PrefixFrom(o.overlay4(), 32), netip.PrefixFrom(o.overlay6(), 128))
@@ -129,7 +129,7 @@ func (h *host) apply(t testing.TB, s dataplane.Spec) dataplane.Report {
 	return r
 }
 
-// clean fails unless the kernel is exactly what the Spec says.
+// clean fails unless the kernel exactly matches the Spec.
 func (h *host) clean(t *testing.T, s dataplane.Spec) {
 	t.Helper()
 	if d := h.diff(t, s); len(d) > 0 {
@@ -159,7 +159,7 @@ func within(t *testing.T, d time.Duration, what string, ok func() bool) time.Dur
 	return time.Since(start)
 }
 
-// pair is two hosts joined by a veth, with both underlay families.
+// pair is two hosts connected by a veth pair, with both underlay families.
 func pair(t *testing.T) (a, b *host) {
 	t.Helper()
 	a, b = newHost(t, 1), newHost(t, 2)
@@ -189,7 +189,7 @@ func (h *host) echo(t *testing.T, at netip.Addr) {
 	}()
 }
 
-// reaches says whether the echo at that address answers.
+// reaches reports whether the echo at that address answers.
 func (h *host) reaches(t *testing.T, at netip.Addr) (ok bool, err error) {
 	t.Helper()
 	h.Do(func() {
@@ -248,8 +248,8 @@ func TestUnchangedSpecWritesNothing(t *testing.T) {
 	}
 }
 
-// The peer's endpoint lies in a network that leads through the tunnel to that very peer. WireGuard's own packets carry
-// its mark and go straight out all the same, and everything else to that network goes through the tunnel.
+// The peer's endpoint lies in a network that is routed through the tunnel to that same peer. WireGuard's own packets
+// carry its mark and bypass the tunnel; everything else to that network uses it.
 func TestEndpointInsideADestination(t *testing.T) {
 	a, b := pair(t)
 	with := func(h, o *host, under string) dataplane.Spec {

@@ -53,8 +53,8 @@ func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
 	return s
 }
 
-// TestOthersPodsAreReachedFromTheTunnelsAddress: what a host itself sends to another's block leaves with its address in
-// the overlay, also where no default route would let it be sent and marked, and how large it may be is kept.
+// TestOthersPodsAreReachedFromTheTunnelsAddress: a host's own packets to another node's block leave with its overlay
+// address, even without a default route by which they could be sent and marked, and their MTU is respected.
 func TestOthersPodsAreReachedFromTheTunnelsAddress(t *testing.T) {
 	a := newHost(t, 1)
 	s := a.spec()
@@ -145,7 +145,7 @@ func TestWhatOthersDoToPodsIsRepaired(t *testing.T) {
 			t.Logf("repaired after %s", took)
 		})
 	}
-	for _, x := range []pod{q} { // whose link nobody took down, with which its IPv6 gateway address goes
+	for _, x := range []pod{q} { // its link was not taken down, which would remove its IPv6 gateway address
 		a.Must("check", func() error { return podnet.Check(x.Attachment) })
 	}
 }
@@ -156,7 +156,7 @@ func (h *host) repairs() int {
 	return len(h.foreign)
 }
 
-// What podnet does, and what we write ourselves, is nobody else's change, and costs no further round.
+// Changes by podnet and by the plane itself are not foreign, and cause no further round.
 func TestPodsComingAndGoingIsNoDrift(t *testing.T) {
 	a := newHost(t, 1)
 	p := newPod(t, a, 1)
@@ -174,7 +174,7 @@ func TestPodsComingAndGoingIsNoDrift(t *testing.T) {
 			t.Errorf("%d writes for a pod that went", w)
 		}
 	}
-	// A change that is foreign comes after all notifications of ours: when it is repaired, all of ours were looked at.
+	// A foreign change follows all notifications of own changes: once it is repaired, all of those were handled.
 	a.Must("rule", podRule(unix.AF_INET))
 	within(t, repairLimit(), "repaired", func() bool { return a.repairs() > 0 })
 	within(t, repairLimit(), "clean", func() bool { return len(a.diff(t, s)) == 0 })
@@ -211,8 +211,8 @@ func TestWritesInProportion(t *testing.T) {
 	}
 }
 
-// The last pod goes by podnet, of which nothing tells us, and its block with it: the rule goes too, and nothing is left
-// for a later look to find.
+// podnet removes the last pod, without a notification, and its block with it: the rule is removed, too, and nothing
+// remains for a later round.
 func TestNothingIsLeftAfterTheLastPod(t *testing.T) {
 	for _, blockFirst := range []bool{false, true} {
 		a := newHost(t, 1)
@@ -235,7 +235,7 @@ func TestNothingIsLeftAfterTheLastPod(t *testing.T) {
 	}
 }
 
-// podThings lists rules to PodTable, and what the two tables have.
+// podThings lists rules for PodTable, and the routes of the two tables.
 func podThings(t *testing.T, h *host) (out []string) {
 	t.Helper()
 	h.Must("list", func() error {
@@ -264,7 +264,7 @@ func podThings(t *testing.T, h *host) (out []string) {
 	return out
 }
 
-// asCoil makes the rule and the routes of a node that runs Coil.
+// asCoil makes the rule and the routes of a node with Coil.
 func asCoil(t *testing.T, h *host) {
 	t.Helper()
 	addVeth(t, h.NS, "veth1a2b3c")
@@ -298,7 +298,7 @@ func asCoil(t *testing.T, h *host) {
 	})
 }
 
-// Coil has the same rule, tables and protocol.
+// Coil uses the same rule, tables and protocol.
 func TestCoilBesideUsStaysAsItIs(t *testing.T) {
 	a := newHost(t, 1)
 	asCoil(t, a)
@@ -366,7 +366,7 @@ func TestRestartWithPodsWritesNothing(t *testing.T) {
 	}
 }
 
-// A route of a pod is not put back when the Spec is older than what podnet has done.
+// A pod's route is not restored when the Spec is older than podnet's last change.
 func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
 	a := newHost(t, 1)
 	p := newPod(t, a, 1)
@@ -390,7 +390,7 @@ func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
 	}
 }
 
-// A packet for an address of our block that no pod has is answered, and does not go back to where it came from.
+// A packet to an address of this host's block that no pod has is rejected, and not sent back to where it came from.
 func TestUnusedAddressOfOurBlockIsUnreachable(t *testing.T) {
 	a, outside := newHost(t, 1), testns.New(t, "out")
 	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
@@ -447,7 +447,7 @@ func (p pod) echo(t *testing.T, at ...netip.Addr) {
 // send sends until an answer or an error comes.
 func send(n *testns.NS, to netip.Addr) (err error) {
 	n.Do(func() {
-		hear := func(_, _ string, c syscall.RawConn) error { // UDP sockets do not hear of unreachable hosts by themselves
+		hear := func(_, _ string, c syscall.RawConn) error { // UDP sockets do not report unreachable hosts by themselves
 			return c.Control(func(fd uintptr) {
 				if to.Is4() {
 					err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1)
@@ -474,7 +474,7 @@ func send(n *testns.NS, to netip.Addr) (err error) {
 	return err
 }
 
-// sent is how many packets left by the uplink.
+// sent is the number of packets sent over the uplink.
 func sent(t *testing.T, h *host) (n uint64) {
 	t.Helper()
 	h.Must("statistics", func() error {
@@ -487,7 +487,7 @@ func sent(t *testing.T, h *host) (n uint64) {
 	return n
 }
 
-// Pods of one host reach each other and the host, and it them, by what the plane itself has made.
+// Pods of one host reach each other and the host, and the host reaches them, with the state made by the plane.
 func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	a := newHost(t, 1)
 	p, q := newPod(t, a, 1), newPod(t, a, 2)

@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// uplink joins a host to an outside where a packet goes for which it knows no other way. The outside answers at some
-// addresses.
+// uplink connects a host to an outside, which receives packets without a more specific route. The outside answers at
+// some addresses.
 func uplink(t *testing.T, a *host, answers ...netip.Addr) *testns.NS {
 	t.Helper()
 	outside := testns.New(t, "out")
@@ -50,8 +50,8 @@ func withPools(s dataplane.Spec) dataplane.Spec {
 	return s
 }
 
-// TestPoolAddressesOfNobodyDoNotLeave: what a pod or the host sends to an address of a pool that no node has is refused
-// at once; without that it leaves in plaintext for where the default route leads, which has such an address and
+// TestPoolAddressesOfNobodyDoNotLeave: packets of a pod or the host to a pool address that no node has are rejected
+// at once. Otherwise they would leave in plaintext by the default route, to an outside that has such an address and
 // answers.
 func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")},
@@ -99,8 +99,8 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	}
 }
 
-// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are narrower than any subnet, and what it has on other
-// hosts is passed on to where its own routes lead.
+// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are more specific than any subnet, and packets to its
+// pods on other hosts follow its own routes.
 func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	a := newHost(t, 1)
 	asCoil(t, a)
@@ -135,7 +135,7 @@ func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	}
 }
 
-// TestLostPoolRoutesAreRepaired: they are as much ours as blocks are.
+// TestLostPoolRoutesAreRepaired: routes of pools are repaired like those of blocks.
 func TestLostPoolRoutesAreRepaired(t *testing.T) {
 	a := newHost(t, 1)
 	s := withPools(a.spec())

@@ -20,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// repairLimit is how soon foreign damage is repaired. Emulated guests are slow.
+// repairLimit is the limit for repairing drift. Emulated guests are slow.
 func repairLimit() time.Duration {
 	if wantKernel() {
 		return 3 * time.Second
@@ -179,7 +179,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				pfx("fd00:5::9/128"))
 			a.apply(t, s)
 			a.clean(t, s)
-			quiet(t) // or a look for our own writes would find the change
+			quiet(t) // otherwise a round for the plane's own writes would find the change
 			a.Must(c.name, c.do)
 			if len(a.diff(t, s)) == 0 {
 				t.Log("repaired before it could be looked at")
@@ -195,7 +195,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// quiet waits until this process has asked the kernel nothing for 100 ms: what its own writes led to is over.
+// quiet waits until this process has not used the kernel for 100 ms, so that the effects of its own writes are over.
 func quiet(t *testing.T) {
 	t.Helper()
 	last, since := nlcount.Read().Requests, time.Now()
@@ -207,7 +207,7 @@ func quiet(t *testing.T) {
 	})
 }
 
-// A program that undoes our work again and again must not make us busy.
+// A program that repeatedly undoes the plane's work must not keep it busy.
 func TestRepairIsRateLimited(t *testing.T) {
 	a := newHost(t, 1)
 	s := a.spec()
@@ -240,7 +240,7 @@ func TestRepairIsRateLimited(t *testing.T) {
 	within(t, 2*time.Second, "repaired when the quarrel ends", func() bool { return len(a.diff(t, s)) == 0 })
 }
 
-// What other programs have in the kernel: as text, to compare.
+// The state of other programs in the kernel, as text for comparison.
 func foreignState(t *testing.T, h *host) (lines []string) {
 	t.Helper()
 	h.Do(func() {

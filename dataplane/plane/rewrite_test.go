@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// The tunnel runs through a port that is not WireGuard's, as the other end sees it, and goes on without a new handshake
-// when the rewrite comes while it is up.
+// For the other end, the tunnel uses a port that is not WireGuard's. When the rewrite is added while the tunnel is
+// up, it continues without a new handshake.
 func TestTunnelThroughAPortRewrite(t *testing.T) {
 	a, b := pair(t)
 	plainA, plainB := withHost(a.spec(), b, addr("192.0.2.2")), withHost(b.spec(), a, addr("192.0.2.1"))

@@ -23,7 +23,7 @@ const (
 	controlPort = 7946
 )
 
-// ear hears UDP packets in a namespace.
+// ear receives UDP packets in a namespace.
 type ear struct {
 	mu    sync.Mutex
 	texts []string
@@ -56,7 +56,7 @@ func (e *ear) heard(text string) bool {
 	return slices.Contains(e.texts, text)
 }
 
-// say sends from an address that the namespace has.
+// say sends from an address of the namespace.
 func say(t *testing.T, n *testns.NS, from, to netip.Addr, port int, text string) {
 	t.Helper()
 	n.Must("send", func() error {
@@ -71,7 +71,7 @@ func say(t *testing.T, n *testns.NS, from, to netip.Addr, port int, text string)
 	})
 }
 
-// scene is a host with a plane, two pods and a neighbour in its network, all of which forward and know all ways.
+// scene is a host with a plane, two pods and a neighbour in its network, all of which forward and have all routes.
 type scene struct {
 	*host
 	lan  *testns.NS
@@ -89,8 +89,8 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// forge sends under an address and then under the sender's own, and tells whether the first was heard: what arrived is
-// in order.
+// forge sends with a false source address and then with the sender's own, and reports whether the first arrived;
+// arrival is in order.
 func (s *scene) forge(t *testing.T, e *ear, n *testns.NS, from, own, to netip.Addr) bool {
 	t.Helper()
 	s.said++
@@ -104,14 +104,14 @@ func (s *scene) forge(t *testing.T, e *ear, n *testns.NS, from, own, to netip.Ad
 	return e.heard(what)
 }
 
-// give lets a namespace use addresses that are not its own.
+// give lets a namespace use foreign addresses.
 func give(n *testns.NS, addrs ...netip.Addr) {
 	for _, a := range addrs {
 		n.Address("lo", netip.PrefixFrom(a, a.BitLen()))
 	}
 }
 
-// TestPodsSendUnderTheirOwnAddressesOnly: whatever the host's reverse path filter says, and in IPv6, which has none.
+// TestPodsSendUnderTheirOwnAddressesOnly: whatever the host's reverse path filter is, and in IPv6, which has none.
 func TestPodsSendUnderTheirOwnAddressesOnly(t *testing.T) {
 	for _, all := range []string{"0", "1", "2"} {
 		t.Run("all.rp_filter="+all, func(t *testing.T) {
@@ -146,8 +146,7 @@ func TestPodsSendUnderTheirOwnAddressesOnly(t *testing.T) {
 	}
 }
 
-// TestNeighboursDoNotSendAsTheMesh: also where the host forwards what comes from its network, to pods and to the
-// tunnel.
+// TestNeighboursDoNotSendAsTheMesh: also if the host forwards packets from its network, to pods and into the tunnel.
 func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 	s := newScene(t)
 	reserved := addr("10.64.7.1")
@@ -179,8 +178,8 @@ func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 	}
 }
 
-// TestOnlyNodesReachTheControlNet: pods and neighbours do not reach its port on overlay addresses, and other ports they
-// do.
+// TestOnlyNodesReachTheControlNet: pods and neighbours cannot reach its port on overlay addresses, but can reach
+// other ports.
 func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	s := newScene(t)
 	s.apply(t, s.spec)
@@ -217,8 +216,8 @@ func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	}
 }
 
-// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces send under addresses of pools by links of their
-// own.
+// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces can send with addresses of pools over their
+// own links.
 func TestOthersLinksKeepTheirSources(t *testing.T) {
 	s := newScene(t)
 	e := hear(t, s.NS, forgedPort)
@@ -273,7 +272,7 @@ func TestOthersLinksKeepTheirSources(t *testing.T) {
 	}
 }
 
-// TestSourceChecksAreRepaired: whoever takes them away has them back.
+// TestSourceChecksAreRepaired: removed checks are restored.
 func TestSourceChecksAreRepaired(t *testing.T) {
 	s := newScene(t)
 	s.apply(t, s.spec)

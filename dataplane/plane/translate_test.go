@@ -21,7 +21,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// overlap is two sites whose members have the same networks behind them, and a host in each.
+// overlap is two sites whose members have the same networks behind them, each with a host there.
 type overlap struct {
 	*hops
 	hosts [2]*testns.NS
@@ -31,7 +31,7 @@ var (
 	lanHost4, lanHost6 = addr("192.168.1.18"), addr("fd12:1::18") // in both
 )
 
-// at are the addresses of a site's host as the other site knows it.
+// at are the addresses of a site's host as seen from the other site.
 func (o *overlap) at(site int) []netip.Addr {
 	n := o.sites[site].member.n
 	return []netip.Addr{addr(fmt.Sprintf("10.201.%d.18", n)), addr(fmt.Sprintf("fd99:%d::18", n))}
@@ -74,7 +74,7 @@ func comes(t *testing.T, from *testns.NS, to netip.Addr) {
 	})
 }
 
-// firewall is another program's: it forwards what belongs to a connection, in conntrack's view, or begins one.
+// firewall is another program's: it forwards packets that belong to a connection in conntrack, or begin one.
 func firewall(c *nftables.Conn) {
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
 	drop := nftables.ChainPolicyDrop
@@ -90,12 +90,11 @@ func firewall(c *nftables.Conn) {
 }
 
 // TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach
-// each other, members and pods of the other site, each under the addresses that are agreed for the other, by UDP,
-// ping and TCP through the leaders; inside of a site the real addresses hold.
+// each other and the other site's members and pods, each under the addresses agreed for the other site, by UDP, ping
+// and TCP through the leaders; within a site the real addresses apply.
 func TestOverlappingSitesReachEachOther(t *testing.T) { newOverlap(t, newHops(t)).reachEachOther(t) }
 
-// TestBothDriversTranslate: the same, where one of the members that translate has WireGuard in the kernel, the other
-// in userspace.
+// TestBothDriversTranslate: the same, with kernel WireGuard on one translating member and userspace on the other.
 func TestBothDriversTranslate(t *testing.T) { newOverlap(t, newMixed(t)).reachEachOther(t) }
 
 func (o *overlap) reachEachOther(t *testing.T) {
@@ -137,8 +136,8 @@ func (o *overlap) reachEachOther(t *testing.T) {
 	}
 }
 
-// transferTo sends bytes there and back by TCP to an address that its host has under another one, which has to see
-// the sender as it is known there.
+// transferTo sends bytes in both directions by TCP to a translated address; the host there must see the sender's
+// translated address.
 func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 	t.Helper()
 	var l net.Listener
@@ -178,8 +177,8 @@ func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 	}
 }
 
-// TestErrorsOfOverlappingSitesArrive: the head of the packet inside an error is translated, too, or nobody would know
-// it.
+// TestErrorsOfOverlappingSitesArrive: the packet header inside an ICMP error is translated, too, since the receiver
+// could not match it otherwise.
 func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
 	o := newOverlap(t, newHops(t))
 	for i := range o.sites {
@@ -192,8 +191,8 @@ func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
 	}
 }
 
-// TestNobodyElseIsTranslated: a node of the own site has no way to the addresses for others, and a neighbour does not
-// send under them.
+// TestNobodyElseIsTranslated: a node of the own site has no route to the translated addresses, and a neighbour cannot
+// send with them.
 func TestNobodyElseIsTranslated(t *testing.T) {
 	o := newOverlap(t, newHops(t))
 	o.echoAll(t)

@@ -79,7 +79,8 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 	}
 }
 
-// What podnet and we do concerns what the Spec has not, and is told by that from what others do.
+// Changes by podnet and the plane concern objects that the Spec does not have, and are thus distinguished from
+// foreign ones.
 func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 	n := dataplane.DefaultNumbers()
 	pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")},

@@ -91,7 +91,7 @@ func TestMessagesOfAnAdd(t *testing.T) {
 	}
 }
 
-// BenchmarkAdd gives p50 and p99 of Add, one after the other, among what the others made.
+// BenchmarkAdd measures p50 and p99 of sequential Adds, among existing links.
 func BenchmarkAdd(b *testing.B) {
 	host := newHost(b)
 	pods := make([]*testns.NS, min(b.N, 500))
@@ -138,7 +138,7 @@ func BenchmarkAdd(b *testing.B) {
 	})
 }
 
-// What others made: found when it is a pod's route, and never removed unless it is the pod that DEL is about.
+// Other programs' links: found if they have a pod's route, and never removed except by the DEL of that pod.
 func TestPodsOfOthers(t *testing.T) {
 	host, pod, bystander := newHost(t), testns.New(t, "pod"), testns.New(t, "pod")
 	coil, other := netip.MustParseAddr("10.64.9.9"), netip.MustParseAddr("10.64.9.8")
@@ -155,7 +155,7 @@ func TestPodsOfOthers(t *testing.T) {
 		}
 		return exchange(newHostRoute(coil, l.Attrs().Index, defaultTable))
 	})
-	// no route: not a pod's as we know them
+	// no route, so not recognised as a pod's
 	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)})
 	ours := mustAdd(t, host, attachment(1, testns.New(t, "pod")))
 	in(t, host, func() error {
@@ -180,7 +180,7 @@ func TestPodsOfOthers(t *testing.T) {
 	}
 }
 
-// What Coil made is known by its alias, and ends with the DEL of its own container alone.
+// Coil's links are recognised by their alias, and removed only by the DEL of their own container.
 func TestPodsOfCoil(t *testing.T) {
 	host, pod := newHost(t), testns.New(t, "pod")
 	v4 := netip.MustParseAddr("10.64.9.9")
@@ -215,7 +215,7 @@ func TestPodsOfCoil(t *testing.T) {
 	}
 }
 
-// A link that was read while it was being made, before its alias, is its pod's all the same, and nobody else's.
+// A link that was read while it was being made, before it had its alias, is still attributed to its pod only.
 func TestLinkReadBeforeItsAlias(t *testing.T) {
 	host := newHost(t)
 	ours, pair := attachment(1, testns.New(t, "pod")), attachment(2, testns.New(t, "pod"))
@@ -238,7 +238,7 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// as between its making and its alias
+		// as between its creation and its alias
 		before[l.Attrs().Index] = link{index: l.Attrs().Index, name: made.Host, kind: "veth"}
 		fs, err := c.pods(before, dataplane.DefaultNumbers().Link, 0)
 		if err != nil {
@@ -256,7 +256,7 @@ func TestLinkReadBeforeItsAlias(t *testing.T) {
 	})
 }
 
-// A renamed link is found by its other end, and a lost route does not make an address free.
+// A renamed link is found by its other end, and an address with a lost route is not free.
 func TestRenamedAndRobbed(t *testing.T) {
 	host, pod := newHost(t), testns.New(t, "pod")
 	a := attachment(1, pod)

@@ -7,8 +7,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// TestPodsOfTwoAgents: agents that share a host have their pods in tables of their own. Each finds and removes only its
-// own, and one whose table changes takes its pods along.
+// TestPodsOfTwoAgents: agents that share a host have their pods in separate tables. Each finds and removes only its
+// own, and an agent whose table changes moves its pods.
 func TestPodsOfTwoAgents(t *testing.T) {
 	host := newHost(t)
 	first, second := attachment(1, testns.New(t, "pod")), attachment(2, testns.New(t, "pod"))

@@ -17,10 +17,10 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// pathOf is where a test's namespace has its file.
+// pathOf is the path of a test's namespace.
 func pathOf(n *testns.NS) string { return "/var/run/netns/" + n.Name }
 
-// newHost is a namespace with the rule that leads to the pods' table and an address of its own.
+// newHost is a namespace with the rule for the pods' table and its own address.
 func newHost(t testing.TB) *testns.NS {
 	t.Helper()
 	n := testns.New(t, "host")
@@ -62,7 +62,7 @@ func mustAdd(t testing.TB, host *testns.NS, a Attachment) (l Link) {
 	return l
 }
 
-// links lists what a namespace has, without lo and up0.
+// links lists a namespace's links, except lo and up0.
 func links(t testing.TB, n *testns.NS) (names []string) {
 	t.Helper()
 	in(t, n, func() error {
@@ -131,8 +131,8 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 	}
 }
 
-// Blocks of one address, and the ends of egress tunnels, are on other hosts: they are led through the overlay's link,
-// in the pods' table.
+// Blocks of one address, and ends of egress tunnels, are on other hosts: the pods' table routes them through the
+// overlay's link.
 func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
 	host := newHost(t)
 	testns.Link(host, testns.New(t, "over"), dataplane.DefaultNumbers().Link, nil, nil)
@@ -177,7 +177,7 @@ func TestDelOfWhatIsGone(t *testing.T) {
 	in(t, host, func() error { return Del("", Key{"", "no/interface"}) })
 }
 
-// An Add that fails leaves the pod and the host as they were.
+// A failed Add leaves the pod and the host unchanged.
 func TestFailedAddLeavesNothing(t *testing.T) {
 	host, pod, other := newHost(t), testns.New(t, "pod"), testns.New(t, "pod")
 	file := filepath.Join(t.TempDir(), "file")

@@ -38,7 +38,7 @@ func echo(t testing.TB, n *testns.NS) {
 	}()
 }
 
-// ask sends one packet to the echo at an address and returns what source it says to have seen.
+// ask sends one packet to the echo at an address and returns the source that it reports.
 func ask(n *testns.NS, to netip.Addr) (source string, err error) {
 	n.Do(func() {
 		var c net.Conn
@@ -58,7 +58,7 @@ func ask(n *testns.NS, to netip.Addr) (source string, err error) {
 	return source, err
 }
 
-// The very first packet arrives: nothing waits for a carrier or for duplicate address detection.
+// The first packet arrives: Add has waited for the carrier and for duplicate address detection.
 func TestPodsAndHostReachEachOtherAtOnce(t *testing.T) {
 	host, one, two := newHost(t), testns.New(t, "pod"), testns.New(t, "pod")
 	echo(t, host)
@@ -99,14 +99,14 @@ func TestPodsAndHostReachEachOtherAtOnce(t *testing.T) {
 	}
 }
 
-// A pod cannot send as another.
+// A pod cannot send with another pod's address.
 func TestPodSendsWithItsOwnAddressOnly(t *testing.T) {
 	host, one, two := newHost(t), testns.New(t, "pod"), testns.New(t, "pod")
 	mustAdd(t, host, attachment(1, one))
 	mustAdd(t, host, attachment(2, two))
 	one.Address("eth0", netip.PrefixFrom(attachment(2, two).IPv4, 32))
 	echo(t, host)
-	// now it knows its gateway's MAC; asking for that would be refused too
+	// now it knows its gateway's MAC; resolving that would be blocked, too
 	if _, err := ask(one, netip.MustParseAddr("192.0.2.1")); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestPodSendsWithItsOwnAddressOnly(t *testing.T) {
 	}
 }
 
-// rpDrops is how many packets the host dropped because the way back to their source is another.
+// rpDrops is the number of packets that the host's reverse path filter dropped.
 func rpDrops(t *testing.T, n *testns.NS) int {
 	t.Helper()
 	var text []byte
@@ -188,7 +188,7 @@ func setting(t *testing.T, n *testns.NS, link, name string) (v string) {
 	return v
 }
 
-// With the whole host's switch, what learned from router advertisements by default goes on learning.
+// With the switch for the whole host, links that learned from router advertisements by default still do.
 func TestForwardingKeepsLearning(t *testing.T) {
 	host := newHost(t)
 	testns.Link(host, testns.New(t, "out"), "up1", nil, nil)
@@ -204,7 +204,7 @@ func TestForwardingKeepsLearning(t *testing.T) {
 			}
 		}
 	}
-	// A pod's link does not learn all the same.
+	// A pod's link still does not learn.
 	pod := testns.New(t, "pod")
 	l := mustAdd(t, host, attachment(1, pod))
 	if v := setting(t, host, l.Host, "accept_ra"); v != "0" {
@@ -217,7 +217,7 @@ func TestForwardingKeepsLearning(t *testing.T) {
 	}
 }
 
-// Where the kernel can forward IPv6 from one link, nothing else of the host changes; IPv4 alone changes nothing at all.
+// If the kernel can forward IPv6 per link, nothing else on the host changes; a pod with only IPv4 changes nothing.
 func TestForwardingOfTheHostStays(t *testing.T) {
 	host, pod := newHost(t), testns.New(t, "pod")
 	a := attachment(1, pod)
@@ -242,7 +242,8 @@ func TestForwardingOfTheHostStays(t *testing.T) {
 	}
 }
 
-// The test binary runs itself without the right, in the host's namespace: all threads of a process lose it together.
+// The test binary reruns itself without the capability, in the host's namespace: all threads of a process lose it
+// together.
 func TestMissingRights(t *testing.T) {
 	const path = "SKEIN_TEST_NETNS"
 	if netns := os.Getenv(path); netns != "" {

@@ -24,7 +24,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// space is a network namespace that only remembers.
+// space is a network namespace that only records calls.
 type space struct {
 	mu      sync.Mutex
 	specs   []dataplane.ClientSpec
@@ -113,7 +113,7 @@ func (f *fleet) Sync(_ context.Context, node identity.ID,
 	return out, nil
 }
 
-// knows are the keys of internet/nat that a gateway was told last.
+// knows are the keys of internet/nat in the last list sent to a gateway.
 func (f *fleet) knows(node identity.ID) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +163,7 @@ func (f *fleet) open(a *Agreed) *Clients {
 	return c
 }
 
-// agree is Follow with what would be read of the state.
+// agree is Follow with prepared contents of the state.
 func (c *Clients) agree(a *Agreed) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +207,7 @@ func (c *Clients) states(key string) string {
 	return "gone"
 }
 
-// What wakes the agent's loop makes it follow again: a state that is followed already is no news, or the loop never
+// The agent's loop follows the state after each wake-up: an unchanged state must not wake the loop, or it never
 // rests.
 func TestFollowingTheSameStateIsNoNews(t *testing.T) {
 	news := 0
@@ -263,7 +263,7 @@ func TestPodsLife(t *testing.T) {
 		if err := c.CheckPod(podnet.Key{ContainerID: "c-plain", Interface: "eth0"}); err != nil {
 			t.Error(err)
 		}
-		// What was unknown is defined, and the slots move to another owner.
+		// The unknown egress is defined, and the slots move to another owner.
 		next := world()
 		next.Egresses[Ref{Namespace: "nowhere", Name: "nat"}] =
 			AgreedEgress{Destinations: []netip.Prefix{pfx("203.0.113.0/24")}, Gateways: []identity.ID{gate2},
@@ -274,7 +274,7 @@ func TestPodsLife(t *testing.T) {
 			len(f.space(web0.NetNS).last().Routes) != 2 {
 			t.Error(got)
 		}
-		// A gateway that is none any more is told once.
+		// A node that is no longer a gateway is informed once.
 		gone := world()
 		e := gone.Egresses[Ref{Namespace: "internet", Name: "nat"}]
 		e.Gateways, e.Slots = e.Gateways[1:], slices.Clone(e.Slots)
@@ -304,8 +304,8 @@ func TestPodsLife(t *testing.T) {
 	})
 }
 
-// TestWhatOthersChangeIsAppliedAgain, a little after the kernel has told of it; what then fails is reported and tried
-// again until it works.
+// TestWhatOthersChangeIsAppliedAgain, shortly after the kernel's notification; a failure is reported and retried
+// until it succeeds.
 func TestWhatOthersChangeIsAppliedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -413,7 +413,7 @@ func TestGatewaysThatDoNotAnswer(t *testing.T) {
 			time.Since(began) != 0 {
 			t.Errorf("%s after %s", got, time.Since(began))
 		}
-		// The kernel says no: told, and the pod runs.
+		// The kernel refuses: the failure is reported, and the pod runs.
 		f.space(filepath.Join(f.dir, "web-8")).fail = errors.New("the kernel says no")
 		got = c.AddPod(t.Context(), f.pod("web-8", "10.20.30.48"), asks("internet/nat"))
 		if states(got) != "internet/nat waiting" || !strings.Contains(got[0].GetReason(), "the kernel says no") {
@@ -492,7 +492,7 @@ func TestRestart(t *testing.T) {
 			t.Errorf("%s, gate2 knows %q", c.states("default/web-0"), f.knows(gate2))
 		}
 		c.Close()
-		// Everything went while the agent was away: gateways are told still.
+		// All clients disappeared while the agent was stopped: gateways are still informed.
 		c = f.open(world())
 		c.AddPod(t.Context(), f.pod("web-2", "10.20.30.42"), asks("internet/nat"))
 		c.Close()
@@ -613,8 +613,8 @@ func FuzzDecodeClients(f *testing.F) {
 	})
 }
 
-// TestFlowsStayOverAStart: an agent that was away while an egress got more slots leads flows by the slot that they
-// began by, and forgets that slot when the kernel has no flows by it any more.
+// TestFlowsStayOverAStart: an agent that was stopped while an egress got more slots keeps flows on the slot by which
+// they began, and forgets that slot when the kernel has no flows by it any more.
 func TestFlowsStayOverAStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -632,7 +632,7 @@ func TestFlowsStayOverAStart(t *testing.T) {
 		c.AddPod(t.Context(), p, asks("internet/nat"))
 		f.space(p.NetNS).flows = []int{0}
 		c.Close()
-		time.Sleep(time.Second) // agents are told apart by when they start
+		time.Sleep(time.Second) // the start time distinguishes agents
 
 		c = f.open(two)
 		defer func() { c.Close() }()

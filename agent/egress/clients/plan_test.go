@@ -113,8 +113,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestKeepFlows: slots that were a client's own stay noted as long as there are such slots; the one of now is not
-// noted.
+// TestKeepFlows: former slots of a client stay recorded as long as they exist; its present slot is not recorded.
 func TestKeepFlows(t *testing.T) {
 	nat := Ref{Namespace: "internet", Name: "nat"}
 	world := func(slots int) *Agreed {
@@ -167,8 +166,8 @@ func TestKeepFlows(t *testing.T) {
 	}
 }
 
-// TestFlowsOfOneEgressLeaveOthersAlone: the routes of flows by a former slot of one egress lead other egresses'
-// destinations where they always are.
+// TestFlowsOfOneEgressLeaveOthersAlone: routes for flows by a former slot of one egress leave the routes of other
+// egresses unchanged.
 func TestFlowsOfOneEgressLeaveOthersAlone(t *testing.T) {
 	nat, dc := Ref{Namespace: "internet", Name: "nat"}, Ref{Namespace: "dc", Name: "nat"}
 	c := Client{Key: "default/web-0", IPv4: addr("10.20.30.40"), Wanted: []Ref{dc, nat}}
@@ -190,8 +189,8 @@ func TestFlowsOfOneEgressLeaveOthersAlone(t *testing.T) {
 	}
 }
 
-// TestSpreadFlows: new flows of one client take all slots that have an owner and do not drain, and gateways are told
-// so.
+// TestSpreadFlows: new flows of one client take all slots that have an owner and do not drain, and gateways are
+// informed of these slots.
 func TestSpreadFlows(t *testing.T) {
 	nat := Ref{Namespace: "internet", Name: "nat"}
 	e := AgreedEgress{Destinations: []netip.Prefix{pfx("0.0.0.0/0")}, SpreadFlows: true, Draining: 1}

@@ -7,7 +7,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// The same nodes are asked for their clocks as long as they live, and gateways ask different ones.
+// A gateway asks the same nodes for their clocks while they live, and different gateways ask different nodes.
 func TestWhoseClocksAreRead(t *testing.T) {
 	ids := func(numbers ...byte) (out []identity.ID) {
 		for _, n := range numbers {

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// The ports of tunnels at some time after a change of them, as a process that saw it follows it, one that started
-// since, and one whose host's clock is wrong.
+// The tunnels' ports at times after a change, for a process that saw the change, for one started since, and for one
+// whose host's clock is wrong.
 func TestPortsOfTunnels(t *testing.T) {
 	event := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	changed := stateOf(t, event, &skeinv1.Settings{FouPort: 6000,
@@ -50,7 +50,7 @@ func TestPortsOfTunnels(t *testing.T) {
 			t.Errorf("%s: %+v, and again in %s; want %+v, %s", c.name, p, wake, c.want, c.wake)
 		}
 	}
-	// The log goes on: what it says of the time counts for a process that was away.
+	// The log continues: its times count for a process that was away.
 	var f fouPorts
 	if p, _ := f.follow(stateOf(t, event.Add(time.Hour), changed.Settings()), false, event); p != last {
 		t.Errorf("an hour later by the log: %+v", p)

@@ -8,8 +8,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// A slot that moves by plan is led to its former owner for a while, and no longer; one that moves because its owner is
-// gone is not, nor is one that moved before this agent looked.
+// Packets for a slot in a planned move go to its former owner for a while, and no longer. That does not apply to a
+// slot whose owner is gone, nor to one that moved before this agent started.
 func TestSlotsThatMoveByPlanHaveAGracePeriod(t *testing.T) {
 	st, ids := apitest.State(t)
 	do := func(c *skeinv1.Command) {
@@ -52,7 +52,7 @@ func TestSlotsThatMoveByPlanHaveAGracePeriod(t *testing.T) {
 		t.Errorf("in their grace period are %v, want epoch %d", got, epoch)
 	}
 	select {
-	case <-woken: // the ways are led anew then
+	case <-woken: // the routes change then
 	case <-time.After(10 * time.Second):
 		t.Error("the agent's loop does not learn of its end")
 	}
