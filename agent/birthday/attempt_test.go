@@ -106,7 +106,7 @@ func TestWithoutAWitnessNothingIsGuessed(t *testing.T) {
 	events := make(chan Event, 1)
 	e.c.Report = func(_ identity.ID, ev Event) { events <- ev }
 	e.Start(bob)
-	if ev := <-events; ev.Phase != Refused || !strings.Contains(ev.Text, "no relay can confirm where the peer's packets come from") {
+	if ev := <-events; ev.Phase != Refused || !strings.Contains(ev.Text, "no relay can confirm where the peer's packets") {
 		t.Errorf("%+v", ev)
 	}
 }
