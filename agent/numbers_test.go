@@ -61,7 +61,7 @@ func TestNumbersFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readNumbers(dir, true, own); err == nil || !strings.Contains(err.Error(), file+" is not understood") {
+	if _, err := readNumbers(dir, true, own); err == nil || !strings.Contains(err.Error(), file+" is damaged") {
 		t.Errorf("of a broken file: %v", err)
 	}
 }

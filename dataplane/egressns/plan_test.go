@@ -36,7 +36,7 @@ func TestPlanLeavesOutWhatCannotBe(t *testing.T) {
 		"nothing to send with": {func(s *dataplane.GatewaySpec) {
 			s.Slots[0].Source6, s.Local6 = netip.Addr{},
 				netip.Addr{}
-		}, "nothing to send with", 1},
+		}, "no source address", 1},
 		"a client is an end": {func(s *dataplane.GatewaySpec) { s.Clients[0].IPv4 = end4 }, "is an endpoint", 1},
 		"an address twice": {func(s *dataplane.GatewaySpec) { s.Slots[1].Source4 = source4 }, "slot 1 is left out: " +
 			"its address", 2},
