@@ -38,8 +38,8 @@ func TestOneEndKnowsItsNATLater(t *testing.T) {
 	}
 }
 
-// startLate starts a node that knows only its LAN address, and its NAT some time later. The other end has its records
-// once it has received them.
+// startLate starts a node that knows only its LAN address, and its NAT some time later. The other end gets each of its
+// records after the duration heard.
 func (s *sim) startLate(n *simNode, at, heard time.Duration) {
 	all := s.record(n)
 	first := Node{Candidates: all.Candidates[:1]}

@@ -584,8 +584,8 @@ func TestHopsMoveWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestHopsAreGuarded: a member can send only with its own addresses, a leader only with those of its site; pods and
-// neighbours cannot send at all.
+// TestHopsAreGuarded: a member can send only with its own addresses, a leader only with those of its site, and a pod
+// only with its own.
 func TestHopsAreGuarded(t *testing.T) {
 	h := newHops(t)
 	h.echoAll(t)
