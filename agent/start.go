@@ -75,16 +75,7 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	a.openRelayClient()
-	if a.control, err = control.New(control.Config{
-		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, Via: a.passedBy, PacketKey: a.packetKey, OnPacket: a.onPacket,
-		Log: a.log.With("component", "control"), Lag: a.lag,
-		OnEcho: a.onEcho,
-		Coded:  func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
-		Enter: func(from netip.Addr) (func(), error) {
-			return a.controlLimiter.EnterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
-		},
-	}); err != nil {
+	if a.control, err = control.New(controlConfig(a)); err != nil {
 		return err
 	}
 	a.conns, a.leaseConns = consensus.NewConns(a.control), consensus.NewHurriedConns(a.control)
@@ -184,6 +175,19 @@ func (a *Agent) followServerRole() {
 		if err := running.Shutdown(ctx); err != nil {
 			a.log.Warn("stopping the server failed", "error", err)
 		}
+	}
+}
+
+// controlConfig connects the control net with the rest of the agent.
+func controlConfig(a *Agent) control.Config {
+	return control.Config{
+		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
+		Tunnel: a.tunnel, Via: a.passedBy, PacketKey: a.packetKey, OnPacket: a.onPacket, OnEcho: a.onEcho,
+		Log: a.log.With("component", "control"), Lag: a.lag,
+		Coded: func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
+		Enter: func(from netip.Addr) (func(), error) {
+			return a.controlLimiter.EnterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
+		},
 	}
 }
 

@@ -44,10 +44,44 @@ func TestAConnectionThatNobodyUsesEndsInSilence(t *testing.T) {
 	})
 }
 
+// TestAServerPingsAClientThatSaysNothingSeldom: a node that follows a stream sends nothing, and its answers to pings
+// would pass the leader of its site. The server pings it all the same, so that a handler of a dead client ends.
+func TestAServerPingsAClientThatSaysNothingSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, id := newNetwork(), identity.ID{1}
+		server := NewHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for beat := time.NewTicker(time.Second); r.Context().Err() == nil; <-beat.C {
+				_, _ = w.Write([]byte{1})
+				_ = http.NewResponseController(w).Flush()
+			}
+		}), slog.New(slog.DiscardHandler))
+		go server.Serve(PlainListener(n.listen(id, identity.ALPNRPC)))
+		d := &countingDialer{Dialer: dialer{n, identity.ID{2}}}
+		answer, err := NewConns(d).HTTP().Get(URL(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.Copy(io.Discard, answer.Body) }()
+		time.Sleep(pingTimeout)
+		before := d.written.Load()
+		time.Sleep(7 * time.Second)
+		if sent := d.written.Load() - before; sent != 0 {
+			t.Errorf("the client sent %d bytes before a ping was due", sent)
+		}
+		time.Sleep(2 * time.Second)
+		if d.written.Load() == before {
+			t.Errorf("the client was not pinged in %s", serverPingAfter+time.Second)
+		}
+		answer.Body.Close()
+		server.Close()
+		time.Sleep(2 * time.Second) // the handler's next turn
+	})
+}
+
 // countingDialer counts what its connections carry, and how many are open.
 type countingDialer struct {
 	Dialer
-	open, bytes atomic.Int64
+	open, bytes, written atomic.Int64
 }
 
 func (d *countingDialer) Dial(ctx context.Context, to identity.ID, alpn string) (net.Conn, error) {
@@ -74,6 +108,7 @@ func (c *dialedConn) Read(b []byte) (int, error) {
 func (c *dialedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.d.bytes.Add(int64(n))
+	c.d.written.Add(int64(n))
 	return n, err
 }
 

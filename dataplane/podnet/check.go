@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// ErrDiffers: the kernel's state differs from the attachment.
+// ErrDiffers says that the kernel's state differs from the attachment.
 var ErrDiffers = errors.New("is not as it was made")
 
 // Check compares an attachment with the kernel. The error is ErrDiffers and lists all differences.

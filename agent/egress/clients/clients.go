@@ -481,7 +481,7 @@ func joinAll(all []string) string {
 	return text
 }
 
-// ErrNotAttached: a pod uses an egress because of its annotations, or not at all.
+// ErrNotAttached says that a pod uses an egress because of its annotations, or not at all.
 var ErrNotAttached = errors.New("is not attached")
 
 // Attach adds egresses to those of a running pod, or with detach removes attached ones. It returns like AddPod.
