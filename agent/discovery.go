@@ -3,18 +3,16 @@ package agent
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/filtertest"
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/gossip/candidate/forced"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
@@ -70,7 +68,7 @@ func (a *Agent) discoverySteps() ([]candidate.Step, error) {
 	secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.keys.Keys().Device[:]...))
 	a.portmap, err = portmap.New(portmap.Config{
 		Port: a.cfg.Ports.WireGuard, Mark: a.numbers.MarkWG, Protocols: a.conf().NatTraversal.Protocols(),
-		Secret: secret[:], Prove: a.proveMapping, Log: a.log,
+		Secret: secret[:], Prove: filterTests(a).Prove, Log: a.log,
 	})
 	if err != nil {
 		return nil, err
@@ -115,7 +113,7 @@ func (a *Agent) openStun() error {
 		return nil
 	}
 	s, err := stunserver.Listen(stunserver.Config{
-		Port: int(a.cfg.Ports.Stun), Mark: a.numbers.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
+		Port: int(a.cfg.Ports.Stun), Mark: a.numbers.MarkWG, ChangeIP: filterTests(a).Delegate, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -213,162 +211,22 @@ func publicPorts(r *skeinv1.Record) (out []netip.AddrPort) {
 
 func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }
 
-// askFilterTest lets another public node with a STUN server answer a STUN client, from an address that the client has
-// not contacted (RFC 5780).
-func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byte) error {
-	var errs []error
-	for id, e := range a.gossip.Records() {
-		if id == a.id || len(e.Record.GetStunAddresses()) == 0 || !a.gossip.Alive(id) {
-			continue
-		}
-		_, err := a.conns.Cluster(id).FilterTest(ctx, &skeinv1.FilterTestRequest{Address: to.String(), TransactionId: tx[:]})
-		if err == nil {
-			return nil
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(append(errs, errors.New("no other public node could answer the STUN client from its "+
-		"own address"))...)
-}
-
-// Limits of proving that a router forwards a granted port.
-const (
-	proofNodes = 2
-	proofTries = 2
-	proofWait  = 700 * time.Millisecond
-)
-
-// proveMapping lets other public nodes send a packet to the address that the router granted, from a port that this
-// host has never sent to, and checks whether it arrives.
-func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.Proof {
-	asked := 0
-	for id, e := range a.gossip.Records() {
-		if id == a.id || len(e.Record.GetStunAddresses()) == 0 || !a.gossip.Alive(id) || asked == proofNodes {
-			continue
-		}
-		sent := false
-		for range proofTries {
-			var tx [12]byte
-			_, _ = rand.Read(tx[:])
-			heard, stop := a.reflexive.Await(tx)
-			inner, cancel := context.WithTimeout(ctx, proofWait)
-			if _, err := a.conns.Cluster(id).FilterTest(inner, &skeinv1.FilterTestRequest{Address: outer.String(),
-				TransactionId: tx[:], Silent: true}); err == nil {
-				sent = true
+// filterTests asks other public nodes for answers from their addresses, and gives such answers.
+func filterTests(a *Agent) filtertest.Tests {
+	return filtertest.Tests{
+		Helpers: func() (out []identity.ID) {
+			for id, e := range a.gossip.Records() {
+				if id != a.id && len(e.Record.GetStunAddresses()) > 0 && a.gossip.Alive(id) {
+					out = append(out, id)
+				}
 			}
-			select {
-			case <-heard:
-				cancel()
-				stop()
-				return portmap.Proven
-			case <-inner.Done():
-			}
-			cancel()
-			stop()
-		}
-		if sent {
-			asked++
-		}
-	}
-	if asked == 0 {
-		return portmap.Unproven // no node could be asked
-	}
-	return portmap.Disproven
-}
-
-// answerFilterTest sends the answer that another node's askFilterTest or proveMapping requested.
-func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.FilterTestRequest) error {
-	to, err := netip.ParseAddrPort(r.GetAddress())
-	if err != nil || len(r.GetTransactionId()) != 12 {
-		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(),
-			len(r.GetTransactionId()))
-	}
-	if err := filterTestTarget(to); err != nil {
-		return err
-	}
-	s := a.stun.Load()
-	if s == nil {
-		return errors.New("this node answers no STUN")
-	}
-	return s.Answer(to, [12]byte(r.GetTransactionId()), r.GetSilent())
-}
-
-// filterTestTarget refuses addresses that are not public. A member could otherwise have packets sent to this host or
-// its networks. What a NAT lets in is a question about public addresses only.
-func filterTestTarget(to netip.AddrPort) error {
-	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {
-		return fmt.Errorf("filter test: %s is not a public address and port", to)
-	}
-	return nil
-}
-
-// rpcService answers other nodes' requests.
-func (a *Agent) rpcService() *consensus.Service {
-	past := a.historyService()
-	plan, steps := past.PlanForOthers, past.StepsForOthers
-	if a.journal == nil { // this node only relays
-		plan, steps = nil, nil
-	}
-	s := consensus.NewService(consensus.ServiceConfig{
-		Plan: plan, PlanSteps: steps,
-		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest,
-		Holder: a.addressService().HolderOf, PeerPaths: a.peerPaths,
-		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error {
-			return mayHaveEvents(a.sitePlan.Load(), peer)
+			return out
 		},
-	})
-	a.rpc.Store(s)
-	return s
-}
-
-// follow keeps the replica current on nodes where Raft does not.
-func (a *Agent) follow(ctx context.Context) {
-	for {
-		err := a.client.Follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		a.report("agreed state", failure, err.Error(), "see docs/recovery.md")
-		if !wait(ctx, 10*time.Second) {
-			return
-		}
+		Ask: func(ctx context.Context, id identity.ID, r *skeinv1.FilterTestRequest) error {
+			_, err := a.conns.Cluster(id).FilterTest(ctx, r)
+			return err
+		},
+		Await:  func(tx [12]byte) (<-chan struct{}, func()) { return a.reflexive.Await(tx) },
+		Server: a.stun.Load,
 	}
-}
-
-// onHeartbeat records that the log's servers are heard, so that inquire does not ask them. The heartbeat has the
-// followed server's time; only the leader's is used.
-func (a *Agent) onHeartbeat(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat) {
-	a.heard.Set(time.Now())
-	if h.GetLeader() == server.String() {
-		a.noteClock(h.GetTime())
-	}
-}
-
-// onDiverged reports that the servers' history differs from this node's, which then receives no more events.
-func (a *Agent) onDiverged(err error) {
-	message := ""
-	if err != nil {
-		message = err.Error()
-	}
-	a.report("history", failure, message, "this node keeps what it has and takes in nothing more: see \"Two nodes "+
-		"disagree\" in docs/recovery.md")
-}
-
-// clockLimit is the clock offset above which status shows a problem.
-const clockLimit = 30 * time.Second
-
-// noteClock compares the leader's clock with this host's.
-func (a *Agent) noteClock(leader int64) {
-	if leader == 0 {
-		return
-	}
-	d := time.Since(time.Unix(0, leader))
-	a.clock.Store(int64(d))
-	a.clockSeen.Store(true)
-	message := ""
-	if d.Abs() > clockLimit {
-		message = fmt.Sprintf("this host's clock is %s off the leader's", d.Round(time.Second))
-	}
-	a.report("clock", warning, message, "the mesh still works, but times in `skein events` and `skein explain --at` "+
-		"are wrong: start an NTP client")
 }

@@ -129,7 +129,7 @@ var holes = []hole{
 			"	return nil"},
 	}, []string{"register another node's pod as its own client"}},
 	{"filter tests go anywhere", []Guard{Filters}, []edit{
-		{"agent/discovery.go", "	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {", "	if to.Port() == 0 {"},
+		{"agent/filtertest/filtertest.go", "	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {", "	if to.Port() == 0 {"},
 	}, []string{"have a server send into a private network"}},
 	{"STUN answers a hundred times as often", []Guard{Stun}, []edit{
 		{"gossip/candidate/stunserver/server.go", "sourceRate, sourceBurst = 200, 400",
