@@ -71,8 +71,9 @@ func (c *Changer) Rotate(ctx context.Context, force bool) (*skeinv1.RotateNodeKe
 	}
 	index, err := c.agreeOnKey(ctx, keys.DevicePublic)
 	if err != nil { // the loop asks again until the log has it
-		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this host has its next key, of which the cluster "+
-			"is still to be told (%w): that goes on by itself, and peers that were not ready hear of it then", err))
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("this host uses its next key, but the cluster "+
+			"does not know it yet (%w): the agent tells it again until it does, and peers that were not ready learn it "+
+			"then; see `skein status`", err))
 	}
 	// Another change may follow at once, so this one ends when this host has the event, too.
 	select {
