@@ -524,13 +524,13 @@ func (c *client) frame(w *wire.Conn, s *sink, t wire.FrameType, body []byte) err
 	case wire.FramePong:
 		c.pong(w, wire.DecodeToken(body))
 	case wire.FrameGone:
-		c.gone.Add(1)
 		node, channel, payload, handed := wire.DecodeRefused(body)
 		var refused []wire.Unsent
 		if handed {
 			refused = []wire.Unsent{{Node: node, Channel: channel, Payload: slices.Clone(payload)}}
 		}
 		c.pool.absent(c, node, refused)
+		c.gone.Add(1)
 	case wire.FrameHere:
 		c.pool.toldHere(c, c.pool.peer(wire.DecodeNode(body)), s.now)
 	case wire.FrameOffer:

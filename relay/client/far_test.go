@@ -248,10 +248,14 @@ func TestRecordIsNewerThanTheWordOfALostSession(t *testing.T) {
 	cut := relaytest.StartGate(t, r2.Address)
 	a.SetRelays([]client.Relay{r1.Entry(),
 		{ID: r2.Key.ID(), Addresses: []string{cut.Addr().String()}, Key: r2.Key.Public()}})
-	a.ClientOf(r2.Key.ID()).Cut()
+	c := a.ClientOf(r2.Key.ID())
+	answers := c.GoneCount()
+	c.Cut()
 	relaytest.WaitFor(t, "a session that can be stalled", func() bool {
 		return cut.Passes() && a.Connected(r2.Key.ID())
 	})
+	// The new session begins with the question whether the peer is back. Its answer must not come after the record.
+	relaytest.WaitFor(t, "the answer in the new session", func() bool { return c.GoneCount() > answers })
 	cut.Stall(true)
 	a.SetPeerLinks(b.ID, []client.Link{{r2.Key.ID(), time.Millisecond}}) // the relay is asked, and does not hear it
 	b.SetRelays([]client.Relay{relaytest.Unreachable(t, r1), r2.Entry()})
