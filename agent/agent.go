@@ -20,6 +20,7 @@ import (
 	"github.com/skeinmesh/skein/agent/claims"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/discovery"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/egress/node"
 	"github.com/skeinmesh/skein/agent/hops"
@@ -48,11 +49,6 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
-	"github.com/skeinmesh/skein/gossip/candidate/forced"
-	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
-	"github.com/skeinmesh/skein/gossip/candidate/portmap"
-	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
-	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/instant"
 	"github.com/skeinmesh/skein/internal/lag"
@@ -187,27 +183,17 @@ type relaying struct {
 
 // traversal is NAT traversal, and the paths found by it.
 type traversal struct {
-	stun       atomic.Pointer[stunserver.Server]
-	discoverer *candidate.Discoverer
-	// discovering is closed when the discoverer has ended.
-	discovering chan struct{}
-	netcheck    atomic.Pointer[candidate.Result] // the discoverer's last result
-	reflexive   *reflexive.Step
-	forced      *forced.Step      // nil: this node only relays, or has not opened discovery yet
-	portmap     *portmap.Step     // nil when forced is
-	imds        *candidate.Switch // nil when forced is
-	// ownAddresses is nil when forced is.
-	ownAddresses *hostaddr.Step
-	reserved     *net.UDPConn // WireGuard's port until the device takes it; nil: the device has it
-	socket       *probe.Socket
-	prober       *probe.Prober
-	paths        *path.Manager
-	settings     atomic.Pointer[path.Settings] // that the paths were given
-	predictor    *prediction.Predictor         // nil: this node only relays
-	reflection   reflection.Reflection
-	asked        askedPeers
-	handshakes   tunnels.Handshakes
-	lazy         atomic.Bool // large mesh: pairs without traffic are idle
+	discovery  *discovery.Discovery             // nil: this node only relays, or has not opened it yet
+	netcheck   atomic.Pointer[candidate.Result] // discovery's last result that differed from the one before
+	reserved   *net.UDPConn                     // WireGuard's port until the device takes it; nil: the device has it
+	socket     *probe.Socket
+	prober     *probe.Prober
+	paths      *path.Manager
+	settings   atomic.Pointer[path.Settings] // that the paths were given
+	predictor  *prediction.Predictor         // nil: this node only relays
+	reflection reflection.Reflection
+	handshakes tunnels.Handshakes
+	lazy       atomic.Bool // large mesh: pairs without traffic are idle
 }
 
 // siting is this node's role in its site, and how it reaches other sites.

@@ -105,9 +105,7 @@ func (a *Agent) run(ctx context.Context) error {
 	a.ended = err == nil || errors.Is(err, errRevoked)
 	cancel()
 	partsEnded()
-	if a.discoverer != nil {
-		<-a.discovering // wait until it has released the routers' mappings
-	}
+	a.discovery.Wait() // until it has released the routers' mappings
 	if a.pods != nil {
 		<-a.podsDone
 	}

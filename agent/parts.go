@@ -115,11 +115,10 @@ func (h partHost) Wish(w part.Wishes) {
 
 // applyHost gives discovery what holds for this host now, and has the record looked at.
 func (a *Agent) applyHost() {
-	if own := a.host(); a.forced != nil {
-		if err := a.forced.Set(own.ForceEndpoint); err != nil {
+	if own := a.host(); a.discovery != nil {
+		if err := a.discovery.SetHost(own.ForceEndpoint, own.InternalIP); err != nil {
 			a.log.Warn("the endpoint set for this host cannot be used", "error", err)
 		}
-		a.ownAddresses.SetInternal(own.InternalIP)
 	}
 	a.wakeUp()
 }

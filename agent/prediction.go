@@ -22,7 +22,7 @@ func (a *Agent) openPrediction(ctx context.Context) {
 		Paths: func() *path.Manager { return a.paths }, Settings: a.settings.Load, Record: a.ownRecord,
 		Records: func() map[identity.ID]gossip.Entry { return a.gossip.Records() },
 		Signal:  a.sendSignal, Attest: a.pool.Attest,
-		Newest:  func(ctx context.Context) (netip.AddrPort, error) { return a.reflexive.NewestMapping(ctx) },
+		Newest:  func(ctx context.Context) (netip.AddrPort, error) { return a.discovery.STUN.NewestMapping(ctx) },
 		Changed: a.wakeUp, Log: a.log.With("component", "birthday"),
 	}, have)
 }

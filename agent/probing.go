@@ -40,12 +40,12 @@ func (a *Agent) onPing(p probe.Ping) {
 }
 
 func (a *Agent) onPong(p probe.Pong) {
-	a.asked.heard(p)
+	a.discovery.PongReceived(p)
 	if p.From == p.To {
 		a.predictor.PongReceived(p.Peer, p.From)
 		a.reflection.Saw(p.Observed, p.From.Addr(), p.At)
 		if reflection.Strange(p.Observed, p.From, a.netcheck.Load()) {
-			a.reflexive.Revalidate()
+			a.discovery.STUN.Revalidate()
 		}
 	}
 	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)
@@ -54,7 +54,7 @@ func (a *Agent) onPong(p probe.Pong) {
 // onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers
 // hear nothing from this port, and members ping it.
 func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
-	a.reflexive.HandleSTUN(from, local, payload, at)
+	a.discovery.STUN.HandleSTUN(from, local, payload, at)
 }
 
 // onRelay takes what a relay has sent to WireGuard's port.

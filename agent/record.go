@@ -79,7 +79,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if r.Relay == nil && a.listener.Load() != nil && a.isServer() {
 		r.JoinAddresses = at
 	}
-	if a.stun.Load() != nil && a.opensPort() {
+	if a.discovery.Server() != nil && a.opensPort() {
 		r.StunAddresses = ownrecord.WithPort(slices.DeleteFunc(offers, func(h string) bool {
 			ip, err := netip.ParseAddr(h)
 			return err != nil || !addr.Public(ip)

@@ -223,9 +223,8 @@ func (a *Agent) followConfig() (followed func()) {
 	if a.pods != nil {
 		a.pods.IPAM().SetIdleFor(seconds(c.EmptyBlockSeconds))
 	}
-	if a.forced != nil {
-		a.portmap.SetProtocols(c.NatTraversal.Protocols())
-		a.imds.Set(asksIMDS(c.NatTraversal))
+	if a.discovery != nil {
+		a.discovery.SetTraversal(c.NatTraversal)
 	}
 	a.applyHost()
 	return func() { a.live.follows(c) }

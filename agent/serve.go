@@ -49,12 +49,8 @@ func (a *Agent) serve(ctx context.Context) {
 	if a.socket != nil {
 		go a.socket.Serve(a.prober.Handle)
 	}
-	if a.discoverer != nil {
-		a.discovering = make(chan struct{})
-		go func() {
-			defer close(a.discovering)
-			a.discoverer.Run(ctx)
-		}()
+	if a.discovery != nil {
+		go a.discovery.Run(ctx)
 	}
 }
 

@@ -3,13 +3,13 @@ package agent
 import (
 	"cmp"
 	"context"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/skeinmesh/skein/agent/discovery"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/gossip"
@@ -235,7 +235,7 @@ func (a *Agent) syncRecords() {
 		}
 		stun = append(stun, r.GetStunAddresses()...)
 		if len(r.GetStunAddresses()) > 0 {
-			for _, at := range publicPorts(r) {
+			for _, at := range discovery.PublicPorts(r) {
 				spare[at] = id
 			}
 		}
@@ -271,16 +271,15 @@ func (a *Agent) syncRecords() {
 			a.paths.RelaysChanged()
 		}
 	}
-	stun = stunServers(*a.conf(), a.loop.state.Settings(), stun)
+	stun = discovery.StunServers(*a.conf(), a.loop.state.Settings(), stun)
 	slices.Sort(stun)
 	stun = slices.Compact(stun)
-	off := !stunOn(*a.conf(), a.loop.state.Settings())
-	if a.discoverer != nil && (!slices.Equal(stun, a.loop.stun) || off != a.loop.stunOff) {
+	off := !discovery.StunOn(*a.conf(), a.loop.state.Settings())
+	if a.discovery != nil && (!slices.Equal(stun, a.loop.stun) || off != a.loop.stunOff) {
 		a.loop.stun, a.loop.stunOff = stun, off
-		a.reflexive.SetServers(stun, off)
+		a.discovery.STUN.SetServers(stun, off)
 	}
-	if a.reflexive != nil {
-		a.asked.peersAt(spare)
-		a.reflexive.SetSpare(slices.SortedFunc(maps.Keys(spare), netip.AddrPort.Compare))
+	if a.discovery != nil {
+		a.discovery.SetPeers(spare)
 	}
 }

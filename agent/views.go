@@ -287,10 +287,10 @@ func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 
 func (s services) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1.NetcheckResponse, error) {
 	a := s.a
-	if r.GetRefresh() && a.discoverer != nil {
+	if r.GetRefresh() && a.discovery != nil {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		if _, err := a.discoverer.Check(ctx); err != nil {
+		if _, err := a.discovery.Check(ctx); err != nil {
 			return nil, api.Error(err)
 		}
 	}
@@ -324,8 +324,8 @@ func (s services) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*sk
 
 // checked is the newest result of discovery. The field netcheck has only results that differ from earlier ones.
 func (a *Agent) checked() *candidate.Result {
-	if a.discoverer != nil {
-		if r := a.discoverer.Result(); !r.At.IsZero() {
+	if a.discovery != nil {
+		if r := a.discovery.Result(); !r.At.IsZero() {
 			return &r
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package discovery
 
 import (
 	"slices"
@@ -30,7 +30,7 @@ func TestStunServers(t *testing.T) {
 		"off at this host":                    {host("disabled", "b:1"), cluster("enabled", "a:1"), nil},
 		"a cluster of an older version":       {host(""), cluster(""), mesh},
 	} {
-		if have := stunServers(c.host, c.cluster, mesh); !slices.Equal(have, c.want) {
+		if have := StunServers(c.host, c.cluster, mesh); !slices.Equal(have, c.want) {
 			t.Errorf("%s: %v, want %v", name, have, c.want)
 		}
 	}

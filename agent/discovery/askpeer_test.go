@@ -1,8 +1,9 @@
-package agent
+package discovery
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -11,9 +12,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/agent/probe"
-	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
-	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/nattest"
 )
@@ -27,12 +26,14 @@ func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 	server, member := identity.ID{1}, identity.ID{2}
 	a := listenAsAgent(t, public, server, member)
 	public.Do(func() {
-		s, err := stunserver.Listen(stunserver.Config{Port: 3478})
-		if err != nil {
+		if err := a.Serve(true); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { s.Close() })
-		a.stun.Store(s)
+	})
+	t.Cleanup(func() {
+		if err := a.Serve(false); err != nil || a.Server() != nil {
+			t.Errorf("the STUN server is closed: %v", err)
+		}
 	})
 
 	var stranger *net.UDPConn
@@ -57,7 +58,7 @@ func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 	}
 
 	asker := listenAsAgent(t, other, member, server)
-	asker.asked.peersAt(map[netip.AddrPort]identity.ID{wg: server})
+	asker.SetPeers(map[netip.AddrPort]identity.ID{wg: server})
 	mapped, rtt, err := asker.askPeer(t.Context(), wg)
 	if err != nil || mapped.Addr() != other.Outside || rtt <= 0 {
 		t.Errorf("a member hears %s after %s, %v; want its outside address %s", mapped, rtt, err, other.Outside)
@@ -72,35 +73,37 @@ func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 	if _, _, err := asker.askPeer(t.Context(), stun); err == nil {
 		t.Error("somebody was asked who is no peer")
 	}
-	if len(asker.asked.waiting) != 0 {
+	if len(asker.peers.waiting) != 0 {
 		t.Error("the ping is waited for though it was answered")
 	}
 }
 
-// listenAsAgent opens what an agent has at WireGuard's port.
-func listenAsAgent(t *testing.T, host *nattest.Host, self, peer identity.ID) *Agent {
+// listenAsAgent opens discovery and the prober at WireGuard's port, as the daemon does.
+func listenAsAgent(t *testing.T, host *nattest.Host, self, peer identity.ID) *Discovery {
 	t.Helper()
-	a := &Agent{identities: identities{id: self}}
+	var socket *probe.Socket
 	host.Do(func() {
 		owner, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 51820}) // instead of WireGuard
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { owner.Close() })
-		if a.socket, err = probe.Open(probe.Config{Port: 51820}); err != nil {
+		if socket, err = probe.Open(probe.Config{Port: 51820}); err != nil {
 			t.Fatal(err)
 		}
 	})
-	t.Cleanup(func() { a.socket.Close() })
-	var err error
-	if a.reflexive, err = reflexive.New(reflexive.Config{Socket: a.socket, Port: 51820}); err != nil {
+	t.Cleanup(func() { socket.Close() })
+	var prober *probe.Prober
+	d, err := New(Config{Socket: socket, Port: 51820, StunPort: 3478, Log: slog.New(slog.DiscardHandler),
+		Ping: func(id identity.ID, to netip.AddrPort) (probe.TxID, error) { return prober.SendPing(id, to) }})
+	if err != nil {
 		t.Fatal(err)
 	}
-	a.prober = probe.NewProber(probe.ProberConfig{Self: self, Epoch: 1, Socket: a.socket, OnSTUN: a.onStun,
-		OnPong: a.asked.heard})
-	a.prober.SetPeer(peer, [32]byte{7})
-	a.socket.Serve(a.prober.Handle)
-	return a
+	prober = probe.NewProber(probe.ProberConfig{Self: self, Epoch: 1, Socket: socket, OnSTUN: d.STUN.HandleSTUN,
+		OnPong: d.PongReceived})
+	prober.SetPeer(peer, [32]byte{7})
+	socket.Serve(prober.Handle)
+	return d
 }
 
 func TestAPeerIsAskedAgainWhenAPingIsLost(t *testing.T) {

@@ -1,10 +1,12 @@
-package agent
+package discovery
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,9 +73,18 @@ func (q *askedPeers) forget(all []probe.TxID) {
 }
 
 // askPeer asks a public peer's WireGuard port where this host's packets come from.
-func (a *Agent) askPeer(ctx context.Context, at netip.AddrPort) (netip.AddrPort, time.Duration, error) {
-	return a.asked.ask(ctx, at, func(id identity.ID) (probe.TxID, error) { return a.prober.SendPing(id, at) })
+func (d *Discovery) askPeer(ctx context.Context, at netip.AddrPort) (netip.AddrPort, time.Duration, error) {
+	return d.peers.ask(ctx, at, func(id identity.ID) (probe.TxID, error) { return d.cfg.Ping(id, at) })
 }
+
+// SetPeers sets the WireGuard ports of public peers, which are asked when no STUN server answers.
+func (d *Discovery) SetPeers(at map[netip.AddrPort]identity.ID) {
+	d.peers.peersAt(at)
+	d.STUN.SetSpare(slices.SortedFunc(maps.Keys(at), netip.AddrPort.Compare))
+}
+
+// PongReceived handles a pong from a peer.
+func (d *Discovery) PongReceived(p probe.Pong) { d.peers.heard(p) }
 
 func (q *askedPeers) ask(ctx context.Context, at netip.AddrPort,
 	ping func(identity.ID) (probe.TxID, error)) (netip.AddrPort, time.Duration, error) {
