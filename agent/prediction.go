@@ -31,7 +31,7 @@ func (a *Agent) openPrediction(ctx context.Context) {
 // have them.
 func (a *Agent) predictionSettings(set *skeinv1.Settings, s *path.Settings) {
 	own := a.conf()
-	s.NoGuessing = own.NatTraversal.PortGuessing == "disabled"
+	s.NoPrediction = own.NatTraversal.PortGuessing == "disabled"
 	s.BirthdayBoth = set.GetBirthdayAttack() == "enabled"
 	for _, id := range a.roster.Members() {
 		if p, ok := own.Peers[a.roster.Name(id)]; ok && p.BirthdayAttack != "" {

@@ -349,7 +349,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
 		Ports: a.pool, OnLost: func(identity.ID) { a.revalidateNAT() },
-		Guess: a.predictor.Wish, Lag: a.lag,
+		Predict: a.predictor.Wish, Lag: a.lag,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err

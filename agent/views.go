@@ -394,7 +394,7 @@ func (s services) ExplainPeer(ctx context.Context,
 		v.LastSent, v.LastAnswered = api.Nanos(p.LastSent), api.Nanos(p.LastAnswered)
 		out.Probes = append(out.Probes, v)
 	}
-	if g := e.Guess; g != nil {
+	if g := e.Prediction; g != nil {
 		out.Guess = &skeinv1.PortGuessView{
 			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: api.Nanos(g.At),
 			Next:   api.Nanos(g.Next),

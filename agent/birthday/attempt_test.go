@@ -91,14 +91,14 @@ func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
 				testenv.OpenFiles(t) > before {
 				t.Errorf("something was sent to the victim: %+v", n)
 			}
-			// once relays have seen the peer there, ports are guessed as usual
+			// once relays have seen the peer there, ports are predicted as usual
 			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine
 			meet(t, one, many, begins)
 		})
 	}
 }
 
-func TestWithoutAWitnessNothingIsGuessed(t *testing.T) {
+func TestWithoutAWitnessNothingIsPredicted(t *testing.T) {
 	e := New(Config{Situation: func(identity.ID) (Situation, error) {
 		return Situation{Role: One, Theirs: netip.MustParseAddrPort("198.51.100.1:1")}, nil
 	}, Signal: func(identity.ID, *skeinv1.Signal) error { t.Error("it said something"); return nil }})

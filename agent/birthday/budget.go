@@ -36,8 +36,8 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("%s; try again in %s", r.Text, r.Retry.Round(time.Second))
 }
 
-// Budget counts the cost of guessing: mappings in this host's NAT and attempts at addresses. Not safe for concurrent
-// use.
+// Budget counts the cost of port prediction: mappings in this host's NAT and attempts at addresses. Not safe for
+// concurrent use.
 type Budget struct {
 	spent   []spent
 	many    int

@@ -6,7 +6,7 @@
 // and the tunnel can use it: dataplane.PortRewrite directs WireGuard's packets through the socket's port.
 //
 // Ports, Budget and Memory are pure. Engine is the shell: one goroutine for each running attempt, one for its
-// sockets. Package agent/path decides which pairs guess and when; signals carry the agreement with the peer.
+// sockets. Package agent/path decides which pairs predict ports and when; signals carry the agreement with the peer.
 //
 // Invariants:
 //   - an attempt sends at most MaxProbes packets from WireGuard's port and has at most MaxSockets sockets;

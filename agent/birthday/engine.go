@@ -100,7 +100,7 @@ type Event struct {
 type Config struct {
 	Prober    Prober
 	Signal    func(peer identity.ID, s *skeinv1.Signal) error // may block shortly
-	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not guessed with this peer
+	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not predicted with this peer
 	// Attest returns nil when witnesses other than the peer confirm that its packets come from an address. It may take
 	// two seconds. nil: no witnesses, so nothing is sent to any address.
 	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
@@ -317,7 +317,7 @@ func (e *Engine) permit(s *session) (Advice, error) {
 	defer e.mu.Unlock()
 	a := e.memory.Advise(s.sit.Mine.Addr(), s.sit.Theirs.Addr(), s.sit.Rule, told)
 	if a.NotBefore.After(now) {
-		return a, &Refusal{fmt.Sprintf("guessing between %s and %s has failed lately", s.sit.Mine.Addr(),
+		return a, &Refusal{fmt.Sprintf("port prediction between %s and %s has failed lately", s.sit.Mine.Addr(),
 			s.sit.Theirs.Addr()), a.NotBefore.Sub(now)}
 	}
 	return a, e.budget.Begin(s.ask(others), now)
@@ -363,7 +363,7 @@ func (e *Engine) finish(s *session, ev Event, cost int) {
 		return
 	}
 	if err := e.memory.Save(all); err != nil {
-		e.c.Log.Warn("the outcome of guessing ports cannot be saved", "error", err)
+		e.c.Log.Warn("the outcome of port prediction cannot be saved", "error", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func openFan(mark uint32, handle func(i int, from netip.AddrPort, b []byte, at t
 	}
 	if err != nil {
 		f.release()
-		return nil, fmt.Errorf("open sockets to guess ports with: %w", err)
+		return nil, fmt.Errorf("open sockets to predict ports with: %w", err)
 	}
 	go f.read()
 	return f, nil
@@ -54,12 +54,12 @@ func (f *fan) grow(n int) error {
 	for len(f.fds) < n && !f.shut {
 		fd, port, err := f.socket()
 		if err != nil {
-			return fmt.Errorf("open socket %d of %d to guess ports with: %w", len(f.fds)+1, n, err)
+			return fmt.Errorf("open socket %d of %d to predict ports with: %w", len(f.fds)+1, n, err)
 		}
 		if err := unix.EpollCtl(f.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN,
 			Fd: int32(len(f.fds))}); err != nil {
 			unix.Close(fd)
-			return fmt.Errorf("watch socket %d of %d to guess ports with: %w", len(f.fds)+1, n, err)
+			return fmt.Errorf("watch socket %d of %d to predict ports with: %w", len(f.fds)+1, n, err)
 		}
 		f.fds, f.ports = append(f.fds, fd), append(f.ports, port)
 	}

@@ -27,7 +27,7 @@ const (
 	distrustWhen = 2 // predictions lost in a row, after which random ports go first
 )
 
-// Outcome is the history of one method of guessing between two public addresses.
+// Outcome is the history of one method of port prediction between two public addresses.
 type Outcome struct {
 	Mine, Theirs netip.Addr
 	Rule         skeinv1.PairOutcome_Rule
@@ -48,7 +48,7 @@ func (o Outcome) pausedUntil() time.Time {
 	return o.At.Add(min(pauseFirst<<min(o.Lost-1, 10), pauseLast))
 }
 
-// Memory keeps the outcomes of guessing for each pair of NATs. It is not safe for concurrent use.
+// Memory keeps the outcomes of port prediction for each pair of NATs. It is not safe for concurrent use.
 type Memory struct {
 	file     string    // "": not on disk
 	outcomes []Outcome // the newest last
@@ -63,16 +63,16 @@ func OpenMemory(dir string, now time.Time) (*Memory, error) {
 		return m, nil
 	}
 	if err != nil {
-		return m, fmt.Errorf("outcomes of guessing ports: %w", err)
+		return m, fmt.Errorf("outcomes of port prediction: %w", err)
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err == nil && st.Size() > memoryBytes {
-		return m, fmt.Errorf("outcomes of guessing ports: %s has %d bytes, at most %d are read", m.file,
+		return m, fmt.Errorf("outcomes of port prediction: %s has %d bytes, at most %d are read", m.file,
 			st.Size(), memoryBytes)
 	}
 	var all []Outcome
 	if err := json.NewDecoder(f).Decode(&all); err != nil {
-		return m, fmt.Errorf("outcomes of guessing ports: %s: %w", m.file, err)
+		return m, fmt.Errorf("outcomes of port prediction: %s: %w", m.file, err)
 	}
 	for _, o := range all {
 		if o.At.After(now) {
@@ -120,7 +120,7 @@ func (m *Memory) Save(all []Outcome) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("outcomes of guessing ports: %w", err)
+		return fmt.Errorf("outcomes of port prediction: %w", err)
 	}
 	return nil
 }

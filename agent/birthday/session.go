@@ -224,7 +224,7 @@ func (s *session) word(p skeinv1.Signal_Birthday_Phase) *skeinv1.Signal_Birthday
 func (s *session) say(b *skeinv1.Signal_Birthday) {
 	b.Session = s.id
 	if err := s.e.c.Signal(s.peer, &skeinv1.Signal{Body: &skeinv1.Signal_Birthday_{Birthday: b}}); err != nil {
-		s.e.c.Log.Debug("a signal about guessing ports was not sent", "peer", s.peer, "error", err)
+		s.e.c.Log.Debug("a signal about port prediction was not sent", "peer", s.peer, "error", err)
 	}
 }
 
@@ -240,7 +240,7 @@ func (s *session) agree() Event {
 		case <-s.ctx.Done():
 			return Event{Phase: Failed, Text: errCancelled.Error()}
 		case <-limit.C:
-			return Event{Phase: Silent, Text: "The peer did not answer the request to guess ports."}
+			return Event{Phase: Silent, Text: "The peer did not answer the request to predict ports."}
 		case <-again.C:
 			s.say(s.word(skeinv1.Signal_Birthday_START))
 		case ev := <-s.in:

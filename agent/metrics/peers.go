@@ -27,11 +27,11 @@ var (
 		"failed.", []string{"kind"}, nil)
 	descRelayUDP = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved "+
 		"port; skein_peers counts them as relay.", nil, nil)
-	descGuesses = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by "+
+	descPredictions = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at port prediction with a peer, by "+
 		"outcome.", []string{"outcome"}, nil)
-	descGuessCost = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from "+
+	descPredictionCost = prometheus.NewDesc("skein_birthday_packets_total", "What port prediction has cost: probes from "+
 		"WireGuard's port, sockets opened.", []string{"kind"}, nil)
-	descGuessNow = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports "+
+	descPredictionNow = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that port prediction "+
 		"counts as in use.", nil, nil)
 	descRewrites = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another "+
 		"UDP port.", nil, nil)
@@ -76,10 +76,10 @@ func Paths(out chan<- prometheus.Metric, n path.Numbers) {
 
 // PortPrediction tells how attempts to find open ports fare, and how many peers' packets are led through such a port.
 func PortPrediction(out chan<- prometheus.Metric, s birthday.Stats, rewrites int) {
-	counters(out, descGuesses, map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused,
+	counters(out, descPredictions, map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused,
 		"silent": s.Silent})
-	counters(out, descGuessCost, map[string]uint64{"probe": s.Probes, "socket": s.Sockets})
-	gauge(out, descGuessNow, float64(s.Mappings))
+	counters(out, descPredictionCost, map[string]uint64{"probe": s.Probes, "socket": s.Sockets})
+	gauge(out, descPredictionNow, float64(s.Mappings))
 	gauge(out, descRewrites, float64(rewrites))
 }
 

@@ -142,7 +142,7 @@ func (p *Probe) due() (time.Time, bool) {
 
 // nextWake is when the next step has something to do (zero: never), and how much sooner that may happen.
 func (s *step) nextWake() (at time.Time, early time.Duration) {
-	at = earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.mtuProbeWake()))
+	at = earlier(earlier(s.NextRetry, s.predictionDue()), earlier(s.reserveWake(), s.mtuProbeWake()))
 	active := s.active()
 	var beat time.Time
 	if active >= 0 {

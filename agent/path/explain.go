@@ -34,7 +34,7 @@ type Explanation struct {
 	Decided     string // rule and reason
 	NextTry     time.Time
 	WouldChange []string
-	Guess       *GuessLine // nil: no port prediction for this pair
+	Prediction  *PredictionLine // nil: no port prediction for this pair
 }
 
 // Explain explains the path to a peer; false if the peer is not known.
@@ -83,7 +83,7 @@ func Explain(m Machine, now time.Time) Explanation {
 				Outcome: "not probed: " + k.Why})
 		}
 	}
-	e.WouldChange, e.Guess = wouldChange(m, now), m.Guessing.explain()
+	e.WouldChange, e.Prediction = wouldChange(m, now), m.Prediction.explain()
 	return e
 }
 
@@ -144,10 +144,11 @@ func wouldChange(m Machine, now time.Time) []string {
 			"forceEndpoint in the configuration.",
 			"A NAT with a stable port at the symmetric end, or IPv6 at both.")
 	case "birthday", "port-prediction", "birthday-both":
-		if g := m.Guessing; g.Since.IsZero() {
-			out = append(out, fmt.Sprintf("A hit of the next attempt at guessing ports, in %s.", round(max(g.Next.Sub(now), 0))))
+		if g := m.Prediction; g.Since.IsZero() {
+			out = append(out, fmt.Sprintf("A hit of the next attempt at port prediction, in %s.",
+				round(max(g.Next.Sub(now), 0))))
 		} else {
-			out = append(out, "A hit of the attempt at guessing ports that is under way.")
+			out = append(out, "A hit of the attempt at port prediction that is under way.")
 		}
 		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or "+
 			"forceEndpoint in the configuration.")
@@ -192,8 +193,8 @@ func (e Explanation) String() string {
 	}
 	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy,
 		candidate.NATName(e.Self.NAT), candidate.NATName(e.Peers.NAT))
-	if e.Guess != nil {
-		fmt.Fprintf(&b, "guessing  %s\n", e.Guess.text(e.At))
+	if e.Prediction != nil {
+		fmt.Fprintf(&b, "prediction  %s\n", e.Prediction.text(e.At))
 	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nENDPOINT\tSOURCE\tSENT\tANSWERED\tRTT\tOUTCOME")

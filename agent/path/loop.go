@@ -200,9 +200,9 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			m.use(p, before, lastPong)
 		case ActionCheck:
 			m.check(next.Peer)
-		case ActionGuess:
-			if m.cfg.Guess != nil {
-				m.cfg.Guess(next.Peer, a.Guess)
+		case ActionPredict:
+			if m.cfg.Predict != nil {
+				m.cfg.Predict(next.Peer, a.Predict)
 			}
 		case ActionReserve:
 			m.reserve(p, a.Relay)

@@ -64,11 +64,11 @@ type InUse struct {
 type Search struct {
 	Plan       Plan
 	Probes     []Probe
-	Spent      []Spent // ping budgets of addresses that have not answered
-	Guessing   Guessing
-	BurstAt    time.Time // start of the last burst
-	BurstTo    time.Time // when its last answer can arrive
-	NextRetry  time.Time // next burst; zero: none wanted
+	Spent      []Spent         // ping budgets of addresses that have not answered
+	Prediction PredictionState `json:"Guessing"` // name of the field in traces that older versions wrote
+	BurstAt    time.Time       // start of the last burst
+	BurstTo    time.Time       // when its last answer can arrive
+	NextRetry  time.Time       // next burst; zero: none wanted
 	Retries    int
 	Wishes     bool      // a burst is requested, and begins when the manager allows it
 	WishPunch  bool      // the requested burst includes a punch
@@ -180,7 +180,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.reserve()
 	s.stepMTUProbes()
 	s.settle()
-	s.guess()
+	s.predict()
 	s.stepMTUProbes() // first pings of the trials that settle began
 	s.Path.MTU = s.pathMTU()
 	if !s.Path.same(before) {
@@ -234,9 +234,9 @@ func (s *step) take(in Input) {
 		s.takeTraffic(unmap(in.Endpoint), in.Sent)
 	case InputAdopted:
 		s.takeAdopted(unmap(in.Endpoint))
-	case InputGuess:
-		if in.Guess != nil {
-			s.takeGuess(unmap(in.Endpoint), *in.Guess)
+	case InputPrediction:
+		if in.Prediction != nil {
+			s.onPrediction(unmap(in.Endpoint), *in.Prediction)
 		}
 	case InputUnheard:
 		s.takeUnheard(in.Reply)
@@ -283,7 +283,7 @@ func (s *step) takeSettings(n Settings) {
 	old := s.Settings
 	s.resize(n.MTU)
 	s.Settings = n
-	if !slices.Equal(old.Exclude, n.Exclude) || !old.sameGuessing(n) {
+	if !slices.Equal(old.Exclude, n.Exclude) || !old.samePrediction(n) {
 		s.replan()
 	}
 	if !s.NextRetry.IsZero() {

@@ -277,11 +277,11 @@ func randomInput(r func(int) int) Input {
 		}
 	case InputSendFailed:
 		in.Error = "network is unreachable"
-	case InputReserved, InputAdopted, InputGuess:
+	case InputReserved, InputAdopted, InputPrediction:
 		in.Endpoint = netip.AddrPortFrom(vouchedHost, uint16(r(6)))
 		in.Relay.ID = identity.ID{byte(1 + r(2))}
-		if in.Kind == InputGuess {
-			in.Guess = &GuessEvent{Phase: GuessPhase(r(5)), Retry: time.Duration(r(100)) * time.Second}
+		if in.Kind == InputPrediction {
+			in.Prediction = &PredictionEvent{Phase: PredictionPhase(r(5)), Retry: time.Duration(r(100)) * time.Second}
 		} else if in.Kind == InputReserved && r(6) == 0 {
 			in.Endpoint, in.Error = netip.AddrPort{}, "no port is free"
 		}

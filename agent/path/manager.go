@@ -51,9 +51,10 @@ type Config struct {
 	Signal  func(peer identity.ID, s *skeinv1.Signal) error // called from one goroutine of its own; may block shortly
 	Relays  Relays                                          // nil: no relays
 	Journal Journal                                         // nil: none
-	// begins port prediction; the zero Guess ends it. Must not block. The outcome arrives through Manager.Guessed
-	Guess func(peer identity.ID, g Guess)
-	Ports Ports // nil: relays reserve no ports
+	// begins port prediction; the zero Prediction ends it. Must not block. The outcome arrives through
+	// Manager.PredictionReported
+	Predict func(peer identity.ID, g Prediction)
+	Ports   Ports // nil: relays reserve no ports
 	// called when a direct path has died; must not block. nil: not called
 	OnLost func(peer identity.ID)
 	Clock  func() time.Time // nil: time.Now
@@ -282,11 +283,11 @@ func (m *Manager) PongReceived(id identity.ID, from netip.AddrPort, tx [12]byte,
 	m.push(event{at: at, peer: id, in: Input{Kind: InputPong, Endpoint: unmap(from)}, tx: tx})
 }
 
-// Guessed reports the progress or outcome of port prediction; at: where the peer was heard, for a hit.
-func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
+// PredictionReported reports the progress or outcome of port prediction; at: where the peer was heard, for a hit.
+func (m *Manager) PredictionReported(id identity.ID, at netip.AddrPort, ev PredictionEvent) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
-			in := Input{Kind: InputGuess, Endpoint: unmap(at), Guess: &ev}
+			in := Input{Kind: InputPrediction, Endpoint: unmap(at), Prediction: &ev}
 			m.note(now, id, in)
 			m.step(p, now, in)
 		}

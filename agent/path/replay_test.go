@@ -79,8 +79,8 @@ func (a Action) String() string {
 		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)
 	case ActionCheck:
 		return "check"
-	case ActionGuess:
-		return "guess " + a.Guess.Kind.String()
+	case ActionPredict:
+		return "predict " + a.Predict.Kind.String()
 	case ActionReserve:
 		return "reserve at relay " + a.Relay.String()
 	case ActionPortDeaf:

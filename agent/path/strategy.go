@@ -47,7 +47,7 @@ type Plan struct {
 	Probe   bool   // some target is worth a ping
 	Targets []Target
 	Skipped []Skip
-	Guess   Guess // port prediction to use when no target answers
+	Predict Prediction `json:"Guess"` // port prediction to use when no target answers
 }
 
 // Pair says what two types of NAT allow between their mapped addresses: the rule's name, the reason in a sentence,

@@ -121,7 +121,7 @@ type Node struct {
 	Site       string
 	Keepalive  time.Duration // 0: the node asks for none
 	PortStep   int           // port increment of a symmetric NAT that counts its ports; 0: not predictable
-	Birthday   string        // enabled | disabled: guess ports at both ends, with all peers; empty: the mesh's setting
+	Birthday   string        // enabled | disabled: predict ports at both ends, with all peers; empty: the mesh's setting
 }
 
 // Equal reports whether two nodes are the same for the purposes of this package.
@@ -164,18 +164,19 @@ type Settings struct {
 	MTU              int            // largest packet of the tunnel; 0: no MTU probes
 	Lazy             bool           // pairs without traffic stay with a relay
 
-	NoGuessing    bool            // ports are never guessed on this host
-	BirthdayBoth  bool            // two symmetric NATs guess at both ends
+	NoPrediction  bool            `json:"NoGuessing"` // ports are never predicted on this host
+	BirthdayBoth  bool            // two symmetric NATs predict ports at both ends
 	BirthdayPeers map[string]bool // the same for single peers, by ID; counts more than BirthdayBoth
 }
 
 func (s Settings) equal(o Settings) bool {
 	return s.DirectRetry == o.DirectRetry && s.HandshakeTimeout == o.HandshakeTimeout && s.Keepalive == o.Keepalive &&
-		s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+		s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.samePrediction(o)
 }
 
-func (s Settings) sameGuessing(o Settings) bool {
-	return s.NoGuessing == o.NoGuessing && s.BirthdayBoth == o.BirthdayBoth && maps.Equal(s.BirthdayPeers, o.BirthdayPeers)
+func (s Settings) samePrediction(o Settings) bool {
+	return s.NoPrediction == o.NoPrediction && s.BirthdayBoth == o.BirthdayBoth &&
+		maps.Equal(s.BirthdayPeers, o.BirthdayPeers)
 }
 
 // RelayChoice is the relay that both ends share and that would be used now; the zero ID means none.
@@ -204,7 +205,7 @@ const (
 	InputSendFailed   // Endpoint, Error: a ping could not be sent
 	InputEndpointSeen // Endpoint: WireGuard accepted a packet from there
 	InputAdopted      // Endpoint: where WireGuard reached the peer before this agent started
-	InputGuess        // Guess: progress or outcome of port prediction; Endpoint: a hit
+	InputPrediction   // Prediction: progress or outcome of port prediction; Endpoint: a hit
 	// Relay.ID, Endpoint: the port that a relay has reserved; Reply: both ends are proven, packets pass; without
 	// Endpoint, Error: why there is no port
 	InputReserved
@@ -232,18 +233,18 @@ func (k InputKind) String() string {
 
 // Input is one observation. Kind determines which fields are set.
 type Input struct {
-	Kind      InputKind
-	Endpoint  netip.AddrPort   `json:",omitzero"`
-	RTT       time.Duration    `json:",omitzero"`
-	Size      int              `json:",omitzero"` // size of the answered ping, as a tunnel packet; 0: not padded
-	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were last read
-	Node      *Node            `json:",omitempty"`
-	Relay     RelayChoice      `json:",omitzero"`
-	Settings  *Settings        `json:",omitempty"`
-	Addresses []netip.AddrPort `json:",omitempty"`
-	Reply     bool             `json:",omitempty"`
-	Error     string           `json:",omitempty"`
-	Guess     *GuessEvent      `json:",omitempty"`
+	Kind       InputKind
+	Endpoint   netip.AddrPort   `json:",omitzero"`
+	RTT        time.Duration    `json:",omitzero"`
+	Size       int              `json:",omitzero"` // size of the answered ping, as a tunnel packet; 0: not padded
+	Sent       time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were last read
+	Node       *Node            `json:",omitempty"`
+	Relay      RelayChoice      `json:",omitzero"`
+	Settings   *Settings        `json:",omitempty"`
+	Addresses  []netip.AddrPort `json:",omitempty"`
+	Reply      bool             `json:",omitempty"`
+	Error      string           `json:",omitempty"`
+	Prediction *PredictionEvent `json:"Guess,omitempty"`
 }
 
 // ActionKind names an action.
@@ -255,7 +256,7 @@ const (
 	ActionPunch                      // signal the peer to probe this host's addresses now
 	ActionUse                        // make WireGuard use Path
 	ActionCheck                      // read WireGuard's counters soon, and ask the relay whether the peer has a session
-	ActionGuess                      // guess ports with the peer as Guess says; the zero Guess ends the attempt
+	ActionPredict                    // predict ports with the peer as Predict says; the zero Prediction ends the attempt
 	ActionReserve                    // ask Relay to reserve a port
 	ActionPortDeaf                   // tell Relay that nothing passes its port
 	ActionGiveBack                   // return the port to Relay
@@ -273,6 +274,6 @@ type Action struct {
 	Path     Path
 	At       time.Time
 	Early    time.Duration // how much sooner the wake-up may come if others are due
-	Guess    Guess
+	Predict  Prediction
 	Relay    identity.ID
 }

@@ -23,17 +23,17 @@ import (
 // mappingsStep: the record's count of mappings is rounded up to a multiple of it, so that the record seldom changes.
 const mappingsStep = 64
 
-var rules = map[path.GuessKind]skeinv1.PairOutcome_Rule{
-	path.GuessBirthday: skeinv1.PairOutcome_BIRTHDAY, path.GuessPrediction: skeinv1.PairOutcome_PREDICTION,
-	path.GuessBoth: skeinv1.PairOutcome_BIRTHDAY_BOTH,
+var rules = map[path.PredictionKind]skeinv1.PairOutcome_Rule{
+	path.PredictBirthday: skeinv1.PairOutcome_BIRTHDAY, path.PredictNext: skeinv1.PairOutcome_PREDICTION,
+	path.PredictBoth: skeinv1.PairOutcome_BIRTHDAY_BOTH,
 }
 
-var roles = map[path.GuessRole]birthday.Role{path.GuessOne: birthday.One, path.GuessMany: birthday.Many,
-	path.GuessTwin: birthday.Twin}
+var roles = map[path.PredictionRole]birthday.Role{path.PredictOne: birthday.One, path.PredictMany: birthday.Many,
+	path.PredictTwin: birthday.Twin}
 
-var phases = map[birthday.Phase]path.GuessPhase{
-	birthday.Began: path.GuessBegan, birthday.Hit: path.GuessHit, birthday.Failed: path.GuessFailed,
-	birthday.Refused: path.GuessRefused, birthday.Silent: path.GuessSilent,
+var phases = map[birthday.Phase]path.PredictionPhase{
+	birthday.Began: path.PredictionBegan, birthday.Hit: path.PredictionHit, birthday.Failed: path.PredictionFailed,
+	birthday.Refused: path.PredictionRefused, birthday.Silent: path.PredictionSilent,
 }
 
 // Config is what a Predictor needs. All functions may be called from any goroutine.
@@ -67,7 +67,7 @@ type Predictor struct {
 func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
 	memory, err := birthday.OpenMemory(cfg.StateDir, time.Now())
 	if err != nil {
-		cfg.Log.Warn("former outcomes of guessing ports cannot be read; they are forgotten", "error", err)
+		cfg.Log.Warn("former outcomes of port prediction cannot be read; they are forgotten", "error", err)
 	}
 	p := &Predictor{cfg: cfg}
 	p.engine = birthday.New(birthday.Config{
@@ -90,8 +90,8 @@ func (p *Predictor) Close() {
 }
 
 // Wish starts or ends an attempt, as a path requests.
-func (p *Predictor) Wish(peer identity.ID, g path.Guess) {
-	if g.Kind == path.GuessNone {
+func (p *Predictor) Wish(peer identity.ID, g path.Prediction) {
+	if g.Kind == path.PredictNone {
 		p.engine.Stop(peer)
 		return
 	}
@@ -111,7 +111,7 @@ func (p *Predictor) PingReceived(ping probe.Ping) {
 	if r, ok := p.rewrites.heard(ping.Peer, ping.From, ping.At); ok {
 		if now := p.cfg.Paths().Paths()[ping.Peer]; now.Kind != path.Direct || !now.Alive {
 			// The peer's pings pass, so the few pings that this host sent were lost: repeat the hit to the path.
-			p.cfg.Paths().Guessed(ping.Peer, ping.From, pathEvent(r.event))
+			p.cfg.Paths().PredictionReported(ping.Peer, ping.From, pathEvent(r.event))
 		}
 	}
 }
@@ -155,13 +155,14 @@ func (p *Predictor) situation(peer identity.ID) (birthday.Situation, error) {
 		return birthday.Situation{}, errors.New("the peer's record is not known yet")
 	}
 	self, other := path.NodeOf(p.cfg.Record()), path.NodeOf(e.Record)
-	g, why := path.GuessFor(self, other, *set, peer)
+	g, why := path.PredictionFor(self, other, *set, peer)
 	mine, theirs := path.Mapped4(self), path.Mapped4(other)
 	switch now := p.cfg.Paths().Paths()[peer]; {
-	case g.Kind == path.GuessNone && why == "":
-		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no guessing",
+	case g.Kind == path.PredictNone && why == "":
+		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no port " +
+			"prediction",
 			Retry: time.Second}
-	case g.Kind == path.GuessNone:
+	case g.Kind == path.PredictNone:
 		return birthday.Situation{}, errors.New(why)
 	case now.Kind == path.Direct && now.Alive && !now.Silent:
 		return birthday.Situation{}, &birthday.Refusal{Text: "the path is direct", Retry: time.Second}
@@ -235,17 +236,17 @@ func (p *Predictor) onEvent(peer identity.ID, e birthday.Event) {
 	p.tell(peer, e)
 }
 
-func pathEvent(e birthday.Event) path.GuessEvent {
-	return path.GuessEvent{Phase: phases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes,
+func pathEvent(e birthday.Event) path.PredictionEvent {
+	return path.PredictionEvent{Phase: phases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes,
 		Sockets: e.Sockets, Took: e.Took}
 }
 
 func (p *Predictor) tell(peer identity.ID, e birthday.Event) {
 	if e.Phase != birthday.Began {
-		p.cfg.Log.Info("guessing ports", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets",
+		p.cfg.Log.Info("port prediction", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets",
 			e.Sockets, "took", e.Took)
 	}
-	p.cfg.Paths().Guessed(peer, e.Remote, pathEvent(e))
+	p.cfg.Paths().PredictionReported(peer, e.Remote, pathEvent(e))
 	p.cfg.Changed() // the record's count of mappings may have changed
 }
 
@@ -274,7 +275,7 @@ func (p *Predictor) Proxy(ctx context.Context, wanted []dataplane.PortRewrite) {
 					p.cfg.Prober.Handle(from, netip.Addr{}, b, at)
 				})
 			if err != nil {
-				p.cfg.Log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "error", err)
+				p.cfg.Log.Warn("a predicted port cannot be used", "peer", r.peer, "error", err)
 				return
 			}
 			p.cfg.Prober.SetDetour(r.Remote, proxy)

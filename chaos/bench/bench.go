@@ -61,7 +61,7 @@ type group struct {
 
 func (b *bench) groups() []group {
 	return []group{
-		{"mesh", b.mesh}, {"guess", b.guess}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks},
+		{"mesh", b.mesh}, {"prediction", b.prediction}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks},
 		{"egress", b.egress}, {"egress-scale", b.egressScale}, {"live", b.live}, {"sites", b.siteGroup}, {"crowd", b.crowd},
 		{"memory", b.memory}, {"site-fleet", b.siteFleet}, {"throughput", b.throughput}, {"code", b.code},
 	}

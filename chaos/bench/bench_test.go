@@ -161,7 +161,7 @@ func TestCountChanges(t *testing.T) {
 	}
 }
 
-// TestPairsThatCanBeDirect: a symmetric NAT meets those that filter by ports only by guessing.
+// TestPairsThatCanBeDirect: a symmetric NAT meets those that filter by ports only by port prediction.
 func TestPairsThatCanBeDirect(t *testing.T) {
 	spec, err := lab.Parse("crowd", lab.Crowd("crowd40", 40))
 	if err != nil {

@@ -142,14 +142,14 @@ func (f *field) directPairs() []pair {
 	return slices.DeleteFunc(f.pairs(), func(p pair) bool { return !f.canBeDirect(p) })
 }
 
-// canBeDirect leaves out the pairs of a symmetric NAT and one that filters by ports: they meet by guessing ports, whose
-// time has no bound and a figure of its own (group guess). All others meet by probing.
+// canBeDirect leaves out the pairs of a symmetric NAT and one that filters by ports: they meet by port prediction,
+// whose time has no bound and a figure of its own (group prediction). All others meet by probing.
 func (f *field) canBeDirect(p pair) bool {
 	a, b := f.site(p.from), f.site(p.to)
-	return a == b || !guessed(f.kind(a), f.kind(b)) && !guessed(f.kind(b), f.kind(a))
+	return a == b || !predicted(f.kind(a), f.kind(b)) && !predicted(f.kind(b), f.kind(a))
 }
 
-func guessed(a, b fabric.NAT) bool {
+func predicted(a, b fabric.NAT) bool {
 	return a == fabric.Symmetric && (b == fabric.Symmetric || b == fabric.PortRestrictedCone || b == fabric.Double)
 }
 

@@ -131,7 +131,8 @@ func (d *demo) matrix(ctx context.Context) error {
 	d.Verify("every pair direct, through two kinds of NAT", func() (string, error) {
 		table, err := until(ctx, 30*time.Second, func() (string, error) { return d.paths(ctx, names) })
 		d.Say("%s", table)
-		return "all are direct; home and cloud, behind a port-restricted and a symmetric NAT, have met by guessing ports", err
+		return "all are direct; home and cloud, behind a port-restricted and a symmetric NAT, have met by port " +
+			"prediction", err
 	})
 	return nil
 }

@@ -46,7 +46,7 @@ type Way byte
 // The ways.
 const (
 	Direct    Way = 'd' // by probing the addresses that records name
-	Guessed   Way = 'g' // direct, by birthday probing
+	Birthday  Way = 'g' // direct, by birthday probing
 	Predicted Way = 'p' // direct, by predicting ports
 	Relayed   Way = 'r'
 )
@@ -62,7 +62,7 @@ func (w Way) Path() string {
 // String is the way in words.
 func (w Way) String() string {
 	switch w {
-	case Guessed:
+	case Birthday:
 		return "direct, by birthday probing"
 	case Predicted:
 		return "direct, by port prediction"
@@ -76,7 +76,7 @@ func (w Way) String() string {
 //     asked to let in. The other end can then be whatever lets UDP out.
 //   - A restricted cone lets in whom it has sent to, from any port; so also a symmetric NAT's unknown one.
 //   - A port-restricted cone lets in only addresses and ports that it has sent to. Towards another cone both
-//     are known. Towards a symmetric NAT the port is not: it must be guessed, or foretold where ports are counted.
+//     are known. Towards a symmetric NAT the port is not: it must be predicted, or met by birthday probing.
 //   - Two symmetric NATs know nothing of each other's ports, unless both count.
 //   - Two NATs in a row filter like the stricter, here the home's port-restricted one.
 //   - IPv6 is not translated, only filtered: two ends that both have it punch like two cones.

@@ -129,7 +129,7 @@ func took(d time.Duration) string {
 
 func (r *Report) summary() string {
 	good := 0
-	var first, probed, guessed []time.Duration
+	var first, probed, predicted []time.Duration
 	for _, o := range r.Outcomes {
 		if o.OK {
 			good++
@@ -142,12 +142,12 @@ func (r *Report) summary() string {
 		case o.Want == Direct.String():
 			probed = append(probed, o.Direct)
 		default:
-			guessed = append(guessed, o.Direct)
+			predicted = append(predicted, o.Direct)
 		}
 	}
-	return fmt.Sprintf("%d of %d pairs as expected; first packet %s; direct by probing %s; direct by guessing ports %s; "+
+	return fmt.Sprintf("%d of %d pairs as expected; first packet %s; direct by probing %s; direct by port prediction %s; "+
 		"%d processors, %s.",
-		good, len(r.Outcomes), spread(first), spread(probed), spread(guessed), r.CPUs,
+		good, len(r.Outcomes), spread(first), spread(probed), spread(predicted), r.CPUs,
 		time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
 }
 

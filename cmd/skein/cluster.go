@@ -258,8 +258,8 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	c.Flags().StringSliceVar(&siteTopologies, "site-topology", nil, "sites with a topology of their own, such as "+
 		"dc=full,home=site; all of them, \"\": none")
 	c.Flags().Uint32Var(&fouPort, "fou-port", 0, "UDP port of egresses' tunnels; their flows go on while it changes")
-	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled "+
-		"or disabled")
+	c.Flags().StringVar(&birthday, "birthday-attack", "", "predict ports at both ends between two symmetric NATs: "+
+		"enabled or disabled")
 	return c
 }
 

@@ -382,7 +382,7 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 	line("NAT", "here %s, there %s", candidate.NATName(r.GetSelf().GetNatType()),
 		candidate.NATName(r.GetRecord().GetNatType()))
 	if q := r.GetGuess(); q != nil {
-		line("guessing", "%s", guessText(q))
+		line("prediction", "%s", predictionText(q))
 	}
 	for _, end := range []struct {
 		who    string
@@ -407,8 +407,8 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 	printHistory(w, r.GetHistory(), names)
 }
 
-// guessText tells how guessing ports goes: rule, tries, outcome, next try.
-func guessText(q *skeinv1.PortGuessView) string {
+// predictionText tells how port prediction goes: rule, tries, outcome, next try.
+func predictionText(q *skeinv1.PortGuessView) string {
 	out := q.GetRule() + " (" + q.GetRole() + ")"
 	switch {
 	case q.GetRunning():

@@ -148,8 +148,8 @@ func (p *Pool) meet(peer identity.ID) {
 	}
 }
 
-// show makes this node's IPv4 address known to a relay whose session runs over IPv6, because guessed ports are ports of
-// IPv4.
+// show makes this node's IPv4 address known to a relay whose session runs over IPv6, because predicted ports are ports
+// of IPv4.
 func (c *client) show() {
 	w := c.wire.Load()
 	if w == nil || wire.RemoteIP(w.TLS.NetConn()).Unmap().Is4() {

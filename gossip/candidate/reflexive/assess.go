@@ -262,7 +262,7 @@ func (e Evidence) advice(a Assessment) []string {
 		say("none of %d STUN servers answered: UDP seems blocked; let UDP out, or traffic stays on relays", e.Servers)
 	case skeinv1.NatType_NAT_TYPE_SYMMETRIC:
 		say("the NAT gives every destination another port: public nodes and cones are reached directly; towards a " +
-			"port-restricted cone or another symmetric NAT a port has to be guessed, or traffic stays on relays")
+			"port-restricted cone or another symmetric NAT a port has to be predicted, or traffic stays on relays")
 	case skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE:
 		if !a.Translated {
 			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node",

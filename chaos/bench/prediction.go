@@ -12,21 +12,21 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-//go:embed guess.yaml
-var guessLab []byte
+//go:embed prediction.yaml
+var predictionLab []byte
 
 const (
-	guessPairs   = 16 // in one lab
-	guessWithin  = 15 * time.Second
-	guessBudget  = 60 * time.Second // for all pairs of a lab, two at a time for each host
-	guessMedian  = 3 * time.Second
-	guessShare   = 98 // percent
-	guessProbes  = 2048
-	guessSockets = 256
+	predictionPairs   = 16 // in one lab
+	predictionWithin  = 15 * time.Second
+	predictionBudget  = 60 * time.Second // for all pairs of a lab, two at a time for each host
+	predictionMedian  = 3 * time.Second
+	predictionShare   = 98 // percent
+	predictionProbes  = 2048
+	predictionSockets = 256
 )
 
-// guesses are the runs that were seen.
-type guesses struct {
+// predictions are the runs that were seen.
+type predictions struct {
 	took     sample
 	runs     int
 	probes   []int
@@ -34,22 +34,22 @@ type guesses struct {
 	failures []string
 }
 
-// guess measures pairs of a port-restricted cone and a symmetric NAT, which meet by guessing ports alone.
-func (b *bench) guess(ctx context.Context) []Figure {
+// prediction measures pairs of a port-restricted cone and a symmetric NAT, which meet by port prediction alone.
+func (b *bench) prediction(ctx context.Context) []Figure {
 	const name = "port-restricted with symmetric direct"
-	target := fmt.Sprintf("≥ %d %% of 100 runs, median ≤ %s, ≤ %d probes, ≤ %d mappings", guessShare, ms(guessMedian),
-		guessProbes, guessSockets)
-	var g guesses
-	for want := b.opts.runs(100, guessPairs); g.runs < want; {
-		if err := b.guessRound(ctx, &g, want); err != nil {
+	target := fmt.Sprintf("≥ %d %% of 100 runs, median ≤ %s, ≤ %d probes, ≤ %d mappings", predictionShare,
+		ms(predictionMedian), predictionProbes, predictionSockets)
+	var g predictions
+	for want := b.opts.runs(100, predictionPairs); g.runs < want; {
+		if err := b.predictionRound(ctx, &g, want); err != nil {
 			return []Figure{notMeasured(name, target, err)}
 		}
-		b.note("guessing ports: %d of %d runs", g.runs, want)
+		b.note("port prediction: %d of %d runs", g.runs, want)
 	}
 	return []Figure{g.figure(name, target)}
 }
 
-func (g *guesses) figure(name, target string) Figure {
+func (g *predictions) figure(name, target string) Figure {
 	f := Figure{Name: name, Target: target, Load: loadAverage(), Detail: g.failures,
 		How: "fresh agents behind 4 × 4 NATs of their own; from the agreement to begin until both ends have switched; the " +
 			"first attempt of each pair; " +
@@ -61,8 +61,9 @@ func (g *guesses) figure(name, target string) Figure {
 	share := 100 * len(g.took.took) / g.runs
 	f.Got = fmt.Sprintf("%d of %d direct, %s; probes median %d, most %d; mappings most %d", len(g.took.took), g.runs,
 		g.took.text(95), middle(g.probes), slices.Max(g.probes), slices.Max(g.sockets))
-	f.Verdict = verdict(share >= guessShare && g.took.quantile(50) <= guessMedian && slices.Max(g.probes) <= guessProbes &&
-		slices.Max(g.sockets) <= guessSockets)
+	f.Verdict = verdict(share >= predictionShare && g.took.quantile(50) <= predictionMedian &&
+		slices.Max(g.probes) <= predictionProbes &&
+		slices.Max(g.sockets) <= predictionSockets)
 	return f
 }
 
@@ -71,9 +72,9 @@ func middle(all []int) int {
 	return sorted[len(sorted)/2]
 }
 
-// guessRound lets all pairs of a new lab meet.
-func (b *bench) guessRound(ctx context.Context, g *guesses, want int) (err error) {
-	l, down, err := b.raise(ctx, guessLab)
+// predictionRound lets all pairs of a new lab meet.
+func (b *bench) predictionRound(ctx context.Context, g *predictions, want int) (err error) {
+	l, down, err := b.raise(ctx, predictionLab)
 	if err != nil {
 		return err
 	}
@@ -82,14 +83,14 @@ func (b *bench) guessRound(ctx context.Context, g *guesses, want int) (err error
 	if err := l.WaitConverged(ctx, formedWithin); err != nil {
 		return err
 	}
-	limit := time.Now().Add(guessBudget)
+	limit := time.Now().Add(predictionBudget)
 	for _, p := range f.pairs() {
 		if !strings.HasPrefix(p.from, "home") || !strings.HasPrefix(p.to, "cloud") || g.runs == want {
 			continue
 		}
 		g.runs++
 		left := max(time.Until(limit), time.Second)
-		_ = b.until(ctx, left, func() error { return f.firstGuess(ctx, p) })
+		_ = b.until(ctx, left, func() error { return f.firstPrediction(ctx, p) })
 		if err := g.add(ctx, f, p); err != nil {
 			g.failures = append(g.failures, err.Error())
 			if kept := f.keep(ctx); kept != nil {
@@ -100,8 +101,8 @@ func (b *bench) guessRound(ctx context.Context, g *guesses, want int) (err error
 	return ctx.Err()
 }
 
-// firstGuess tells whether a pair's first attempt is over.
-func (f *field) firstGuess(ctx context.Context, p pair) error {
+// firstPrediction tells whether a pair's first attempt is over.
+func (f *field) firstPrediction(ctx context.Context, p pair) error {
 	for _, e := range []pair{p, {p.to, p.from}} {
 		v, err := f.explain(ctx, e)
 		if err != nil {
@@ -123,7 +124,7 @@ func (f *field) explain(ctx context.Context, p pair) (*skeinv1.ExplainPeerRespon
 }
 
 // add takes a pair's first attempt down, or tells why it was none that counts as won.
-func (g *guesses) add(ctx context.Context, f *field, p pair) error {
+func (g *predictions) add(ctx context.Context, f *field, p pair) error {
 	var began, direct time.Time
 	probes, sockets := 0, 0
 	defer func() { g.probes, g.sockets = append(g.probes, probes), append(g.sockets, sockets) }()
@@ -137,7 +138,7 @@ func (g *guesses) add(ctx context.Context, f *field, p pair) error {
 		if v.GetPeer().GetPath() != "direct" || q.GetTries() > 0 {
 			return fmt.Errorf("%s: path %s after %d failed attempts: %s", e, v.GetPeer().GetPath(), q.GetTries(), q.GetOutcome())
 		}
-		b, d := guessTimes(v.GetHistory())
+		b, d := predictionTimes(v.GetHistory())
 		if b.IsZero() || d.IsZero() {
 			return fmt.Errorf("%s: the journal does not tell when the attempt began and ended", e)
 		}
@@ -148,15 +149,15 @@ func (g *guesses) add(ctx context.Context, f *field, p pair) error {
 			direct = d
 		}
 	}
-	if direct.Sub(began) > guessWithin {
+	if direct.Sub(began) > predictionWithin {
 		return fmt.Errorf("%s: direct after %s", p, direct.Sub(began))
 	}
 	g.took.add(direct.Sub(began), p.String())
 	return nil
 }
 
-// guessTimes are when the peers agreed to begin and when the path became direct, by a journal.
-func guessTimes(history []*skeinv1.JournalEntry) (began, direct time.Time) {
+// predictionTimes are when the peers agreed to begin and when the path became direct, by a journal.
+func predictionTimes(history []*skeinv1.JournalEntry) (began, direct time.Time) {
 	for _, e := range history {
 		at := time.Unix(0, e.GetTime())
 		if in := e.GetPathInput(); in.GetKind() == "guess" && began.IsZero() &&
