@@ -77,7 +77,7 @@ type Options struct {
 	OnConfig func(config.Config)
 	Init     bool
 	Token    string // join token
-	// Enter returns how a host that is no member becomes one; called again after each refusal. nil: by Init and Token.
+	// Enter returns how a host that is not a member becomes one; called again after each refusal. nil: by Init and Token.
 	Enter func(ctx context.Context, refused error) (Entry, error)
 	// JoinPatience limits the time for joining; 0: the default.
 	JoinPatience time.Duration
@@ -476,7 +476,7 @@ func (a *Agent) resume(s *events.State) error {
 			api.ReasonText(r.GetReason()), a.cfg.StateDir)
 	}
 	if s.Node(a.id) == nil {
-		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or "+
+		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is not a member's: identity.pem or "+
 			"replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a "+
 			"new token", a.cfg.StateDir, have, a.id)
 	}

@@ -318,7 +318,7 @@ func TestOneMembersInquiriesDoNotReadTheArchiveAgainAndAgain(t *testing.T) {
 	}
 }
 
-// Who is no member hears nothing of the log, whatever it claims to have.
+// Who is not a member hears nothing of the log, whatever it claims to have.
 func TestStrangersHearNoNews(t *testing.T) {
 	server, stranger := newHost(t, "a"), newHost(t, "x")
 	w := newWorld(t, server)

@@ -15,7 +15,7 @@ import (
 )
 
 // wantHandshakes lists the members that are to be sent a keepalive, and so a handshake where there is no session.
-// First, those that asked for it. Second, those that were no peers of this node for a while: with them its device lost
+// First, those that asked for it. Second, those that were not peers of this node for a while: with them its device lost
 // the session, and the other end, which may have had this node as a peer all the time, does not know; it would send
 // into the void for 15 s. Third, those that this node has known since before it started, that answer, and with whom the
 // device has had no handshake: a userspace device loses all sessions with the agent.

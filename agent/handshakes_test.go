@@ -35,7 +35,7 @@ func TestHandshakeSignal(t *testing.T) {
 	}
 }
 
-// A member that is no peer for a moment, since another leader was chosen, is sent handshakes when it is one again.
+// A member that is not a peer for a moment, since another leader was chosen, is sent handshakes when it is one again.
 func TestPeersThatLeaveAreNoted(t *testing.T) {
 	self, peer := newHost(t, "a"), newHost(t, "b")
 	a := newTestAgent(self, newWorld(t, self, peer).state)

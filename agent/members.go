@@ -38,7 +38,7 @@ func (s services) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skei
 		st := s.a.replica.State()
 		if n = st.Node(id); n == nil {
 			return nil, connect.NewError(connect.CodeFailedPrecondition,
-				fmt.Errorf("node %s (%s) is no member any more", was, id))
+				fmt.Errorf("node %s (%s) is not a member any more", was, id))
 		}
 		record := s.a.recordsAsked(ctx)[id]
 		c, err := changeOfNode(n, record.GetKubernetesNode(), r)

@@ -147,6 +147,6 @@ func TestLabelsOfTheConfigurationAreTold(t *testing.T) {
 		}
 	}
 	if message, _ := labelNews(nil, map[string]string{"a": "b"}); message != "" {
-		t.Errorf("a node that is no member yet: %q", message)
+		t.Errorf("a node that is not a member yet: %q", message)
 	}
 }

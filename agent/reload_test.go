@@ -181,7 +181,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// One bad key, a missing file, and what is no YAML change nothing, and are a problem until the file is repaired.
+// One bad key, a missing file, and what is not YAML change nothing, and are a problem until the file is repaired.
 func TestReloadRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"bad value": {"name: a\nsite: attic\nlazyPaths: often\n",

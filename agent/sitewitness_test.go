@@ -57,7 +57,7 @@ func TestMirrorsAdmit(t *testing.T) {
 		{"b1", "a3", "a3", false}, // leads nothing
 		{"b1", "a3", "b2", false}, // not of its site
 		{"b1", "b3", "b2", false}, // of this site
-		{"b3", "a3", "a1", false}, // this one is no leader, and no peer of a1
+		{"b3", "a3", "a1", false}, // this one is not a leader, and no peer of a1
 		{"b1", "a1", "", true},    // a peer
 		{"b1", "b3", "", true},
 		{"b1", "a3", "", false}, // none

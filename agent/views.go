@@ -265,7 +265,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	return v
 }
 
-// hopView fills in the node that passes packets on to a member which is no peer.
+// hopView fills in the node that passes packets on to a member which is not a peer.
 func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
 	r := a.reach.Load()
 	via, hop := r.Via(id)

@@ -74,14 +74,14 @@ func checkNames(k podnet.Key) *types.Error {
 			maxContainerID), "use the container runtime's own ID")
 	}
 	if err := utils.ValidateContainerID(containerID); err != nil {
-		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID %.100q is no container ID", containerID),
+		return complaint(CodeEnvironment, fmt.Sprintf("CNI_CONTAINERID %.100q is not a container ID", containerID),
 			"it has letters, digits, dots, underscores and hyphens, a letter or digit first")
 	}
 	bad := utils.ValidateInterfaceName(ifname) != nil || !utf8.ValidString(ifname) ||
 		strings.ContainsFunc(ifname, func(r rune) bool { return r < ' ' || r == 0x7f || r == '%' })
 	// the last two are directories of every sysctl tree
 	if bad || slices.Contains([]string{"lo", "all", "default"}, ifname) {
-		return complaint(CodeEnvironment, fmt.Sprintf("CNI_IFNAME %.100q is no name for an interface", ifname),
+		return complaint(CodeEnvironment, fmt.Sprintf("CNI_IFNAME %.100q is not a name for an interface", ifname),
 			"use up to 15 letters and digits, as in eth0")
 	}
 	return nil

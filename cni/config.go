@@ -74,7 +74,7 @@ func parseConfig(stdin []byte) (*config, *types.Error) {
 	}
 	switch {
 	case !filepath.IsAbs(c.Socket) || len(c.Socket) > maxSocket:
-		return nil, complaint(CodeConfig, fmt.Sprintf("socket %.200q is no path of a socket", c.Socket),
+		return nil, complaint(CodeConfig, fmt.Sprintf("socket %.200q is not a path of a socket", c.Socket),
 			fmt.Sprintf("it must begin with / and have at most %d bytes; left out it is %s", maxSocket, DefaultSocket))
 	case c.IPAM.Type != "":
 		return nil, complaint(uint32(types.ErrUnsupportedField),
@@ -132,7 +132,7 @@ func (c *config) wanted(a podArgs) ([]string, *types.Error) {
 	for _, s := range ask {
 		ip, err := parseIP(s)
 		if err != nil {
-			return nil, complaint(CodeConfig, fmt.Sprintf("%s: %.100q is no address", from, s), "write it as 10.1.2.3 or "+
+			return nil, complaint(CodeConfig, fmt.Sprintf("%s: %.100q is not an address", from, s), "write it as 10.1.2.3 or "+
 				"2001:db8::3; a prefix length may follow and is not looked at")
 		}
 		if other, ok := families[ip.Is4()]; ok && other != ip.String() {

@@ -24,8 +24,8 @@ func TestConfig(t *testing.T) {
 		{"empty", ``, 6, "cannot be read"},
 		{"a list", `[]`, 6, "cannot be read"},
 		{"socket of another kind", `{"cniVersion":"1.1.0","socket":7}`, 6, "socket"},
-		{"relative socket", `{"cniVersion":"1.1.0","socket":"cni.sock"}`, 7, "no path of a socket"},
-		{"long socket", `{"cniVersion":"1.1.0","socket":"/` + strings.Repeat("a", 107) + `"}`, 7, "no path of a socket"},
+		{"relative socket", `{"cniVersion":"1.1.0","socket":"cni.sock"}`, 7, "not a path of a socket"},
+		{"long socket", `{"cniVersion":"1.1.0","socket":"/` + strings.Repeat("a", 107) + `"}`, 7, "not a path of a socket"},
 		{"another's addresses", `{"cniVersion":"1.1.0","ipam":{"type":"host-local"}}`, 2, `ipam: {type: "host-local"}`},
 		{"no IPAM named", `{"cniVersion":"1.1.0","ipam":{}}`, 0, ""},
 		{"masquerade", `{"cniVersion":"1.1.0","ipMasq":true}`, 2, "ipMasq: true"},
@@ -72,8 +72,8 @@ func TestWantedAddresses(t *testing.T) {
 		{`"::ffff:10.1.2.3"`, "", "", []string{"10.1.2.3"}, ""},
 		{`"10.1.2.5","10.1.2.5/32"`, "", "", []string{"10.1.2.5"}, ""},
 		{`"10.1.2.5","10.1.2.6"`, "", "", nil, "both 10.1.2.5 and 10.1.2.6"},
-		{`"ten"`, "", "", nil, `"ten" is no address`},
-		{`"fe80::1%eth0"`, "", "", nil, "is no address"},
+		{`"ten"`, "", "", nil, `"ten" is not an address`},
+		{`"fe80::1%eth0"`, "", "", nil, "is not an address"},
 		{`"10.1.2.5"` + strings.Repeat(`,"10.1.2.5"`, 16), "", "", nil, "17 addresses"},
 	} {
 		config, e := parseConfig(

@@ -68,8 +68,8 @@ var capabilities = map[string]map[string]bool{
 // changes nothing.
 func (in Install) Run(ctx context.Context) (*Report, error) {
 	if err := utils.ValidateNetworkName(in.Name); err != nil {
-		return nil, fmt.Errorf("--name %q is no name of a network: it has letters, digits, dots, underscores and hyphens, "+
-			"a letter or digit first", in.Name)
+		return nil, fmt.Errorf("--name %q is not a name of a network: it has letters, digits, dots, underscores and "+
+			"hyphens, a letter or digit first", in.Name)
 	}
 	if !filepath.IsAbs(in.Socket) || len(in.Socket) > maxSocket {
 		return nil, fmt.Errorf("socket %q: it must be a path from / of at most %d bytes: see --run-dir", in.Socket, maxSocket)
@@ -184,7 +184,7 @@ func (in Install) conflist(ctx context.Context, r *Report) ([]byte, error) {
 	versions := Versions()
 	for _, name := range in.Chain {
 		if name == "" || name == Type || strings.ContainsAny(name, "/\\") {
-			return nil, fmt.Errorf("--chain: %q is no plugin that can come after %s", name, Type)
+			return nil, fmt.Errorf("--chain: %q is not a plugin that can come after %s", name, Type)
 		}
 		speaks, err := versionsOf(ctx, filepath.Join(in.BinDir, name))
 		if err != nil && !in.Force {

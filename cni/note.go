@@ -67,7 +67,7 @@ func parseNote(b []byte) (Note, error) {
 	return n, nil
 }
 
-// ReadNotes returns the notes in a directory, up to 16384 of them. A file that is no note is removed and told in the
+// ReadNotes returns the notes in a directory, up to 16384 of them. A file that is not a note is removed and told in the
 // error; the rest is returned all the same. A directory that is not there holds none.
 func ReadNotes(dir string) ([]Note, error) {
 	d, err := os.Open(dir)

@@ -67,7 +67,7 @@ func run(t *testing.T, in *testns.NS, command, stdin string, env ...string) outc
 	o := outcome{exit: cmd.ProcessState.ExitCode(), stdout: out.String(), stderr: errs.String()}
 	if o.exit != 0 {
 		if err := json.Unmarshal(out.Bytes(), &o); err != nil {
-			t.Fatalf("%s: the error is no JSON: %v\n%s", command, err, out.String())
+			t.Fatalf("%s: the error is not JSON: %v\n%s", command, err, out.String())
 		}
 	}
 	return o

@@ -144,7 +144,7 @@ func (l *ledger) give(b *skeinv1.Block) {
 	case taken && (owner != "" || reserving):
 		l.fault("%s goes to %q and belongs to %q", name, b.GetNodeId(), owner)
 	case !reserving && !l.members[b.GetNodeId()]:
-		l.fault("%s goes to %s, which is no member", name, b.GetNodeId())
+		l.fault("%s goes to %s, which is not a member", name, b.GetNodeId())
 	case !reserving && p.pool.GetDraining():
 		l.fault("%s is given while the pool drains", name)
 	}

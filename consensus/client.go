@@ -23,7 +23,7 @@ type ClientConfig struct {
 	Replica *Replica
 	Dialer  Dialer
 	Conns   *Conns         // to share [own ones over Dialer]
-	Local   func() *Server // nil, or returning nil: this node is no server
+	Local   func() *Server // nil, or returning nil: this node is not a server
 	// OnHeartbeat is called with each heartbeat of the followed server, once a second, unless the server's history
 	// differs from this node's. It must not block; nil: it is not called.
 	OnHeartbeat func(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat)

@@ -237,7 +237,7 @@ func TestLeaderOfASiteLosesItsServer(t *testing.T) {
 	}
 }
 
-// Nodes of other sites, and nodes without a leader, get nothing from a node that is no server. Each node has one
+// Nodes of other sites, and nodes without a leader, get nothing from a node that is not a server. Each node has one
 // stream.
 func TestWhoGetsEventsFromALeader(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {

@@ -355,7 +355,7 @@ func (r *Replica) makeLazy() error {
 	return nil
 }
 
-// makeDurable ends makeLazy's effect, when the node is no server any more.
+// makeDurable ends makeLazy's effect, when the node is not a server any more.
 func (r *Replica) makeDurable() error {
 	r.disk.Lock()
 	defer r.disk.Unlock()

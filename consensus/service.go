@@ -35,12 +35,12 @@ const (
 type ServiceConfig struct {
 	Self    identity.ID
 	Replica *Replica
-	Server  func() *Server // nil, or returning nil: this node is no server
+	Server  func() *Server // nil, or returning nil: this node is not a server
 	Conns   *Conns         // for forwarding
 	Log     *slog.Logger
 	// Key signs this server's checkpoints; nil: it makes none.
 	Key *identity.Key
-	// Pass returns why a node must not get the events from this node, which is no server. nil: no node may.
+	// Pass returns why a node must not get the events from this node, which is not a server. nil: no node may.
 	Pass func(identity.ID) error
 	// Proof returns the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel
 	// that is closed when there is another; see Client.Proof.
@@ -230,8 +230,8 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 // Subscribe streams the batches after an index. A snapshot comes first if the archive no longer reaches back. A
 // follower whose state at its index has another hash than this server's is refused: it would fold events of one history
 // on another. Nothing is queued for a subscriber: each stream reads from the archive at its own pace, and a subscriber
-// that reads nothing for writeTimeout is cut. A node that is no server streams to nodes of its site while it leads that
-// site; see pass.
+// that reads nothing for writeTimeout is cut. A node that is not a server streams to nodes of its site while it leads
+// that site; see pass.
 func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest,
 	out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	peer, err := s.member(ctx)

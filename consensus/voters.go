@@ -25,8 +25,8 @@ const (
 	addNonvoter             // a new server: it gets the log and no vote
 	promote                 // it has kept up for long enough: log that it votes
 	addVoter                // its vote is logged and not yet in Raft's configuration
-	remove                  // it is no server any more
-	handOver                // this leader is no server any more: another one should remove it
+	remove                  // it is not a server any more
+	handOver                // this leader is not a server any more: another one should remove it
 	postpone                // removing it now would leave no quorum of healthy voters
 )
 
@@ -79,7 +79,7 @@ func planVoters(v voterView) voterStep {
 	return v.removal(agreed)
 }
 
-// removal removes voters that are no servers any more, this leader last.
+// removal removes voters that are not servers any more, this leader last.
 func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 	var gone []raft.ServerID
 	var voters []raft.ServerID
@@ -116,13 +116,13 @@ func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 // maySend returns why a node may not send Raft's requests to this server; nil: it may. Only voters may, because a node
 // that may append entries can make the log say anything. Either the agreed state or Raft's configuration may be the
 // first to know of a vote: a server that is new or was away has an old configuration, and one that lags has an old
-// state. A node that is no server in the state any more loses its streams at once, even while Raft's configuration
+// state. A node that is not a server in the state any more loses its streams at once, even while Raft's configuration
 // still names it.
 func (s *Server) maySend(id identity.ID) error {
 	v := s.cfg.Replica.State().Server(id)
 	switch {
 	case v == nil:
-		return fmt.Errorf("node %s is no server", id)
+		return fmt.Errorf("node %s is not a server", id)
 	case !v.GetVoter() && !s.inConfiguration(id):
 		return fmt.Errorf("server %s has no vote", id)
 	}

@@ -206,7 +206,7 @@ func (n Numbers) checkNames() *ErrNumbers {
 	for _, l := range []struct{ field, name string }{{"Link", n.Link}, {"HopLink", n.HopLink},
 		{"PlainLink", n.PlainLink}} {
 		if !ValidLink(l.name) {
-			return problem(l.field, "%q is no interface name; want 1 to 15 characters without / : or blanks, and neither . "+
+			return problem(l.field, "%q is not an interface name; want 1 to 15 characters without / : or blanks, and neither . "+
 				"nor ..", l.name)
 		}
 		if other, ok := seen[l.name]; ok {
@@ -218,7 +218,7 @@ func (n Numbers) checkNames() *ErrNumbers {
 	for i, r := range n.NftTable {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
 		if !letter && (i == 0 || r != '_' && (r < '0' || r > '9')) {
-			return problem("NftTable", "%q is no name of an nft table; want a letter, then letters, digits and _", n.NftTable)
+			return problem("NftTable", "%q is not a name of an nft table; want a letter, then letters, digits and _", n.NftTable)
 		}
 	}
 	if n.NftTable == "" || len(n.ClientNftTable) > longest {

@@ -126,12 +126,12 @@ func TestOverlap(t *testing.T) {
 // A number that cannot be is refused, and named.
 func TestCheckNumbers(t *testing.T) {
 	for want, change := range map[string]func(n *dataplane.Numbers){
-		"Link: \"a b\" is no interface name": func(n *dataplane.Numbers) { n.Link = "a b" },
-		"HopLink: \"sixteen-letters-\" is no interface name": func(n *dataplane.Numbers) {
+		"Link: \"a b\" is not an interface name": func(n *dataplane.Numbers) { n.Link = "a b" },
+		"HopLink: \"sixteen-letters-\" is not an interface name": func(n *dataplane.Numbers) {
 			n.HopLink = "sixteen-letters-"
 		},
 		"PlainLink: \"skein0\" is the name of another link": func(n *dataplane.Numbers) { n.PlainLink = n.Link },
-		"NftTable: \"0a\" is no name of an nft table":       func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
+		"NftTable: \"0a\" is not a name of an nft table":    func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
 		"NftTable: \"\": want 1 to 24 characters":           func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
 		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) {
 			*n = n.WithNftTable(strings.Repeat("a", 25))

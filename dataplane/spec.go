@@ -86,7 +86,7 @@ type Translation struct{ Prefix, As netip.Prefix } // of one family and length
 // String is the translation as a user reads it.
 func (t Translation) String() string { return t.Prefix.String() + " as " + t.As.String() }
 
-// Hops leads packets to nodes that are no peers of this host, by way of peers that pass them on. Such a packet travels
+// Hops leads packets to nodes that are not peers of this host, by way of peers that pass them on. Such a packet travels
 // inside another one, from node to node (IP in IP, RFC 2003 and RFC 4213), in the tunnel: so a peer's AllowedIPs do not
 // change when another one passes on (docs/decisions/0054). The zero value: no hops.
 type Hops struct {

@@ -86,7 +86,7 @@ func TestSeeds(t *testing.T) {
 			}
 			continue
 		default:
-			wrong("%q is no state; allowed: %s, %s, %s", r.state, seedsSame, seedsOther, seedsNotYet)
+			wrong("%q is not a state; allowed: %s, %s, %s", r.state, seedsSame, seedsOther, seedsNotYet)
 		}
 		if r.tests == seedsNoTest {
 			continue

@@ -57,7 +57,7 @@ func decide(s *State, c *skeinv1.Command,
 	return d.events, d.answer, nil
 }
 
-// checkBeforeAnswer refuses who may not hear a remembered answer either. A joiner is no member yet: what it shows
+// checkBeforeAnswer refuses who may not hear a remembered answer either. A joiner is not a member yet: what it shows
 // counts.
 func (d *decision) checkBeforeAnswer() error {
 	if b, ok := d.c.GetBody().(*skeinv1.Command_AdmitNode); ok && d.s.Cluster() != nil {

@@ -258,7 +258,7 @@ func (d *decision) blockAt(pool, prefix string) (*poolState, uint64, error) {
 		block = ipv6
 	}
 	if bits != block.Bits() && bits != a.BitLen() || bits == block.Bits() && a != block.Addr() {
-		return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s: the block there is %s", prefix,
+		return nil, 0, refuse(InvalidArgument, "%s is not a block of pool %s: the block there is %s", prefix,
 			r.pool.GetName(), block)
 	}
 	return r, n, nil

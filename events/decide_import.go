@@ -235,12 +235,12 @@ func (im *importer) find(want *skeinv1.ImportBlock) (*poolState, uint64, error) 
 		}
 		p, err := netip.ParsePrefix(s)
 		if err != nil || p.Addr().Is6() != (i == 1) {
-			return nil, 0, refuse(InvalidArgument, "block %.80q of pool %s is no prefix", s, want.GetPool())
+			return nil, 0, refuse(InvalidArgument, "block %.80q of pool %s is not a prefix", s, want.GetPool())
 		}
 		at, _, ok := r.layout.find(p.Addr())
 		ipv4, ipv6, _ := r.layout.block(at)
 		if !ok || p != ipv4 && p != ipv6 {
-			return nil, 0, refuse(InvalidArgument, "%s is no block of pool %s, whose blocks have 2^%d addresses of %s", s,
+			return nil, 0, refuse(InvalidArgument, "%s is not a block of pool %s, whose blocks have 2^%d addresses of %s", s,
 				want.GetPool(), r.layout.bits, r.layout)
 		}
 		if found && n != at {

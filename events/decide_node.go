@@ -110,7 +110,7 @@ func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 		}
 		return refuse(PermissionDenied, "node %s (%s) is a member with another WireGuard key, and %s, which hands the join "+
 			"on, "+
-			"is no server: join at a server, put the former wireguard.pem back, "+
+			"is not a server: join at a server, put the former wireguard.pem back, "+
 			"or move identity.pem out of its state directory to join as a new node",
 			old.GetId(), old.GetName(), d.s.called(d.c.GetIssuer()))
 	}

@@ -81,7 +81,7 @@ func checkPod(namespace, pod string) error {
 func (d *decision) addressAt(pool, addr string) (r *poolState, n uint64, ipv4, ipv6 netip.Addr, err error) {
 	a, perr := netip.ParseAddr(addr)
 	if perr != nil || a.Zone() != "" {
-		return nil, 0, ipv4, ipv6, refuse(InvalidArgument, "%.80q is no address; write one like 10.64.0.5", addr)
+		return nil, 0, ipv4, ipv6, refuse(InvalidArgument, "%.80q is not an address; write one like 10.64.0.5", addr)
 	}
 	a = a.Unmap()
 	if r, err = d.poolAt(pool, a); err != nil {

@@ -431,7 +431,7 @@ func TestSchemaOfServers(t *testing.T) {
 	if _, _, err := decide(w.s, c, newer); err != nil {
 		t.Fatal(err)
 	}
-	w.must(admit("agent", "1")) // folds schema 1 alone, and is no server
+	w.must(admit("agent", "1")) // folds schema 1 alone, and is not a server
 	if _, _, err := decide(w.s, c, newer); err != nil {
 		t.Fatal(err)
 	}

@@ -134,7 +134,7 @@ func checkEgressRules(t fatal, s *State) {
 		}
 		for _, v := range s.Slots(e.GetNamespace(), e.GetName()) {
 			if v.GetNodeId() != "" && find(&s.nodes, v.GetNodeId()) == nil {
-				t.Fatalf("slot %v has an owner that is no member", v)
+				t.Fatalf("slot %v has an owner that is not a member", v)
 			}
 			if v.GetNodeId() != "" && (v.GetLeaseMillis() < MinEgressLease || v.GetNodeId() == v.GetFromNodeId()) {
 				t.Fatalf("slot %v makes no sense", v)

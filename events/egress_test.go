@@ -67,8 +67,8 @@ func TestDefineEgressIsRefused(t *testing.T) {
 		{out(func(e *e) { e.Destinations = nil }), InvalidArgument, "has no destination"},
 		{out(func(e *e) { e.Destinations = many(1025, "11.%d.%d.0/24") }), InvalidArgument, "1025 destinations are too " +
 			"many; use up to 1024"},
-		{out(func(e *e) { e.Destinations = []string{"192.0.2.1"} }), InvalidArgument, `"192.0.2.1" is no prefix`},
-		{out(func(e *e) { e.Destinations = []string{"::ffff:192.0.2.0/120"} }), InvalidArgument, "is no prefix"},
+		{out(func(e *e) { e.Destinations = []string{"192.0.2.1"} }), InvalidArgument, `"192.0.2.1" is not a prefix`},
+		{out(func(e *e) { e.Destinations = []string{"::ffff:192.0.2.0/120"} }), InvalidArgument, "is not a prefix"},
 		{out(func(e *e) { e.Destinations = []string{"192.0.2.1/24"} }), InvalidArgument, "host bits set; write 192.0.2.0/24"},
 		{out(func(e *e) { e.Destinations = []string{"192.0.2.0/24", "192.0.2.0/24"} }), InvalidArgument,
 			"192.0.2.0/24 is there twice"},
@@ -103,9 +103,9 @@ func TestDefineEgressIsRefused(t *testing.T) {
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.0,3fff:1::"), InvalidArgument, "IPv6 address 3fff:1::, and the " +
 			"egress has no IPv6 destination"},
 		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "203.0.113.0/32" }),
-			InvalidArgument, "is no IPv4 address"},
+			InvalidArgument, "is not an IPv4 address"},
 		{with(egress("web/out", "192.0.2.0/24", 1, "x"), func(e *e) { e.Addresses[0].Ipv4 = "::ffff:203.0.113.0" }),
-			InvalidArgument, "is no IPv4 address"},
+			InvalidArgument, "is not an IPv4 address"},
 		{egress("web/out", "192.0.2.0/24", 2, "203.0.113.0", "203.0.113.0"), InvalidArgument, "203.0.113.0 is there twice"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.114.0"), FailedPrecondition, "203.0.114.0 lies in no pool"},
 		{egress("web/out", "192.0.2.0/24", 1, "203.0.113.4"), AlreadyExists, "203.0.113.4 is the source address of slot " +

@@ -107,12 +107,12 @@ func TestImportConflicts(t *testing.T) {
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would reserve it reserved there",
 		"block 10.66.0.32/27 of pool p: it belongs to nobody (reserved: mine) here, and the import would give it to " +
 			"node a",
-		"10.66.0.64/28 is no block of pool p, whose blocks have 2^5 addresses of 10.66.0.0/24 10.67.0.0/24",
+		"10.66.0.64/28 is not a block of pool p, whose blocks have 2^5 addresses of 10.66.0.0/24 10.67.0.0/24",
 		`block 10.66.0.64/27: pool "no" does not exist`,
 		"a block of pool p has neither an IPv4 nor an IPv6 prefix",
 		"block 10.80.0.0/27 of pool good: it belongs to node a here, and the import would give it to node b",
 		`node "bad name"`,
-		`block "fd00::/123" of pool good is no prefix`,
+		`block "fd00::/123" of pool good is not a prefix`,
 		"repair them in the file or here, then import it again",
 	} {
 		if i >= len(lines) || !strings.Contains(lines[i], want) {

@@ -29,7 +29,7 @@ func CheckLabel(key, value string) error {
 		return refuse(InvalidArgument, "label %.80q: the key has %d characters: at most %d are allowed", key,
 			len(key), MaxLabelKey)
 	case slash && !isSubdomain(prefix):
-		return refuse(InvalidArgument, "label %.80q: the key's prefix %.80q is no DNS name: "+
+		return refuse(InvalidArgument, "label %.80q: the key's prefix %.80q is not a DNS name: "+
 			"use lower-case letters, digits, hyphens and dots, such as example.com/rack", key, prefix)
 	case !isLabelText(name):
 		return refuse(InvalidArgument, "label %.80q: want a key of letters, digits, hyphens, underscores and dots, "+

@@ -120,7 +120,8 @@ func parseSubnet(pool, s string, six bool) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil || p.Addr().Is6() != six || p.Addr().Is4In6() || p.Addr().Zone() != "" {
-		return p, refuse(InvalidArgument, "pool %s: subnet %.80q is no %s prefix; write one like %s", pool, s, family, like)
+		return p, refuse(InvalidArgument, "pool %s: subnet %.80q is not an %s prefix; write one like %s", pool, s,
+			family, like)
 	}
 	if p != p.Masked() {
 		return p, refuse(InvalidArgument, "pool %s: subnet %s has host bits set; write %s", pool, s, p.Masked())

@@ -348,7 +348,7 @@ func (d *decision) checkPlainNetwork(p *skeinv1.PlainPeer, text string) (netip.P
 	n, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil || n.Addr().Is4In6() || n.Addr().Zone() != "":
-		return n, refuse(InvalidArgument, "plain peer %s: %.*q is no prefix; write one like 192.168.8.0/24", name,
+		return n, refuse(InvalidArgument, "plain peer %s: %.*q is not a prefix; write one like 192.168.8.0/24", name,
 			plainRefusalShown, text)
 	case n != n.Masked():
 		return n, refuse(InvalidArgument, "plain peer %s: %s has host bits set; write %s", name, n, n.Masked())

@@ -111,7 +111,7 @@ func TestPlainPeersThatOverlap(t *testing.T) {
 		{plain("x", "a", "0.0.0.0/0"), InvalidArgument, []string{"not private", "use an egress"}},
 		{plain("x", "a", "198.51.100.0/24"), InvalidArgument, []string{"not private"}},
 		{plain("x", "a", "172.16.0.1/16"), InvalidArgument, []string{"host bits", "172.16.0.0/16"}},
-		{plain("x", "a", "nonsense"), InvalidArgument, []string{"no prefix"}},
+		{plain("x", "a", "nonsense"), InvalidArgument, []string{"not a prefix"}},
 		{plain("x", "a", "172.16.0.0/16", "172.16.3.0/24"), InvalidArgument, []string{"overlap"}},
 		{plain("a", "b"), AlreadyExists, []string{"taken by node"}},
 		{plain("X", "b"), InvalidArgument, []string{"lower-case"}},

@@ -132,7 +132,7 @@ func readPodPrefix(what, text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil || p.Addr().Is4In6() || p.Addr().Zone() != "":
-		return p, refuse(InvalidArgument, "%s: %.80q is no prefix; write one like 10.244.0.0/16", what, text)
+		return p, refuse(InvalidArgument, "%s: %.80q is not a prefix; write one like 10.244.0.0/16", what, text)
 	case p != p.Masked():
 		return p, refuse(InvalidArgument, "%s: %s has host bits set; write %s", what, p, p.Masked())
 	}

@@ -123,13 +123,13 @@ func TestPodCIDRsThatAreTaken(t *testing.T) {
 		{podCIDRs("b", "node-b", "10.0.0.0/7"), FailedPrecondition, []string{"outside"}},
 		{podCIDRs("b", "node-b", "10.2.0.0/24", "10.2.0.0/25"), InvalidArgument, []string{"overlap"}},
 		{podCIDRs("b", "", "10.2.0.0/24"), InvalidArgument, []string{"Kubernetes Node is missing"}},
-		{podCIDRs("b", "node-b", "rubbish"), InvalidArgument, []string{"no prefix"}},
+		{podCIDRs("b", "node-b", "rubbish"), InvalidArgument, []string{"not a prefix"}},
 		{podCIDRs("x", "node-x", "10.2.0.0/24"), NotFound, []string{"not a member"}},
 		{createPool(pool("q", 2, "10.244.0.0/16")), AlreadyExists, []string{"10.244.1.0/24", "pods of a"}},
 		{define(egress("web/in", "10.244.1.0/28", 1)), InvalidArgument, []string{"10.244.1.0/24, the pods of a"}},
 		{podRanges("0.0.0.0/0"), InvalidArgument, []string{"0.0.0.0/8"}},
 		{podRanges("10.1.2.3/8"), InvalidArgument, []string{"write 10.0.0.0/8"}},
-		{podRanges("::ffff:10.0.0.0/104"), InvalidArgument, []string{"no prefix"}},
+		{podRanges("::ffff:10.0.0.0/104"), InvalidArgument, []string{"not a prefix"}},
 	} {
 		w.refused(c.c, c.code, c.words...)
 	}

@@ -279,7 +279,7 @@ func TestAnyPoolHistory(t *testing.T) {
 	})
 }
 
-// checkEffect: an event that Decide makes is no contradiction, so it changes something.
+// checkEffect: an event that Decide makes is not a contradiction, so it changes something.
 func checkEffect(t fatal, before, after *skeinv1.State, e *skeinv1.Event) {
 	t.Helper()
 	before.Index, before.Time = after.GetIndex(), after.GetTime()

@@ -51,10 +51,10 @@ func TestBadPools(t *testing.T) {
 		{pool("-p", 5, "10.64.0.0/16"), "at both ends"},
 		{pool("p", 5), "pool p has no subnet: name one with --subnet"},
 		{pool("p", 5, ""), "pool p: a subnet is empty"},
-		{pool("p", 5, "10.64.0.0"), `pool p: subnet "10.64.0.0" is no IPv4 prefix; write one like`},
-		{pool("p", 5, "fd02::/x"), `subnet "fd02::/x" is no IPv6 prefix`},
-		{&skeinv1.Pool{Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "fd02::/112"}}}, "is no IPv4 prefix"},
-		{pool("p", 5, "::ffff:10.0.0.0/112"), "is no IPv6 prefix"},
+		{pool("p", 5, "10.64.0.0"), `pool p: subnet "10.64.0.0" is not an IPv4 prefix; write one like`},
+		{pool("p", 5, "fd02::/x"), `subnet "fd02::/x" is not an IPv6 prefix`},
+		{&skeinv1.Pool{Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "fd02::/112"}}}, "is not an IPv4 prefix"},
+		{pool("p", 5, "::ffff:10.0.0.0/112"), "is not an IPv6 prefix"},
 		{pool("p", 5, "10.64.0.1/16"), "pool p: subnet 10.64.0.1/16 has host bits set; write 10.64.0.0/16"},
 		{pool("p", 5, "10.64.0.0/16,fd02::1/112"), "subnet fd02::1/112 has host bits set; write fd02::/112"},
 		{pool("p", 5, "10.64.0.0/16,fd02::/64"), "10.64.0.0/16 has 2^16 addresses and fd02::/64 has 2^64; both families " +
@@ -195,7 +195,7 @@ func TestReserveAndRelease(t *testing.T) {
 	w.must(allocate("a", "p", 1))
 	w.refused(reserve("p", "10.64.0.0/28", ""), FailedPrecondition, "block 10.64.0.0/28 of pool p belongs to node a "+
 		"since 20")
-	w.refused(reserve("p", "10.64.0.0/27", ""), InvalidArgument, "10.64.0.0/27 is no block of pool p: the block there "+
+	w.refused(reserve("p", "10.64.0.0/27", ""), InvalidArgument, "10.64.0.0/27 is not a block of pool p: the block there "+
 		"is 10.64.0.0/28")
 	w.refused(reserve("p", "10.64.0.1/28", ""), InvalidArgument, "the block there is 10.64.0.0/28")
 	w.refused(reserve("p", "10.65.0.0", ""), InvalidArgument, "10.65.0.0 does not lie in pool p")
@@ -250,7 +250,7 @@ func TestStaticAddresses(t *testing.T) {
 	w.refused(keep("", "10.64.0.18", "web", "zero-1"), AlreadyExists, "10.64.0.18 of pool p is kept for pod web/zero-0")
 	w.refused(keep("", "10.64.0.1", "web", "x"), FailedPrecondition, "belongs to node a")
 	w.refused(keep("", "10.65.0.1", "web", "x"), NotFound, "lies in no pool")
-	w.refused(keep("", "10.64.0.0/28", "web", "x"), InvalidArgument, "is no address")
+	w.refused(keep("", "10.64.0.0/28", "web", "x"), InvalidArgument, "is not an address")
 	w.refused(keep("", "10.64.0.20", "", "x"), InvalidArgument, "the namespace is missing")
 	w.refused(keep("", "10.64.0.20", "web", "x/y"), InvalidArgument, `pod's name "x/y"`)
 	if have := w.s.StaticOf("web", "zero-0"); len(have) != 1 || have[0].GetIpv6() != "fd02::12" ||

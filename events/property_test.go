@@ -63,7 +63,7 @@ func checkInvariants(t fatal, s *State) {
 	checkTranslations(t, s)
 	for _, v := range s.Servers() {
 		if s.Node(serverID(t, v)) == nil {
-			t.Fatalf("server %s is no member", v.GetNodeId())
+			t.Fatalf("server %s is not a member", v.GetNodeId())
 		}
 	}
 	if !slices.IsSortedFunc(s.Nodes(), func(a, b *skeinv1.Node) int { return strings.Compare(a.GetId(), b.GetId()) }) {

@@ -33,7 +33,7 @@ func ParseRole(name string) (Role, error) {
 	return "", refuse(InvalidArgument, "role %.40q does not exist: use agent, admin or server", name)
 }
 
-// Role is what a member may do; empty for one that is no member. A cluster that is older than roles needs no
+// Role is what a member may do; empty for one that is not a member. A cluster that is older than roles needs no
 // conversion: its servers are servers, and all others are agents.
 func (s *State) Role(id string) Role {
 	n := find(&s.nodes, id)

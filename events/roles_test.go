@@ -336,7 +336,7 @@ func TestJoiningAgainInAnothersName(t *testing.T) {
 	newKey := func(n *skeinv1.NewNode) { n.WireguardKey = key("wireguard", "mine") }
 	newSchemas := func(n *skeinv1.NewNode) { n.MaxSchema = 7 }
 	for _, issuer := range []string{"agent", "admin"} {
-		w.refused(again(issuer, newKey), PermissionDenied, "is no server")
+		w.refused(again(issuer, newKey), PermissionDenied, "is not a server")
 		if a := w.must(again(issuer, newSchemas)); !proto.Equal(a.GetNode(), before) {
 			t.Errorf("by %s it is %v, and was %v", issuer, a.GetNode(), before)
 		}

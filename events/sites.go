@@ -27,7 +27,7 @@ const (
 // siteSchema is the schema that brought topologies and the settings of nodes.
 const siteSchema = 6
 
-// CheckSite refuses what is no name of a site; what says whose it is. The empty name is the default site's.
+// CheckSite refuses what is not a name of a site; what says whose it is. The empty name is the default site's.
 func CheckSite(what, site string) error {
 	return checkText(fmt.Sprintf("%s: the site's name %.20q…", what, site), site, MaxSite)
 }

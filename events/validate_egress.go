@@ -158,7 +158,7 @@ func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 	for _, text := range in {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p.Addr().Is4In6() {
-			return nil, refuse(InvalidArgument, "egress %s: destination %.80q is no prefix; write one like 192.0.2.0/24 or "+
+			return nil, refuse(InvalidArgument, "egress %s: destination %.80q is not a prefix; write one like 192.0.2.0/24 or "+
 				"2001:db8::/32", ref, text)
 		}
 		if p != p.Masked() {
@@ -248,7 +248,7 @@ func readSources(e *skeinv1.Egress, destinations []netip.Prefix) (out []*skeinv1
 		}
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.Zone() != "" || a.Is6() != is6 || a.Is4In6() {
-			return "", refuse(InvalidArgument, "egress %s: %.80q is no %s address", ref, text, family)
+			return "", refuse(InvalidArgument, "egress %s: %.80q is not an %s address", ref, text, family)
 		}
 		if seen[a] {
 			return "", refuse(InvalidArgument, "egress %s: address %s is there twice; each slot needs its own", ref, a)

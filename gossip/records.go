@@ -56,7 +56,7 @@ const (
 
 // Publish makes r this node's record: it fills in node ID, epoch, seq, time, scope and who is away, signs and
 // broadcasts it. A record beyond the limits of Verify is refused, and the former one stays. A record that repeats the
-// former one is no change. Of changes in quick succession, the others see the last.
+// former one is not a change. Of changes in quick succession, the others see the last.
 func (g *Gossip) Publish(r *skeinv1.Record) error {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()

@@ -88,7 +88,7 @@ func wishesOf(annotations, labels map[string]string) (w part.Wishes, bad []Rubbi
 
 func takeSite(w *part.Wishes, value string) error {
 	if len(value) > maxSite || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return fmt.Errorf("%.80q is no name of a site: want at most %d printable characters", value, maxSite)
+		return fmt.Errorf("%.80q is not a name of a site: want at most %d printable characters", value, maxSite)
 	}
 	w.Site = value
 	return nil

@@ -102,7 +102,7 @@ func (e *Entrance) say(why string, err error) {
 	}
 	if why != "" && why != e.said {
 		e.said = why
-		e.Log.Info("this host is no member of a mesh yet", "why", why)
+		e.Log.Info("this host is not a member of a mesh yet", "why", why)
 	}
 }
 

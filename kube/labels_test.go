@@ -123,7 +123,7 @@ func TestWhoseLabelsChange(t *testing.T) {
 		{"the Node is another's", plain, nil, "n1", false, 0, nil},
 		{"for a minute", plain, nil, "n1", false, unprovenAfter, map[string]string{"gateway": "yes"}},
 		{"it has it again", labeled, nil, "n1", true, 0, map[string]string{"gateway": "yes", "skein.dev/gateway": "yes"}},
-		{"the member says that it is no Node", plain, nil, "", false, 0, nil},
+		{"the member says that it is not a Node", plain, nil, "", false, 0, nil},
 		{"for a minute", plain, nil, "", false, unprovenAfter, map[string]string{"gateway": "yes"}},
 		{"and has none", labeled, nil, "", false, unprovenAfter, nil},
 	} {

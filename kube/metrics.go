@@ -16,7 +16,7 @@ func newMetrics() metrics {
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_kubernetes_writes_total",
 			Help: "Writes to the apiserver, by what was written and how it went: ok, failed."}, []string{"object", "outcome"}),
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_kubernetes_records_total",
-			Help: "Records in annotations of other Nodes: taken, refused, unknown (of a node that is no member)."},
+			Help: "Records in annotations of other Nodes: taken, refused, unknown (of a node that is not a member)."},
 			[]string{"outcome"}),
 		heard: prometheus.NewGauge(prometheus.GaugeOpts{Name: "skein_kubernetes_heard_timestamp_seconds",
 			Help: "When the apiserver last brought something, Unix time; bookmarks of a watch count."}),

@@ -17,7 +17,7 @@ import (
 	"github.com/skeinmesh/skein/internal/dnsname"
 )
 
-// Pods reach hosts that are no Nodes by name: each such member has a headless Service without a selector in skein's
+// Pods reach hosts that are not Nodes by name: each such member has a headless Service without a selector in skein's
 // namespace, and an EndpointSlice for each family with its overlay address.
 
 var (
@@ -42,8 +42,8 @@ type nameWish struct {
 	bad     []string                 // names that cannot be names of Services
 }
 
-// namesOf are the names of members that say that they are no Nodes. Who is a Node has its names from Kubernetes. A name
-// is the member's that the log has under it: whether a Node is called so as well makes no difference.
+// namesOf are the names of members that say that they are not Nodes. Who is a Node has its names from Kubernetes. A
+// name is the member's that the log has under it: whether a Node is called so as well makes no difference.
 func namesOf(s *part.Snapshot) nameWish {
 	w := nameWish{map[string]*skeinv1.Node{}, map[string]bool{}, nil}
 	for _, n := range s.State.Nodes() {
@@ -169,7 +169,7 @@ func compareNames(w nameWish, have map[schema.GroupVersionResource]map[string]cu
 	return c
 }
 
-// showNames makes the names of hosts that are no Nodes.
+// showNames makes the names of hosts that are not Nodes.
 func (c *controller) showNames(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node) {
 	have := map[schema.GroupVersionResource]map[string]custom{
 		serviceResource: c.services.snapshot(), sliceResource: c.slices.snapshot()}

@@ -177,7 +177,7 @@ func (p *Part) Run(ctx context.Context) {
 		case <-p.followed:
 			if s := p.snapshot.Load(); p.tried != s.State {
 				p.tried = s.State
-				p.takeRecords() // of nodes that were no members before
+				p.takeRecords() // of nodes that were not members before
 			}
 		case <-p.retry.C:
 		}

@@ -211,7 +211,7 @@ func TestWhoseRecordANodeHolds(t *testing.T) {
 		"copied to another Node":      {object("n2", key, record(id, "n1")), ""},
 		"of a member, another's hand": {object("n1", key, record(other, "n1")), ""},
 		"of the member, forged":       {object("n1", identity.KeyFromSeed(strange[:]), record(id, "n1")), ""},
-		"of somebody who is no member": {object("n1", identity.KeyFromSeed(strange[:]),
+		"of somebody who is not a member": {object("n1", identity.KeyFromSeed(strange[:]),
 			record(identity.KeyFromSeed(strange[:]).ID(), "n1")), ""},
 		"none": {&unstructured.Unstructured{Object: map[string]any{}}, ""},
 	} {

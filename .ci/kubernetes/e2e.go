@@ -1,6 +1,6 @@
 //go:build conformance
 
-// What Kubernetes' e2e.test imports (its test package is no import of ours), so that `go mod tidy` keeps it.
+// What Kubernetes' e2e.test imports (its test package is not an import of ours), so that `go mod tidy` keeps it.
 package main
 
 import (

@@ -202,7 +202,7 @@ func TestTwoSymmetricNATsKeepTheBounds(t *testing.T) {
 	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
-// A packet that does not prove the pair's key, is a repetition, or is another member's is no hit.
+// A packet that does not prove the pair's key, is a repetition, or is another member's is not a hit.
 func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
 	internet := nattest.New(t)
 	host := internet.Host(nattest.Public)
@@ -279,7 +279,7 @@ func TestSignalsWithoutSense(t *testing.T) {
 		})
 	}
 	if n := many.engine.Stats(); n.Attempts != 0 || n.Refused != 3 {
-		t.Errorf("bases that are no ports led to %+v", n)
+		t.Errorf("bases that are not ports led to %+v", n)
 	}
 	_ = one
 }

@@ -423,7 +423,7 @@ func (p *Peers) Status() map[uint64]plainwg.Status {
 	return *p.status.Load()
 }
 
-// staleSecrets names the plain peers whose secrets somebody knows who is no member any more; empty: there are none.
+// staleSecrets names the plain peers whose secrets somebody knows who is not a member any more; empty: there are none.
 func staleSecrets(peers []carried) string {
 	const shown = 3
 	var stale []string
@@ -442,5 +442,5 @@ func staleSecrets(peers []carried) string {
 		more = fmt.Sprintf(" and %d more", n)
 	}
 	stale = stale[:min(len(stale), shown)]
-	return "carriers that are no members any more know the secrets of " + strings.Join(stale, ", ") + more
+	return "carriers that are not members any more know the secrets of " + strings.Join(stale, ", ") + more
 }

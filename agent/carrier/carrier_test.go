@@ -53,7 +53,7 @@ func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
 		t.Errorf("with another key in the log: %v", err)
 	}
 	if _, err := read("7ef4fee4c02da850", seal(public), carrierKey); !errors.Is(err, errNotSealed) {
-		t.Errorf("a node that is no carrier: %v", err)
+		t.Errorf("a node that is not a carrier: %v", err)
 	}
 	if bytes.Contains(seal(public), secrets.Key[:]) {
 		t.Error("the key is in the clear")

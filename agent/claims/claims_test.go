@@ -112,7 +112,7 @@ func TestClaimantsAreReadFromTheKernelsList(t *testing.T) {
 	}
 }
 
-// Tunnels of agents are no networks of the host; what others make is, whatever its kind.
+// Tunnels of agents are not networks of the host; what others make is, whatever its kind.
 func TestLinksOfAgents(t *testing.T) {
 	own := dataplane.DefaultNumbers()
 	own.PlainLink = "plain"

@@ -55,7 +55,7 @@ func (s *Server) add(ctx context.Context, key podnet.Key, r *skeinv1.CNIAddReque
 	for _, text := range r.GetIps() {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return nil, refuse(cni.CodeConfig, fmt.Sprintf("%.100q is no address", text), "ask for one IPv4 and one IPv6 "+
+			return nil, refuse(cni.CodeConfig, fmt.Sprintf("%.100q is not an address", text), "ask for one IPv4 and one IPv6 "+
 				"address at most")
 		}
 		req.Addresses = append(req.Addresses, a)

@@ -69,7 +69,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"long site", "name: a\nsite: " + strings.Repeat("s", 300) + "\n",
 			`is not a site's name; allowed: at most 64 bytes of printable characters`},
 		{"site with control characters", "name: a\nsite: \"a\\e[31m\"\n", `site: "a\x1b[31m" is not a site's name`},
-		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is no IP address: want one of the host`},
+		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is not an IP address: want one of the host`},
 		{"advertise", "name: a\nadvertise: [pods]\n", `advertise: "pods" is not allowed; allowed: node-addresses`},
 		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n",
 			`natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
@@ -182,7 +182,7 @@ func TestNumbers(t *testing.T) {
 			"to 252",
 		"name: a\ndataplane: {instance: 1, mark: 0x20}\n": "skein.yaml:2: dataplane.mark: 0x20 has bits outside of the " +
 			"mask 0x18",
-		"name: a\ndataplane:\n  nftTable: my-table\n": `skein.yaml:3: dataplane.nftTable: "my-table" is no name of an nft table`,
+		"name: a\ndataplane:\n  nftTable: my-table\n": `skein.yaml:3: dataplane.nftTable: "my-table" is not a name of an nft table`,
 		"name: a\ndataplane:\n  firstRule: 32400\n": "skein.yaml:3: dataplane.firstRule: 32400: 306 priorities " +
 			"begin there",
 		"name: a\ndataplane:\n  tunnelMark: 32\n": "skein.yaml:3: dataplane.tunnelMark: 0x20 is also the mark of packets " +

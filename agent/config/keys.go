@@ -145,8 +145,8 @@ func same(key string, a, b reflect.Value) bool {
 	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
-// field finds a key's value by the names in the tags of c's fields. A name in Keys that is no key is a mistake of the
-// program, which TestKeys finds.
+// field finds a key's value by the names in the tags of c's fields. A name in Keys that is not a key is a mistake of
+// the program, which TestKeys finds.
 func field(c *Config, name string) reflect.Value {
 	v := reflect.ValueOf(c).Elem()
 	for part := range strings.SplitSeq(name, ".") {

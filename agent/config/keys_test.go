@@ -45,7 +45,7 @@ func TestKeys(t *testing.T) {
 	}
 	for i, name := range have {
 		if !slices.Contains(want, name) || slices.Contains(have[:i], name) {
-			t.Errorf("config.Keys has %s, which is no key of the file, or there twice", name)
+			t.Errorf("config.Keys has %s, which is not a key of the file, or there twice", name)
 		}
 	}
 }

@@ -98,7 +98,7 @@ func TestPassedPacketsAreCountedAtThePeerThatPassesThem(t *testing.T) {
 		t.Errorf("by the leader went %+v, want %+v", got, want)
 	}
 	if got := n.Carried(far); got != (Carried{}) {
-		t.Errorf("by a node that is no peer went %+v", got)
+		t.Errorf("by a node that is not a peer went %+v", got)
 	}
 	if n.CountEcho(far, true, 100, netip.IPv6Loopback()); n.Carried(far).Sent == 0 {
 		t.Error("an echo by a peer is counted elsewhere")

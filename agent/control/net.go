@@ -505,7 +505,7 @@ func (n *Net) fromTunnel(from identity.ID, data []byte) (channel byte, b []byte,
 	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))
 }
 
-// SealEcho is a packet of ChannelEcho as it travels, whatever way it goes; false: the node is no member.
+// SealEcho is a packet of ChannelEcho as it travels, whatever way it goes; false: the node is not a member.
 func (n *Net) SealEcho(to identity.ID, b []byte) ([]byte, bool) {
 	key, ok := n.cfg.PacketKey(to)
 	if !ok {

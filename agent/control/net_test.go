@@ -409,7 +409,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 	defer c.Close()
 	if got := (<-accepted).(*control.Conn).Peer(); got != n[0].id {
-		t.Errorf("accepted %s, who is no member", got)
+		t.Errorf("accepted %s, who is not a member", got)
 	}
 }
 
@@ -475,7 +475,7 @@ func TestKick(t *testing.T) {
 	}
 }
 
-// A packet that comes through the tunnel is its address's owner's; who owns none is no member.
+// A packet that comes through the tunnel is its address's owner's; who owns none is not a member.
 func TestPacketsOfUnknownAddressesAreDropped(t *testing.T) {
 	_, n := trio(t)
 	bind(t, 0, n[0])

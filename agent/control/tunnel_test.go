@@ -112,7 +112,7 @@ func TestStreamsByTheTunnelAreMembersAlone(t *testing.T) {
 	bind(t, 0, n[0])
 	bind(t, 1, n[1])
 	if !hangsUp(t, netip.MustParseAddr("127.77.9.9"), 1, n[1].port) {
-		t.Error("an address that is no member's may begin a handshake")
+		t.Error("an address that is not a member's may begin a handshake")
 	}
 	c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
 	if err != nil {

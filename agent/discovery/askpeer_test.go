@@ -71,7 +71,7 @@ func TestWireGuardsPortAnswersMembersAlone(t *testing.T) {
 		t.Errorf("a stranger's first answer is %x from %s, %v; want one from STUN's port", b[:n], from, err)
 	}
 	if _, _, err := asker.askPeer(t.Context(), stun); err == nil {
-		t.Error("somebody was asked who is no peer")
+		t.Error("somebody was asked who is not a peer")
 	}
 	if len(asker.peers.waiting) != 0 {
 		t.Error("the ping is waited for though it was answered")

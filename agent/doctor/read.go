@@ -278,7 +278,7 @@ func (r *reader) drivers() {
 	case err != nil:
 		r.f.TUN = Module{Absent, tun + " is not there"}
 	case info.Mode()&os.ModeCharDevice == 0:
-		r.f.TUN = Module{Absent, tun + " is no device"}
+		r.f.TUN = Module{Absent, tun + " is not a device"}
 	case unix.Access(tun, unix.R_OK|unix.W_OK) != nil:
 		r.f.TUN = Module{Absent, tun + " may not be opened by this user"}
 	default:

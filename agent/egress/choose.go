@@ -101,7 +101,7 @@ func Eligible(labels, gateways map[string]string) bool {
 //	lease ran out, not heard              moved                    stays: it may come back
 //	lease ran out, heard, not renewed     moved after a lease      stays
 //	labels fit no more                    handed over              released, after GetReady where others' labels fit
-//	is no member                          moved                    released
+//	is not a member                          moved                    released
 //	draining                              handed over              stays
 //	unhealthy or not ready                handed over, HoldDown    stays
 //	has two, another none                 handed over, Rebalance   -

@@ -327,7 +327,7 @@ func (g *Gateways) SyncClients(ctx context.Context, from identity.ID,
 	gw, st := g.served[ref], g.state
 	if gw == nil {
 		g.mu.Unlock()
-		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is no gateway of egress " + ref.String() +
+		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is not a gateway of egress " + ref.String() +
 			" as far as it knows"}
 	}
 	g.mu.Unlock()

@@ -146,7 +146,7 @@ func parseClient(node identity.ID, c *skeinv1.EgressClient) (Client, error) {
 		}
 		a, err := netip.ParseAddr(f.text)
 		if err != nil || a.Zone() != "" || a.Is4() != f.four || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() {
-			return out, fmt.Errorf("%q is no address that a client may have", clip(f.text))
+			return out, fmt.Errorf("%q is not an address that a client may have", clip(f.text))
 		}
 		*f.to = a
 	}

@@ -96,7 +96,7 @@ func TestRegistryTakesWholeLists(t *testing.T) {
 	}
 	if !r.Members(func(id identity.ID) bool { return id == b }) || r.Heard(a) || !r.Heard(b) ||
 		len(r.Clients(anyone)) != 1 {
-		t.Error("a node that is no member is remembered")
+		t.Error("a node that is not a member is remembered")
 	}
 }
 

@@ -125,7 +125,7 @@ func NotLeading(leader string) error {
 }
 
 // RenewLeases answers a gateway. Errors are connect's: unavailable if this server may no longer lead, permission
-// denied if the caller is no member, invalid argument if it asks for too much.
+// denied if the caller is not a member, invalid argument if it asks for too much.
 func (k *SlotController) RenewLeases(ctx context.Context, from identity.ID,
 	r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {

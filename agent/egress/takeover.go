@@ -14,7 +14,7 @@ import (
 func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
 	r := g.served[slot.Ref]
 	if r == nil || g.state == nil {
-		return "", m, fmt.Errorf("this node is no gateway of egress %s", slot.Ref)
+		return "", m, fmt.Errorf("this node is not a gateway of egress %s", slot.Ref)
 	}
 	for _, a := range sources(g.state.Egress(slot.Namespace, slot.Name), slot.Number) {
 		if a.Is4() {

@@ -62,7 +62,7 @@ func ParseRef(s string) (Ref, error) {
 	namespace, name, ok := strings.Cut(s, "/")
 	r := Ref{namespace, name}
 	if !ok || !r.Valid() {
-		return Ref{}, fmt.Errorf("%.100q is no egress: write namespace/name, as `skein egress list` does", s)
+		return Ref{}, fmt.Errorf("%.100q is not an egress: write namespace/name, as `skein egress list` does", s)
 	}
 	return r, nil
 }

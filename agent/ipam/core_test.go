@@ -285,7 +285,7 @@ func TestStrangersInTheKernel(t *testing.T) {
 	b.want("e", "block")
 }
 
-// TestPodsOfCoil: a pod made by Coil is no lease of this node, and its address is not assigned. Its container and
+// TestPodsOfCoil: a pod made by Coil is not a lease of this node, and its address is not assigned. Its container and
 // link are known.
 func TestPodsOfCoil(t *testing.T) {
 	b := newTable(t, 4, 1)

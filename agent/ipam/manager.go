@@ -318,7 +318,7 @@ func checkRequest(r Request) error {
 	families := map[bool]netip.Addr{}
 	for _, a := range r.Addresses {
 		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
-			return &Error{Invalid, fmt.Sprintf("%s is no address that a pod can have", a),
+			return &Error{Invalid, fmt.Sprintf("%s is not an address that a pod can have", a),
 				"ask for a plain IPv4 or IPv6 address"}
 		}
 		if other, ok := families[a.Is4()]; ok {

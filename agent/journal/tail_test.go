@@ -40,7 +40,7 @@ func TestTail(t *testing.T) {
 	if after, _ := os.ReadFile(path); string(after) != string(before) {
 		t.Error("reading changed the file")
 	}
-	if err := os.WriteFile(path, []byte("this is no journal"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("this is not a journal"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Tail(path, 3); !errors.Is(err, ErrDamaged) {

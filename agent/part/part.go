@@ -67,7 +67,7 @@ func (s Snapshot) LeadersTime(now time.Time) time.Time { return now.Add(-s.Clock
 // Host is the agent, as far as a part may use it. Its methods may be called concurrently; Merge not before Run.
 type Host interface {
 	// Merge takes in records of members that came by the part's way. It returns an error for each that is refused; those
-	// of nodes that are no members yet wrap gossip.ErrUnknownNode.
+	// of nodes that are not members yet wrap gossip.ErrUnknownNode.
 	Merge(records []*skeinv1.SignedRecord) []error
 	// Wish replaces what the part wishes for this host.
 	Wish(w Wishes)

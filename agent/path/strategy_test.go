@@ -137,6 +137,6 @@ func TestNodeOf(t *testing.T) {
 		t.Errorf("%+v, want %+v", n, want)
 	}
 	if n := NodeOf(&skeinv1.Record{ForcedEndpoint: "home.example:51820"}); len(n.Candidates) != 0 {
-		t.Errorf("a name that is not looked up yet is no candidate: %+v", n)
+		t.Errorf("a name that is not looked up yet is not a candidate: %+v", n)
 	}
 }

@@ -36,7 +36,7 @@ func TestHolder(t *testing.T) {
 		{map[identity.ID]uint64{two: 1}, two, true},
 		{map[identity.ID]uint64{one: 1, two: 2, three: 1}, two, true},
 		{map[identity.ID]uint64{three: 4, two: 4}, two, true},
-		{map[identity.ID]uint64{{9}: 7, three: 4}, three, true}, // who is no carrier has no say
+		{map[identity.ID]uint64{{9}: 7, three: 4}, three, true}, // who is not a carrier has no say
 	} {
 		if have, ok := Holder(order, c.terms); have != c.want || ok != c.ok {
 			t.Errorf("%v is held by %s %v, want %s", c.terms, have, ok, c.want)

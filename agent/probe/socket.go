@@ -205,7 +205,7 @@ func (s *Socket) SendFrom(local netip.Addr, to netip.AddrPort, payload []byte) e
 	var err error
 	switch {
 	case !to.IsValid() || to.Port() == 0:
-		return fmt.Errorf("send probe: %q is no address and port", to)
+		return fmt.Errorf("send probe: %q is not an address and port", to)
 	case to.Addr().Is4() && s.v4 != nil:
 		err = s.send4(local.Unmap(), to, payload)
 	case to.Addr().Is6() && s.v6 != nil:

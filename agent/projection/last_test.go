@@ -121,7 +121,7 @@ func TestLastRedirects(t *testing.T) {
 		{"two", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}}, nil, false},
 		{"a handshake is wanted", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at}, ids[2]: {Addr: at, Proven: true}},
 			map[identity.ID]bool{ids[1]: true, ids[2]: false}, false},
-		{"of one that is no peer", map[identity.ID]projection.Endpoint{ids[3]: {Addr: at}},
+		{"of one that is not a peer", map[identity.ID]projection.Endpoint{ids[3]: {Addr: at}},
 			map[identity.ID]bool{ids[3]: true}, false},
 		{"of a stranger", map[identity.ID]projection.Endpoint{{9, 9}: {Addr: at}}, nil, false},
 		{"a narrow one", map[identity.ID]projection.Endpoint{ids[1]: {Addr: at, MTU: 1300}}, nil, true},

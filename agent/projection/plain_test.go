@@ -55,7 +55,7 @@ func TestPlainPeersAreReachedThroughTheirHolder(t *testing.T) {
 		{name: "nobody says", want: 1},
 		{name: "one says", records: map[identity.ID]*skeinv1.Record{ids[2]: says(1)}, want: 2},
 		{name: "the highest term", records: map[identity.ID]*skeinv1.Record{ids[1]: says(2), ids[2]: says(3)}, want: 2},
-		{name: "who is no carrier", records: map[identity.ID]*skeinv1.Record{ids[3]: says(9)}, want: 1},
+		{name: "who is not a carrier", records: map[identity.ID]*skeinv1.Record{ids[3]: says(9)}, want: 1},
 		{name: "an earlier peer of that name",
 			records: map[identity.ID]*skeinv1.Record{ids[2]: {PlainSessions: []*skeinv1.PlainSession{{Peer: 1,
 				Term: 9}}}}, want: 1},

@@ -19,7 +19,7 @@ func Pools(s *events.State) []netip.Prefix {
 }
 
 // poolsOf are the pools' subnets that are refused behind all that leads somewhere, and the parts of them that are not
-// the mesh's to lead: blocks that are reserved for other software, such as pods of Coil on hosts that are no members
+// the mesh's to lead: blocks that are reserved for other software, such as pods of Coil on hosts that are not members
 // yet; networks on this host's own links; and addresses that egresses' packets leave with, which are reached from
 // outside. The addresses that sites' networks have elsewhere are refused likewise.
 func poolsOf(s *events.State, connected []netip.Prefix) (pools, elsewhere []netip.Prefix) {

@@ -30,7 +30,7 @@ type Input struct {
 	// too, until a handshake, and a keepalive makes one at once.
 	WantHandshake map[identity.ID]bool
 	Host          Host
-	// Reach is how members are reached that are no peers.
+	// Reach is how members are reached that are not peers.
 	Reach *Reach
 	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
 	PortRewrites []dataplane.PortRewrite

@@ -124,7 +124,7 @@ func TestRefusesWhatIsNotANodesOwn(t *testing.T) {
 		{"10.4.0.0/24", "overlaps 10.4.0.0/16"},
 		{"10.0.0.0/8", "overlaps 10.4.0.0/16"},
 		{"192.168.1.1/24", "without host bits"},
-		{"nonsense", "no prefix"},
+		{"nonsense", "not a prefix"},
 		{"fd00:102:304::/64", "overlaps fd00:102:304::/64"},
 		{"192.168.9.0/25", "overlaps 192.168.9.0/24"},
 	} {

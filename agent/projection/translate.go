@@ -238,7 +238,7 @@ func (b *behind) add(same *[]netip.Prefix, p, as netip.Prefix, at place, all *[]
 func (b *behind) request(text string, at place, agreed translations, reserved, own []netip.Prefix, all *[]given) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || p.Masked() != p {
-		return fmt.Errorf("node address %q is no prefix without host bits", text)
+		return fmt.Errorf("node address %q is not a prefix without host bits", text)
 	}
 	if !addr.Private(p) { // a public prefix would let one member draw the others' internet traffic
 		return fmt.Errorf("node address %s is not private; only private prefixes are routed to a node", p)

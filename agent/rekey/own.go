@@ -94,7 +94,7 @@ func (c *Changer) mayRotate(force bool) error {
 	n := c.host.State().Node(c.host.ID)
 	switch {
 	case n == nil:
-		return errors.New("this host is no member yet")
+		return errors.New("this host is not a member yet")
 	case !c.host.Tunnels():
 		return errors.New("this node only relays: it has no tunnels, and no key of theirs in use")
 	case !c.keys.Load().Settled():

@@ -88,7 +88,7 @@ type member struct {
 	gate  bool // it peers with other sites, and every host with the same view knows
 	leads bool // it is one of its site's leaders, acting or not
 	peer  bool // this host peers with it
-	kept  bool // it is no peer any more, but was one within Grace
+	kept  bool // it is not a peer any more, but was one within Grace
 }
 
 // group identifies members to which the same Way leads.

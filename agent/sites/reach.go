@@ -96,7 +96,7 @@ func (r *Reach) Peers() iter.Seq[identity.ID] {
 }
 
 // Way returns the way to a member to which this host sends some or all packets encapsulated. A member that has no way
-// and is no peer is unreachable: packets for it are dropped in the tunnel.
+// and is not a peer is unreachable: packets for it are dropped in the tunnel.
 func (r *Reach) Way(id identity.ID) (Next, bool) {
 	if r == nil {
 		return Next{}, false

@@ -162,7 +162,7 @@ func walk(plans map[identity.ID]*sites.Plan, views func(identity.ID) *view, from
 		case !way.Hop && way.Via != to:
 			r.end = "a plain packet to somebody else"
 		case !plans[at].Peer(way.Via) || !next.Peer(at):
-			r.end = fmt.Sprintf("%s and %s are no peers", at, way.Via)
+			r.end = fmt.Sprintf("%s and %s are not peers", at, way.Via)
 		case !wrapped && from != at:
 			r.end = fmt.Sprintf("%s sends another's packet plain", at)
 		case wrapped && !takes(next, at, from):
@@ -298,7 +298,7 @@ func TestReplaceablePeers(t *testing.T) {
 			can := plans[a].Replaceable()
 			for _, l := range v.ids() {
 				if can[l] && (!plans[a].Peer(l) || !plans[a].Carries(l)) {
-					t.Fatalf("%s can be replaced for %s, and is no peer that leads", l, a)
+					t.Fatalf("%s can be replaced for %s, and is not a peer that leads", l, a)
 				}
 				alone := v.clone()
 				alone.dead[l] = true

@@ -434,7 +434,7 @@ func (w *world) walk(from, to int) trip {
 		case !w.physical(h, o), h.still, o.still:
 			t.lost, t.unreached = "the last one is not reached", true
 		case !h.plane.peers[next]:
-			t.lost = "the last one is no peer"
+			t.lost = "the last one is not a peer"
 		case !o.plane.peers[at]:
 			t.lost, t.untunneled = "the last one has not the one before it as a peer", true
 		case !w.usable(at, next):

@@ -83,7 +83,7 @@ func TestJudge(t *testing.T) {
 			for i, w := range witnesses[:c.say] {
 				say(records, w, int64(10+i), 1<<i, id(0))
 			}
-			for i := 1; i < c.nodes; i++ { // reports of nodes that are no witnesses do not count
+			for i := 1; i < c.nodes; i++ { // reports of nodes that are not witnesses do not count
 				if !slices.Contains(witnesses, id(i)) {
 					say(records, id(i), 1, 8, id(0))
 				}
@@ -237,7 +237,7 @@ func TestWatched(t *testing.T) {
 						continue
 					}
 					if !plans[x.Leader].Peer(r) || !plans[r].Peer(x.Leader) {
-						t.Fatalf("%s and %s are no peers", x.Leader, r)
+						t.Fatalf("%s and %s are not peers", x.Leader, r)
 					}
 					// There and back, each node accepts the echo from the one before.
 					if !takes(plans[x.Leader], w, w) || !takes(plans[r], x.Leader, w) ||

@@ -26,7 +26,7 @@ type Handshakes struct {
 	left  map[identity.ID]time.Time // when they ceased to be peers
 }
 
-// Leave notes that a member is no peer any more.
+// Leave notes that a member is not a peer any more.
 func (k *Handshakes) Leave(id identity.ID, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -37,7 +37,7 @@ func (k *Handshakes) Leave(id identity.ID, now time.Time) {
 }
 
 // Parted are those that left so lately that they may send with a session of before, and with which there was no
-// handshake since. Nothing is sent to those that still are no peers.
+// handshake since. Nothing is sent to those that still are not peers.
 func (k *Handshakes) Parted(now time.Time, handshake func(identity.ID) time.Time) (out []identity.ID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

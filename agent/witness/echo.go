@@ -179,7 +179,7 @@ func (w *Wire) try(via, mirror identity.ID, kind Kind) (f flow, most int, took f
 	}
 	sealed, ok := w.Seal(mirror, m.encode(size))
 	if !ok {
-		return fail(fmt.Errorf("node %s is no member", mirror))
+		return fail(fmt.Errorf("node %s is not a member", mirror))
 	}
 	if err := w.emit(m.via, datagram(f.local(), netip.AddrPortFrom(to, w.Port), sealed)); err != nil {
 		return fail(err)

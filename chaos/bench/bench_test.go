@@ -92,7 +92,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestMemoryTarget: the limit follows from the driver that the agent has, and a driver without a limit is no success.
+// TestMemoryTarget: the limit follows from the driver that the agent has, and a driver without a limit is not a
+// success.
 func TestMemoryTarget(t *testing.T) {
 	for _, c := range []struct {
 		driver string

@@ -44,7 +44,7 @@ func jobs() []job {
 					m["commands/s"] >= 2000
 			}},
 		{name: "  the same, asked on an agent", pkg: "./consensus", run: "BenchmarkCommitFromAgent", count: "5000x",
-			how: "128 callers on a node that is no server; by RPC to a server, which may forward",
+			how: "128 callers on a node that is not a server; by RPC to a server, which may forward",
 			judge: func(m metrics) (string, bool) {
 				return fmt.Sprintf("%s/s; answer p50 %.0f ms, p99 %.0f ms", thousands(m["commands/s"]), m["p50-ms"],
 					m["p99-ms"]), true

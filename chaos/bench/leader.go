@@ -25,7 +25,7 @@ func (f *field) leaders(ctx context.Context) []Figure {
 		took.add(d, fmt.Sprintf("%s killed, asked on %s", who, asked[i%len(asked)]))
 	}
 	return []Figure{took.figure(name, 100, limit, "kill -9 of the leader's agent; from the kill until `token create`, "+
-		"asked at once on a node that is no server, is committed and seen there")}
+		"asked at once on a node that is not a server, is committed and seen there")}
 }
 
 func (f *field) leaderKilled(ctx context.Context, asked string) (time.Duration, string, error) {

@@ -88,7 +88,7 @@ func Faults() []string {
 func (o Options) checkFaults() error {
 	for _, n := range o.Faults {
 		if !slices.Contains(Faults(), n) {
-			return fmt.Errorf("%q is no fault of the group sites; allowed: %s", n, strings.Join(Faults(), ", "))
+			return fmt.Errorf("%q is not a fault of the group sites; allowed: %s", n, strings.Join(Faults(), ", "))
 		}
 	}
 	return nil
@@ -236,7 +236,7 @@ func (f *siteField) once(ctx context.Context, h siteFault, site, member string) 
 			return r, err
 		}
 	}
-	await := f.sites // what another site's leader that comes back moves is no part of this run
+	await := f.sites // what another site's leader that comes back moves is not a part of this run
 	if h.zombie != "" {
 		await = []string{site} // the other sites have had theirs, which are kept out for a while
 	}

@@ -61,8 +61,8 @@ func (b *bench) siteFleet(ctx context.Context) []Figure {
 		{
 			Name: name + ", " + agent.driver + " WireGuard", Target: target, Got: agent.text(), Load: loadAverage(),
 			Verdict: verdict(agent.steady <= siteFleetMemory && agent.cpu <= siteFleetCPU && agent.bytes <= siteFleetRate),
-			How: fmt.Sprintf("an agent that leads nothing, is not to lead next and is no leader's witness, in a site of %d of "+
-				"which %d run, all of them real, with a server elsewhere. The other members are in the log; there are the "+
+			How: fmt.Sprintf("an agent that leads nothing, is not to lead next and is not a leader's witness, in a site of %d "+
+				"of which %d run, all of them real, with a server elsewhere. The other members are in the log; there are the "+
 				"records of those of "+
 				"its own site, and of %d nodes of each other site, and none of these answers. RSS when it has settled; processor "+
 				"time and all bytes of its link, over %s",

@@ -50,7 +50,7 @@ func TestSitePairs(t *testing.T) {
 	for _, s := range f.sites {
 		for _, n := range f.leaders(s) {
 			if node, ok := f.lab.Spec.Node(n); !ok || !node.Leader || node.Site != s {
-				t.Errorf("%s is no leader of %s", n, s)
+				t.Errorf("%s is not a leader of %s", n, s)
 			}
 		}
 	}

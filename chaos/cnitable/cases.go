@@ -112,7 +112,7 @@ func addCases() []Case {
 			run: with(call{verb: "ADD", args: "IgnoreUnknown=1;COLOUR=green;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0"})},
 		{Verb: "ADD", Fault: "ipam of another plugin", want: always(field), tool: without,
 			run: with(call{verb: "ADD", conf: map[string]any{"ipam": map[string]string{"type": "host-local"}}})},
-		{Verb: "ADD", Fault: "standard input is no JSON", want: always(decoding), tool: without,
+		{Verb: "ADD", Fault: "standard input is not JSON", want: always(decoding), tool: without,
 			run: with(call{verb: "ADD", stdin: []byte("hello")})},
 		{Verb: "ADD", Fault: "10 MB on standard input", want: always(cni.CodeConfig), tool: without,
 			run: with(call{verb: "ADD", stdin: []byte(`{"cniVersion":"1.1.0","name":"plain","x":"` + strings.Repeat("x",

@@ -23,8 +23,8 @@ var homeEgress = lab.Ref{Namespace: "out", Name: "home"}
 // egress shows a pod in the cloud that reaches a host at home through a gateway there, and goes on when that gateway
 // dies.
 func (d *demo) egress(ctx context.Context) error {
-	d.Chapter("A pod in the cloud reaches a printer at home, which is no member, through an egress; then its gateway is " +
-		"killed with SIGKILL")
+	d.Chapter("A pod in the cloud reaches a printer at home, which is not a member, through an egress; then its gateway " +
+		"is killed with SIGKILL")
 	if err := d.lab.Serve(lab.Serve{Nodes: []string{printer}, Port: printerPort}); err != nil {
 		return err
 	}
@@ -100,5 +100,5 @@ func (d *demo) gatewayAt(a netip.Addr) (string, error) {
 			return n, nil
 		}
 	}
-	return "", fmt.Errorf("%s is no gateway's address", a)
+	return "", fmt.Errorf("%s is not a gateway's address", a)
 }

@@ -53,7 +53,7 @@ func TestNoAgent(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"nodes"}, {"token", "create"}, {"events"}, {"down"}} {
 		s.fails(1, want, args...)
 	}
-	s.ok("down", "--purge") // nothing to remove is no error
+	s.ok("down", "--purge") // nothing to remove is not an error
 }
 
 func TestSecondAgent(t *testing.T) {

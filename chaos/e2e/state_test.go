@@ -159,7 +159,7 @@ func TestForeignState(t *testing.T) {
 	if err := os.WriteFile(member.state("replica.db"), b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	member.fails(1, "state directory {state} is of cluster "+cluster+", but its identity key … is no member's: "+
+	member.fails(1, "state directory {state} is of cluster "+cluster+", but its identity key … is not a member's: "+
 		"identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away "+
 		"and join with a new token", member.upArgs()...)
 	if strings.Contains(home, cluster) {

@@ -108,7 +108,7 @@ func TestStrangerAtTheTLSPort(t *testing.T) {
 	t.Run("no TLS", func(t *testing.T) {
 		c := dial(t, "spare", front(t))
 		fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-		const alert = 0x15 // TLS's own word for "this is no TLS"
+		const alert = 0x15 // TLS's own word for "this is not TLS"
 		if b := ended(t, c); len(b) > 0 && (b[0] != alert || len(b) != 7) {
 			t.Errorf("it answered %q", b)
 		}

@@ -90,7 +90,7 @@ func main() {
 		return nil
 	})
 	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein-dev bench --only`, instead of "+
-		"tests; a target that is missed is no failure")
+		"tests; a target that is missed is not a failure")
 	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein-dev owners` tries, instead of tests; in the "+
 		"guest also with its wall clock turned")
 	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab, -bench and -owners")

@@ -427,7 +427,7 @@ func (b *badInput) clocksApart() {
 	b.well()
 }
 
-// manyChanges: Nodes that are no members change as often as this machine can make them, up to a thousand times a
+// manyChanges: Nodes that are not members change as often as this machine can make them, up to a thousand times a
 // second. Agents stay small and quick.
 func (b *badInput) manyChanges() {
 	const (

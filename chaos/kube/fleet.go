@@ -15,7 +15,7 @@ import (
 )
 
 // fleetLab is the mesh below the cluster: a relay with a public address, a control plane behind one NAT, workers behind
-// two others, and a virtual machine that is no Node.
+// two others, and a virtual machine that is not a Node.
 //
 //go:embed fleet.yaml
 var fleetLab string

@@ -58,7 +58,7 @@ func (f fleet) nodesBecomeReady() {
 	}
 }
 
-// podsReachHostsByName: the cluster's DNS knows a host that is no Node, in both families, and a pod reaches it.
+// podsReachHostsByName: the cluster's DNS knows a host that is not a Node, in both families, and a pod reaches it.
 func (f fleet) podsReachHostsByName() {
 	const name = "vm1.skein-system.svc.cluster.local"
 	f.runPod("asks", "home1")

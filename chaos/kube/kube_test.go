@@ -1096,7 +1096,7 @@ func (w world) resident(host string) (mib float64, nodes int, err error) {
 	return mib, nodes, nil
 }
 
-// thousandNodes: a cluster of a thousand Nodes that are no members, each with a record as long as real ones, is small
+// thousandNodes: a cluster of a thousand Nodes that are not members, each with a record as long as real ones, is small
 // to an agent, and what happens to its own Node is heard as soon as before.
 func (w world) thousandNodes() {
 	const many = 1000

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// namesOfHosts: a host that is no Node has a name in the cluster, as long as it is a member. It ends vm1.
+// namesOfHosts: a host that is not a Node has a name in the cluster, as long as it is a member. It ends vm1.
 func (w world) namesOfHosts() {
 	objects := func() string {
 		return w.get(`{range .items[*]}{.kind}/{.metadata.name} {end}`, "-n", "skein-system", "services,endpointslices")

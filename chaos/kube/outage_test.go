@@ -22,7 +22,7 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// outageLab is the usual fleet with two gateways that are no servers, and a host outside of the mesh.
+// outageLab is the usual fleet with two gateways that are not servers, and a host outside of the mesh.
 //
 //go:embed outage.yaml
 var outageLab string
@@ -33,7 +33,7 @@ const (
 	podsWithin   = 2 * time.Minute       // the same for kubelets, which wait by themselves
 	loadEvery    = 40 * time.Millisecond // between two requests of each load
 	pauseAtMost  = 20 * time.Second      // without an answer, for any of them: agents restart, gateways die
-	leastLoad    = 0.8                   // of the requests that the rate asks for; less is no test
+	leastLoad    = 0.8                   // of the requests that the rate asks for; less is not a test
 	servePort    = 8080
 	roundWithin  = 30 * time.Second // another round of failures is begun where so much of the outage is left
 )
@@ -206,7 +206,7 @@ func (o *outage) loads() []*load {
 			err = json.Unmarshal([]byte(text), &seen)
 		}
 		if err == nil && !slices.Contains(o.gatewayAddresses(), seen.Address) {
-			err = fmt.Errorf("the outside saw %s, which is no gateway's", seen.Address)
+			err = fmt.Errorf("the outside saw %s, which is not a gateway's", seen.Address)
 		}
 		return err
 	}

@@ -29,7 +29,7 @@ func (f fleet) poolsOfPods() {
 	}
 }
 
-// serveOutside starts a server on a host that is no member, on the gateway's network.
+// serveOutside starts a server on a host that is not a member, on the gateway's network.
 func (f fleet) serveOutside() netip.Addr {
 	f.Helper()
 	if err := f.Lab.Serve(lab.Serve{Nodes: []string{"target"}, Port: 80}); err != nil {

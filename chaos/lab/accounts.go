@@ -133,7 +133,7 @@ func (n nodeAccount) namespacesAndKernel() (out []string) {
 	}
 	for _, p := range n.unreachable {
 		if !slices.Contains(n.exported, p) {
-			out = append(out, fmt.Sprintf("%s: %s is unreachable in table %d, but is no route of table %d", n.node, p,
+			out = append(out, fmt.Sprintf("%s: %s is unreachable in table %d, but is not a route of table %d", n.node, p,
 				podTable, exportTable))
 		}
 	}
@@ -174,7 +174,7 @@ func (n nodeAccount) blocksBy(agent string, v *agentAccount) (out []string) {
 	}
 	for _, p := range n.exported {
 		if !slices.Contains(blocks, p) && !(p.IsSingleIP() && slices.Contains(statics, p.Addr())) {
-			out = append(out, fmt.Sprintf("%s: table %d has %s, which is no block of its as %s sees it", n.node,
+			out = append(out, fmt.Sprintf("%s: table %d has %s, which is not a block of its as %s sees it", n.node,
 				exportTable, p, agent))
 		}
 	}
@@ -185,7 +185,7 @@ func (n nodeAccount) blocksBy(agent string, v *agentAccount) (out []string) {
 func (v *agentAccount) overlaps(agent string) (out []string) {
 	for i, b := range v.blocks {
 		if b.unknown != "" {
-			out = append(out, fmt.Sprintf("%s belongs to %s as %s sees it, which is no node", b, b.unknown, agent))
+			out = append(out, fmt.Sprintf("%s belongs to %s as %s sees it, which is not a node", b, b.unknown, agent))
 		}
 		for _, c := range v.blocks[:i] {
 			if slices.ContainsFunc(b.prefixes, func(p netip.Prefix) bool {

@@ -74,11 +74,11 @@ func TestAccountsThatContradict(t *testing.T) {
 		{"a block taken from under a pod", func(a, b *nodeAccount) { b.view.blocks = b.view.blocks[1:] },
 			[]string{"a/p has 10.1.0.1, which is in no block of a as b sees it", "a/p has fd01::1, which is in no block of a " +
 				"as b sees it",
-				"a: table 119 has 10.1.0.0/30, which is no block of its as b sees it",
-				"a: table 119 has fd01::/126, which is no block of its as b sees it"}},
+				"a: table 119 has 10.1.0.0/30, which is not a block of its as b sees it",
+				"a: table 119 has fd01::/126, which is not a block of its as b sees it"}},
 		{"a static address that moved", func(a, b *nodeAccount) { a.view.statics[0].node = "a" },
-			[]string{"b/q has 10.2.0.1, which is in no block of b as a sees it", "b: table 119 has 10.2.0.1/32, which is no " +
-				"block of its as a sees it"}},
+			[]string{"b/q has 10.2.0.1, which is in no block of b as a sees it", "b: table 119 has 10.2.0.1/32, which is not " +
+				"a block of its as a sees it"}},
 		{"a route missing", func(a, _ *nodeAccount) { a.hosts = a.hosts[1:] }, []string{"a: no route of table 116 leads to " +
 			"pod address 10.1.0.1"}},
 		{"a route left", func(_, b *nodeAccount) { b.hosts = append(b.hosts, addrs("10.1.0.5")...) },
@@ -104,18 +104,18 @@ func TestAccountsThatContradict(t *testing.T) {
 		{"something else refused", func(a, _ *nodeAccount) {
 			a.unreachable = append(a.unreachable, prefixes("10.9.0.0/24")...)
 		},
-			[]string{"a: 10.9.0.0/24 is unreachable in table 116, but is no route of table 119"}},
+			[]string{"a: 10.9.0.0/24 is unreachable in table 116, but is not a route of table 119"}},
 		{"overlapping blocks", func(a, _ *nodeAccount) {
 			a.view.blocks[3].prefixes = prefixes("10.1.0.0/16")
 			a.view.blocks = append(a.view.blocks[:1], a.view.blocks[2:]...)
 			a.view.blocks = a.view.blocks[:3]
 		}, []string{
-			"b: table 119 has 10.1.0.4/30, which is no block of its as a sees it",
-			"b: table 119 has fd01::4/126, which is no block of its as a sees it",
+			"b: table 119 has 10.1.0.4/30, which is not a block of its as a sees it",
+			"b: table 119 has fd01::4/126, which is not a block of its as a sees it",
 			"block 0 of pool default (10.1.0.0/30, fd01::/126) and block 0 of pool kept (10.1.0.0/16) overlap as a sees them",
 			"block 2 of pool default (10.1.0.8/30, fd01::8/126) and block 0 of pool kept (10.1.0.0/16) overlap as a sees them"}},
 		{"a block of nobody", func(_, b *nodeAccount) { b.view.blocks[3].unknown = "0a" }, []string{"block 0 of pool kept " +
-			"(10.2.0.0/30) belongs to 0a as b sees it, which is no node"}},
+			"(10.2.0.0/30) belongs to 0a as b sees it, which is not a node"}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -208,7 +208,7 @@ func (v value) duration() time.Duration {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {
-		v.fail("%q is no duration; allowed: %s", s, what)
+		v.fail("%q is not a duration; allowed: %s", s, what)
 		return 0
 	}
 	return d
@@ -223,7 +223,7 @@ func (v value) network() netip.Prefix {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil || !p.Addr().Is4() || p.Bits() != 24 || p != p.Masked() || !p.Addr().IsPrivate() {
-		v.fail("%q is no network that hosts can be in; allowed: %s", s, what)
+		v.fail("%q is not a network that hosts can be in; allowed: %s", s, what)
 		return netip.Prefix{}
 	}
 	return p

@@ -67,7 +67,7 @@ func (r *reader) egress(name string, v value) {
 		field{"destinations", func(v value) {
 			for _, s := range v.texts("a subnet such as 0.0.0.0/0 or '::/0'") {
 				if _, err := netip.ParsePrefix(s); err != nil {
-					v.fail("%q is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'", s)
+					v.fail("%q is not a subnet; allowed: one such as 0.0.0.0/0 or '::/0'", s)
 				}
 				e.Destinations = append(e.Destinations, s)
 			}
@@ -97,7 +97,7 @@ func egressAddress(v value) *skeinv1.EgressAddress {
 		s := v.text("an address")
 		a, err := netip.ParseAddr(s)
 		if s != "" && err != nil {
-			v.fail("%q is no address", s)
+			v.fail("%q is not an address", s)
 		}
 		return a
 	}

@@ -80,8 +80,8 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "egresses: {a/nat: {}}\n",
 			`f.yaml:9: egresses.a/nat: the key "destinations" is missing: list the subnets that it leads to`},
 		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: " +
-			"\"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
-			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is no address`},
+			"\"x\" is not a subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
+			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is not an address`},
 		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1),
 			`f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels, config and mesh`},
 		{hosted + "steps:\n  - {kill: target}\n", `f.yaml:10: steps[1].kill: target is a host without an agent (role: host)`},

@@ -168,7 +168,7 @@ func (l *Lab) Block(b Block) error { return l.addCuts(b.cuts()) }
 
 // Heal takes back the faults that touch the nodes, or with none named all faults: also what their sites' routers were
 // made. Zombies pass everything on again. It resumes and starts the agents among them that were paused or killed.
-// Agents that were stopped stay so, and nodes that moved stay where they are: that was no fault.
+// Agents that were stopped stay so, and nodes that moved stay where they are: that was not a fault.
 func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if len(nodes) == 0 {
 		nodes = l.Spec.HostNames()

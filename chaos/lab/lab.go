@@ -436,10 +436,10 @@ func releaseNetNS(dir string) error {
 }
 
 // Down takes a lab down by its name, whatever state it is in: also after a crash of whoever brought
-// it up. What it finds it removes; finding nothing is no error. dir is as in Options.
+// it up. What it finds it removes; finding nothing is not an error. dir is as in Options.
 func Down(ctx context.Context, name, dir string) error {
 	if !nameRule.MatchString(name) {
-		return fmt.Errorf("%q is no name of a lab; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
+		return fmt.Errorf("%q is not a name of a lab; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
 	}
 	if dir == "" {
 		dir = DefaultDir

@@ -121,7 +121,7 @@ func (r *reader) read(root value) {
 
 func (r *reader) name(v value, name string) string {
 	if name != "" && !nameRule.MatchString(name) {
-		v.fail("%q is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
+		v.fail("%q is not a name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
 	}
 	return name
 }
@@ -193,7 +193,7 @@ func (r *reader) checkSites() {
 		i := slices.IndexFunc(r.sites, func(o siteDraft) bool { return o.Name == s.Behind })
 		switch {
 		case i < 0 || s.Behind == s.Name:
-			s.value.fail("is behind %q, which is no other site; allowed: %s", s.Behind, strings.Join(r.siteNames(), ", "))
+			s.value.fail("is behind %q, which is not another site; allowed: %s", s.Behind, strings.Join(r.siteNames(), ", "))
 		case r.sites[i].Behind != "":
 			s.value.fail("is behind %s, which is behind %s itself; allowed is one behind another", s.Behind, r.sites[i].Behind)
 		case r.sites[i].NAT == fabric.Double || r.sites[i].NoIPv4:
@@ -318,7 +318,7 @@ func (r *reader) node(name string, v value) {
 func (r *reader) beside(v value) string {
 	s := v.text("the name of a node above")
 	if n, ok := r.s.Node(s); s != "" && (!ok || n.Beside != "") {
-		v.fail("%q is no node above that has a network namespace of its own; allowed: %s", s,
+		v.fail("%q is not a node above that has a network namespace of its own; allowed: %s", s,
 			strings.Join(r.s.placeNames(), ", "))
 		return ""
 	}

@@ -124,7 +124,7 @@ func addressesIn(result json.RawMessage) ([]netip.Addr, error) {
 	for _, ip := range r.IPs {
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
 		if !ok {
-			return nil, fmt.Errorf("what CNI ADD printed: %s is no address", ip.Address.IP)
+			return nil, fmt.Errorf("what CNI ADD printed: %s is not an address", ip.Address.IP)
 		}
 		out = append(out, addr.Unmap())
 	}

@@ -99,7 +99,7 @@ func prefix(v value) netip.Prefix {
 	s := v.text(what)
 	p, err := netip.ParsePrefix(s)
 	if s != "" && err != nil {
-		v.fail("%q is no subnet; allowed: %s", s, what)
+		v.fail("%q is not a subnet; allowed: %s", s, what)
 	}
 	return p
 }
@@ -274,7 +274,7 @@ func addresses(v value) []netip.Addr {
 	for _, s := range v.texts("addresses") {
 		a, err := netip.ParseAddr(s)
 		if err != nil {
-			v.fail("%q is no address", s)
+			v.fail("%q is not an address", s)
 			continue
 		}
 		if slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == a.Is4() }) {

@@ -46,7 +46,7 @@ func (p process) alive() bool {
 	return err == nil && start == p.Start && !zombie
 }
 
-// signal sends a signal to this process and no other; one that is gone is no error.
+// signal sends a signal to this process and no other; one that is gone is not an error.
 func (p process) signal(sig unix.Signal) error {
 	if p.PID == 0 {
 		return nil

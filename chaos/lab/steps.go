@@ -130,7 +130,7 @@ func (r *reader) expect(v value) Action {
 		field{"path", func(v value) {
 			for _, s := range v.texts("direct, relay, hop, none") {
 				if !slices.Contains([]string{"direct", "relay", "hop", "none"}, s) {
-					v.fail("%q is no path; allowed: direct, relay, hop, none", s)
+					v.fail("%q is not a path; allowed: direct, relay, hop, none", s)
 				}
 				e.Path = append(e.Path, s)
 			}
@@ -280,7 +280,7 @@ func (r *reader) exec(v value) Action {
 		field{"matches", func(v value) {
 			re, err := regexp.Compile(v.text("a regular expression"))
 			if err != nil {
-				v.fail("is no regular expression: %v", err)
+				v.fail("is not a regular expression: %v", err)
 			}
 			e.Matches = re
 		}},

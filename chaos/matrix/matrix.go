@@ -102,7 +102,7 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	return r, nil
 }
 
-// order compares kinds as the table has them; what is no kind comes last, as it is.
+// order compares kinds as the table has them; what is not a kind comes last, as it is.
 func order(a, b string) int {
 	place := func(n string) int { return (slices.Index(Kinds(), n) + len(kinds) + 1) % (len(kinds) + 1) }
 	return cmp.Compare(place(a), place(b))
@@ -116,7 +116,7 @@ func choose(names []string) ([]Kind, error) {
 	for _, n := range names {
 		i := slices.IndexFunc(kinds, func(k Kind) bool { return k.Name == n })
 		if i < 0 {
-			return nil, fmt.Errorf("%q is no kind; allowed: %s", n, strings.Join(Kinds(), ", "))
+			return nil, fmt.Errorf("%q is not a kind; allowed: %s", n, strings.Join(Kinds(), ", "))
 		}
 		out = append(out, kinds[i])
 	}

@@ -415,7 +415,7 @@ func (s *scene) badInput() {
 		{"peer add x --allowed-ips 192.168.0.0/16", "overlaps"},
 		{"peer add x --allowed-ips 192.168.77.0/25", "overlaps 192.168.77.0/24, a node address of inner"},
 		{"peer add x --allowed-ips 0.0.0.0/0", "not private"},
-		{"peer add x --allowed-ips nonsense", "is no prefix"},
+		{"peer add x --allowed-ips nonsense", "is not a prefix"},
 		{"peer add inner", "the name inner is taken by node"},
 		{"peer add phone", "there is a plain peer phone already"},
 		{"peer add x --via nobody", "no member is called"},

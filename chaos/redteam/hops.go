@@ -120,8 +120,8 @@ func hop(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 		}}
 }
 
-// hopFrom has somebody who is no member send a node a packet inside of another one, which names whoever outer gives as
-// the hop before. Inside is a packet of a member of another site.
+// hopFrom has somebody who is not a member send a node a packet inside of another one, which names whoever outer gives
+// as the hop before. Inside is a packet of a member of another site.
 func hopFrom(name string, place Place, guard Guard, to string, open func(context.Context, *Field) (sender, error),
 	outer func(*Field, sender) netip.Addr) Attempt {
 	return Attempt{Name: name, From: place, Guard: guard, Judge: arrived,

@@ -236,7 +236,7 @@ func TestTooLargeIsJudged(t *testing.T) {
 		"it answers":         {said: say(&skeinv1.JoinResponse{Time: 1}), gained: true},
 		"it refuses and gives the state": {said: say(&skeinv1.JoinResponse{ErrorCode: "x", State: &skeinv1.State{}}),
 			gained: true},
-		"it says what is no answer at all": {said: []byte("HTTP/1.1 400"), gained: true},
+		"it says what is not an answer at all": {said: []byte("HTTP/1.1 400"), gained: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

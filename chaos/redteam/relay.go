@@ -179,7 +179,7 @@ func relays() []Attempt {
 			Try: func(ctx context.Context, f *Field) (Seen, error) {
 				return f.nameKey(ctx)
 			}, Judge: given},
-		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster,
+		{Name: "have a stream joined to a node that is not a member", From: Member, Guard: Roster,
 			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 				p, err := f.newcomer(stranger)
 				if err != nil {

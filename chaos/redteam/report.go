@@ -35,7 +35,7 @@ type Report struct {
 	Seconds  float64   `json:"seconds"`
 	Short    bool      `json:"short"`
 	Alone    Cost      `json:"alone"`  // the honest pair before the first attempt
-	Beside   Cost      `json:"beside"` // the pair beside all attempts that are no floods
+	Beside   Cost      `json:"beside"` // the pair beside all attempts that are not floods
 	Outcomes []Outcome `json:"outcomes"`
 }
 
@@ -129,7 +129,7 @@ func (r *Report) Text(w io.Writer) {
 		}
 	}
 	fmt.Fprintf(w, "%d attempts, %d gained something; %.0f s\n", len(r.Outcomes), r.Gained(), r.Seconds)
-	fmt.Fprintf(w, "the honest pair alone: %s\nbeside attempts that are no floods: %s\n", r.Alone, r.Beside)
+	fmt.Fprintf(w, "the honest pair alone: %s\nbeside attempts that are not floods: %s\n", r.Alone, r.Beside)
 }
 
 // Markdown writes the table that a document keeps.
@@ -138,7 +138,7 @@ func (r *Report) Markdown(w io.Writer) {
 		len(r.Outcomes), r.At.UTC().Format("2006-01-02"), runtime.NumCPU(), r.Gained())
 	fmt.Fprintf(w, "An honest pair that is relayed sends %d packets of %d bytes a second both ways. Alone: %s. ",
 		time.Second/pairEvery, pairSize, r.Alone)
-	fmt.Fprintf(w, "Beside the attempts that are no floods: %s.\n\n", r.Beside)
+	fmt.Fprintf(w, "Beside the attempts that are not floods: %s.\n\n", r.Beside)
 	fmt.Fprint(w, "| attempt | from | stopped by | gained | beside it |\n|---|---|---|---|---|\n")
 	for _, o := range r.Outcomes {
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", cell(o.Name), o.From, cell(string(o.Guard)), cell(o.result()),

@@ -78,7 +78,7 @@ func revoked() []Attempt {
 	}
 }
 
-// recordFrom has the attacker's other member hand over a record of somebody who is no member any more.
+// recordFrom has the attacker's other member hand over a record of somebody who is not a member any more.
 func recordFrom(name string, who func(*Field) *person) Attempt {
 	return Attempt{Name: name, From: Revoked, Guard: Signatures, Judge: given,
 		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {

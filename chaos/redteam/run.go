@@ -30,7 +30,7 @@ type Options struct {
 	Short     bool     // without the attempts that take long
 	Only      string   // attempts whose name, place or guard holds this text; empty: all
 	Names     []string // attempts of these names; nil: all
-	Expected  bool     // that attempts gain something is no error: the binary has holes
+	Expected  bool     // that attempts gain something is not an error: the binary has holes
 	Artifacts string   // where logs are left when something went wrong; empty: nowhere
 	Progress  func(string)
 }

@@ -149,7 +149,7 @@ func (s *Seen) answer(b []byte) {
 	case err != nil:
 		s.Given = append(s.Given, fmt.Sprintf("%d bytes that are no answer: %v", len(b), err))
 	case r.GetState() != nil || r.GetNews() != nil || len(r.GetRecords()) > 0 || r.GetErrorCode() == "":
-		s.Given = append(s.Given, "an answer that is no refusal")
+		s.Given = append(s.Given, "an answer that is not a refusal")
 	default:
 		s.Refusal = r.GetErrorMessage()
 	}

@@ -148,7 +148,7 @@ func install(t *testing.T, s *scene) {
 	s.run("sh", "/run/join")
 	within(t, "the node has joined", func() error { _, err := s.try("skein", "status"); return err })
 	if out := s.run("skein", "down"); out != "" {
-		t.Errorf("down of an agent that is no service says %q", out)
+		t.Errorf("down of an agent that is not a service says %q", out)
 	}
 	s.run("systemctl", "enable", "--now", "skein")
 	s.running("")
@@ -422,7 +422,7 @@ func journal(t *testing.T, s *scene) {
 	for _, name := range []string{"identity.pem", "wireguard.pem"} {
 		block, _ := pem.Decode([]byte(s.run("cat", "/var/lib/skein/"+name)))
 		if block == nil {
-			t.Fatalf("%s is no PEM file", name)
+			t.Fatalf("%s is not a PEM file", name)
 		}
 		secrets[name] = block.Bytes[len(block.Bytes)-32:] // the last 32 bytes are the key
 	}

@@ -47,7 +47,7 @@ func together(readings []Reading, group func(of string) string) map[string]map[M
 	return out
 }
 
-// lower keeps the lowest of what was held: a mesh comes to rest by and by, and what is collected late is no leak.
+// lower keeps the lowest of what was held: a mesh comes to rest by and by, and what is collected late is not a leak.
 func lower(lowest, now map[string]map[Metric]float64) {
 	for of, values := range now {
 		if lowest[of] == nil {

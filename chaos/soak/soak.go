@@ -287,7 +287,7 @@ func (r *run) lookPause() time.Duration {
 }
 
 // command has the mesh decide something all the time, through one agent after the other of those that may. It returns
-// how often that failed, which is no fault while servers are dead.
+// how often that failed, which is not a fault while servers are dead.
 func (r *run) command(ctx context.Context) (refused int) {
 	var names []string
 	for _, n := range r.lab.Spec.Nodes {

@@ -50,7 +50,7 @@ func readings() (all []Reading) {
 		noise := func(v float64) map[Metric]float64 { return map[Metric]float64{Goroutines: v + r.Float64()*4 - 2} }
 		warming := 0.0
 		if at < 3*time.Minute {
-			warming = 200 // what a start takes is no trend
+			warming = 200 // what a start takes is not a trend
 		}
 		all = append(all,
 			Reading{at, "calm", 1, noise(100 + warming)},
@@ -133,7 +133,7 @@ func TestJudge(t *testing.T) {
 	lowest := held(400, 300, 300)
 	lower(lowest, held(100, 400, 400))
 	if _, err := Judge(held(100, 300, 300), lowest, members); err != nil {
-		t.Errorf("what is given back late is no leak: %v", err)
+		t.Errorf("what is given back late is not a leak: %v", err)
 	}
 }
 

@@ -108,7 +108,7 @@ func (g *globals) bundle(c *cobra.Command, file string) error {
 }
 
 // writeWhole writes a file that only its owner may read: all of it, or none. What was there before is replaced, but for
-// what is no plain file, such as a pipe.
+// what is not a plain file, such as a pipe.
 func writeWhole(file string, b []byte) error {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		f, err := os.OpenFile(file, os.O_WRONLY, 0)

@@ -168,7 +168,7 @@ func refuseTerminal(out io.Writer, file string) error {
 }
 
 // writeProfile writes the stream to a file: beside it first, so that a profile that ends early leaves what was there
-// before. What is no plain file, such as a pipe, is written as it comes.
+// before. What is not a plain file, such as a pipe, is written as it comes.
 func (g *globals) writeProfile(file string, s *connect.ServerStreamForClient[skeinv1.ProfileResponse]) (int64, error) {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		f, err := os.OpenFile(file, os.O_WRONLY, 0)

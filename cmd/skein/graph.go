@@ -123,7 +123,7 @@ func graphOf(a *skeinv1.GraphResponse) *graph.Graph {
 		out.Nodes = append(out.Nodes, d)
 	}
 	if out.Self < 0 {
-		out.Notes = append(out.Notes, "The asked node was no member then, and had no paths.")
+		out.Notes = append(out.Notes, "The asked node was not a member then, and had no paths.")
 	}
 	return out
 }

@@ -69,7 +69,7 @@ func TestGraphOf(t *testing.T) {
 	if got.Self != -1 || n[0].State != graph.Down || n[3].State != graph.Unknown || n[3].Via != "" || n[4].Unseen {
 		t.Errorf("%+v", got)
 	}
-	if notes := strings.Join(got.Notes, " "); !strings.Contains(notes, "no member then") {
+	if notes := strings.Join(got.Notes, " "); !strings.Contains(notes, "not a member then") {
 		t.Errorf("the notes are: %s", notes)
 	}
 }
@@ -100,7 +100,7 @@ func ledAnswer() *skeinv1.GraphResponse {
 	}
 }
 
-// TestGraphOfSites: a hop is no path that is down and names who passes packets on; sites and wishes are the log's
+// TestGraphOfSites: a hop is not a path that is down and names who passes packets on; sites and wishes are the log's
 // where it says something.
 func TestGraphOfSites(t *testing.T) {
 	want := []graph.Node{

@@ -22,7 +22,7 @@ func tokenOf(text string) (cluster, id string, err error) {
 	return t.GetClusterId(), t.GetTokenId(), err
 }
 
-// enterByKubernetes has an agent that is no member yet become one by the objects of the chart.
+// enterByKubernetes has an agent that is not a member yet become one by the objects of the chart.
 func enterByKubernetes(o *agent.Options, server bool) error {
 	k := o.Config.Kubernetes
 	if k.Kubeconfig == "" || k.Node == "" {

@@ -211,7 +211,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 		Use:   "down [NAME|FILE]",
 		Short: "Take a lab down, whatever state it is in",
 		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
-			"after a crash too, and finding nothing is no error.",
+			"after a crash too, and finding nothing is not an error.",
 		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
 		Args:    cli.Between(0, 1, "at most one lab's name or file"),
 		RunE: func(cmd *cobra.Command, args []string) error {

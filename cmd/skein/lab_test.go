@@ -84,7 +84,7 @@ func TestLabRefusals(t *testing.T) {
 		{[]string{"up", "nowhere.yaml"}, "nowhere.yaml"},
 		{[]string{"status", "no-such-lab-here"}, "no lab named"},
 		{[]string{"exec", "--lab", "no-such-lab-here", "home1", "--", "true"}, "no lab named"},
-		{[]string{"down", "Not_A_Name"}, "is no name of a lab"},
+		{[]string{"down", "Not_A_Name"}, "is not a name of a lab"},
 	}
 	for _, c := range cases {
 		if _, err := skeinLab(t, c.args...); err == nil || !strings.Contains(err.Error(), c.want) {

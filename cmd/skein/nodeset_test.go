@@ -58,7 +58,7 @@ func TestNodeSet(t *testing.T) {
 		"--leader --no-leader":      "cannot be used together",
 		"--unset color":             `--unset "color": want one or more of`,
 		"--site home --no-site":     "site cannot be set and unset at once",
-		"--internal-ip 10.0.0.256":  "is no IP address: want one of the host",
+		"--internal-ip 10.0.0.256":  "is not an IP address: want one of the host",
 		"--persistent-keepalive -1": "invalid argument",
 	} {
 		if _, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(args)...)...); err == nil ||

@@ -150,7 +150,7 @@ func TestPeersAreListed(t *testing.T) {
 			Carriers: []string{"gw1", "gw2"}},
 		{Peer: &skeinv1.PlainPeer{Name: "phone", Ipv4: "10.4.255.253", Ipv6: "fd01::8"}, Holder: "7ef4fee4c02da850",
 			HolderName: "gw2", Carriers: []string{"gw2", "0123456789abcdef"},
-			Problem: "carrier 0123456789abcdef is no member any more and still knows the peer's secrets: give it new ones " +
+			Problem: "carrier 0123456789abcdef is not a member any more and still knows the peer's secrets: give it new ones " +
 				"with skein peer add phone --replace"},
 		{Peer: &skeinv1.PlainPeer{Name: "tablet", Ipv4: "10.4.255.252", Ipv6: "fd01::9"}, Carriers: []string{"gw1"}},
 	}

@@ -113,7 +113,7 @@ func (g *globals) setServer(c *cobra.Command, r *skeinv1.SetRoleRequest, limit t
 	name, outcome := set.GetNode().GetName(), "is a server and votes"
 	switch {
 	case r.GetWithdraw():
-		outcome = "is no server any more"
+		outcome = "is not a server any more"
 	case limit == 0:
 		outcome = "is a server"
 	}

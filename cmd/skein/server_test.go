@@ -46,7 +46,7 @@ func TestServerAddAndRemove(t *testing.T) {
 			"the role change of node dc2 is not complete after 1ms; event 7 stands"},
 		{"not waited for", 0, nil, "server add dc2 --wait 0", "node dc2 is a server, as of event 7\n", ""},
 		{"it is gone", 8, []*skeinv1.ServerStatus{dc1}, "server remove dc2",
-			"node dc2 is no server any more, as of event 7\n", ""},
+			"node dc2 is not a server any more, as of event 7\n", ""},
 		{"it is not gone", 8, []*skeinv1.ServerStatus{dc1, voter}, "server remove dc2 --wait 1ms", "",
 			"the role change of node dc2 is not complete after 1ms: it is still a server"},
 		{"list", 7, []*skeinv1.ServerStatus{waiting, dc1}, "server list",

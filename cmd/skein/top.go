@@ -67,8 +67,8 @@ func newTopCmd(g *globals) *cobra.Command {
 	return c
 }
 
-// run samples until ctx ends, which is how it is told to end: that is no error, unless one answer was wanted and never
-// came.
+// run samples until ctx ends, which is how it is told to end: that is not an error, unless one answer was wanted and
+// never came.
 func (t top) run(ctx context.Context) error {
 	before, err := t.ask(ctx)
 	for err == nil {

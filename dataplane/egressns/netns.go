@@ -79,7 +79,7 @@ func mountNew(file string) error {
 	return <-done
 }
 
-// Rename renames a namespace without interrupting it. If from is no namespace, nothing happens; if both names are of
+// Rename renames a namespace without interrupting it. If from is not a namespace, nothing happens; if both names are of
 // one namespace, from is removed.
 func Rename(from, to string) error {
 	if from == to {

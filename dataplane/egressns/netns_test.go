@@ -23,7 +23,7 @@ func TestNameIsNotCoveredByALaterMount(t *testing.T) {
 	ns.Close()
 	// if this fails, iproute2 mounts over the directory
 	if err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		t.Errorf("the directory is no mount: %v", err)
+		t.Errorf("the directory is not a mount: %v", err)
 	}
 	if err := Remove(file); err != nil {
 		t.Error(err)

@@ -148,11 +148,11 @@ func TestWhatIsDropped(t *testing.T) {
 	s.droppedFor("a tunnel in the tunnel", func(c Counters) uint64 { return c.Dropped.Nested }, func() {
 		c.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(target4, dataplane.FoUPort))
 	})
-	// From an address that is no client's, directly to the endpoint.
+	// From an address that is not a client's, directly to the endpoint.
 	s.droppedFor("a stranger's datagram", func(c Counters) uint64 { return c.Dropped.Strangers }, func() {
 		spoofed.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(end4, dataplane.FoUPort))
 	})
-	// Packets to a slot's address that are no answers: from the LAN, without a request.
+	// Packets to a slot's address that are not answers: from the LAN, without a request.
 	var unasked *net.UDPConn
 	s.target.Must("socket of the target", func() (err error) {
 		unasked, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(target4, 0)))

@@ -182,7 +182,7 @@ func isProbe(a netip.Addr) bool {
 }
 
 // addresses are eth0's addresses, in order. They include the slots' sources, so that the host finds these by ARP and
-// NDP; packets to them that are no answers are dropped.
+// NDP; packets to them that are not answers are dropped.
 func (p plan) addresses() []netip.Addr {
 	var out []netip.Addr
 	add := func(as ...netip.Addr) {

@@ -147,7 +147,7 @@ func (e *entry) check() error {
 	}
 	for _, a := range []netip.Addr{e.src, e.dst, e.nat} {
 		if !a.IsValid() || a.Is4In6() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Is4() != e.src.Is4() {
-			return bad("%s is no address of a flow's end", a)
+			return bad("%s is not an address of a flow's end", a)
 		}
 	}
 	switch {

@@ -29,7 +29,7 @@ func (m Match) has(e *entry) error {
 	case !source.IsValid() && len(m.Clients) == 0:
 		return fmt.Errorf("%w: the slot has no flows of the family of %s", ErrEntry, e.src)
 	case len(m.Clients) > 0 && !slices.Contains(m.Clients, e.src):
-		return fmt.Errorf("%w: %s is no client of the slot", ErrEntry, e.src)
+		return fmt.Errorf("%w: %s is not a client of the slot", ErrEntry, e.src)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ type Tunnel struct {
 // since it made the devices that are there.
 type Stats struct {
 	RxPackets, RxBytes, TxPackets, TxBytes uint64
-	// DroppedStranger came from no tunnel's remote, or with another's source inside; DroppedMalformed was no packet, or
+	// DroppedStranger came from no tunnel's remote, or with another's source inside; DroppedMalformed was not a packet, or
 	// was marked on its way as congested though its sender does not understand that (RFC 6040). The kernel does not count
 	// strangers.
 	DroppedStranger, DroppedMalformed uint64

@@ -240,7 +240,7 @@ func FuzzReceived(f *testing.F) {
 			flow(p, 1)
 			if m := tooBig(p, 1280); m != nil {
 				if _, ok := trim(m, family); !ok {
-					t.Fatalf("the answer is no packet: % x", m)
+					t.Fatalf("the answer is not a packet: % x", m)
 				}
 			}
 			if !decapsulate(p, outer) {

@@ -32,7 +32,7 @@ func (h vnetHeader) encode(b []byte) {
 	n.PutUint16(b[8:], h.sumAtFromThat)
 }
 
-var errFrame = errors.New("a TUN device gave something that is no packet")
+var errFrame = errors.New("a TUN device gave something that is not a packet")
 
 // split makes the IP packets that are in a frame, as a TUN device reads it, and calls each for every one. The kernel
 // leaves checksums to us, and cutting what TCP or UDP gave it in one piece. room gives memory for a packet, nil when

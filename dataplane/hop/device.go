@@ -50,7 +50,7 @@ func (d *Device) Counts() Counts {
 
 // Read reads packets of the link, and wraps those that others pass on. One that is dropped has size 0, which
 // wireguard-go skips. ICMP redirects are dropped: the kernel sends them since packets leave by the link that they
-// came by, and they would have their receiver send to a node that is no peer of it.
+// came by, and they would have their receiver send to a node that is not a peer of it.
 func (d *Device) Read(packets [][]byte, sizes []int, offset int) (int, error) {
 	n, err := d.Device.Read(packets, sizes, offset)
 	t := d.table.Load() // now, since Read may have waited for long

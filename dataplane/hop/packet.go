@@ -28,7 +28,7 @@ const (
 type verdict int
 
 const (
-	pass      verdict = iota // it is no packet of ours
+	pass      verdict = iota // it is not a packet of ours
 	inside                   // it was unwrapped
 	refused                  // no guard allows it
 	malformed                // it is not what its headers say

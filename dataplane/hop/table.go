@@ -27,7 +27,8 @@ func NewTable(h dataplane.Hops) (t *Table, notes []string) {
 	case !h.Self.IsValid():
 		return nil, nil
 	case !h.Self.Is4():
-		return nil, []string{fmt.Sprintf("hops: own address %s is no IPv4 address: packets for other sites are lost", h.Self)}
+		return nil, []string{fmt.Sprintf("hops: own address %s is not an IPv4 address: packets for other sites are lost",
+			h.Self)}
 	}
 	t = &Table{self: h.Self.As4(), own: newRanges(all(h.Own)), guards: make(map[[4]byte]*ranges[bool], len(h.Guards))}
 	routes := make([]entry[way], 0, len(h.Routes))

@@ -64,7 +64,7 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	case !s.Hops.Self.IsValid():
 		return w, nil
 	case !s.Hops.Self.Is4():
-		return w, []string{fmt.Sprintf("hops: own address %s is no IPv4 address: packets for other sites are lost",
+		return w, []string{fmt.Sprintf("hops: own address %s is not an IPv4 address: packets for other sites are lost",
 			s.Hops.Self)}
 	}
 	const off, loose = 0, 2

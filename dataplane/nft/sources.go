@@ -57,7 +57,7 @@ func withoutSources(t nftable.Table) nftable.Table {
 
 // sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there
 // are hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them.
-// plain: this host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes,
+// plain: this host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are not nodes,
 // so the control net is not theirs.
 func sourceRules(n dataplane.Numbers, link string, control int, hops, plain bool) []nftable.Rule {
 	out := []nftable.Rule{cameBy("lo")}
@@ -119,7 +119,7 @@ func overlaySet(f nftable.IP) string {
 	return dataplane.SetOverlayIPv4
 }
 
-// controlRule keeps pods and whoever else is no node from the control net of this host and of others.
+// controlRule keeps pods and whoever else is not a node from the control net of this host and of others.
 func controlRule(f nftable.IP, proto byte, port int) nftable.Rule {
 	set := overlaySet(f)
 	text, exprs := toControl(f, proto, port)

@@ -266,7 +266,7 @@ func follows(t *testing.T, client func(t *testing.T, private, carrierKey, psk da
 	}
 }
 
-// What is no message of WireGuard's, or for no device here, goes nowhere.
+// What is not a message of WireGuard's, or for no device here, goes nowhere.
 func TestStrayDatagrams(t *testing.T) {
 	s := &splitter{indexes: map[uint32]owned{}}
 	_, public := newKey(t)

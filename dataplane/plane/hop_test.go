@@ -386,7 +386,7 @@ func TestHopsOfBothDrivers(t *testing.T) {
 }
 
 // redirects counts received ICMP redirects: a host that forwards over the link of arrival sends them, and here they
-// would point to a node that is no peer.
+// would point to a node that is not a peer.
 func redirects(t *testing.T, n *testns.NS) (count int) {
 	t.Helper()
 	n.Must("read counters", func() error {

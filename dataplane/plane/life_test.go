@@ -72,7 +72,7 @@ func TestPurgeRemovesEverythingOfOurs(t *testing.T) {
 	if left := ours(t, a); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
-	a.purge(t) // of nothing is no error
+	a.purge(t) // of nothing is not an error
 }
 
 func TestRestartAdoptsAndWritesNothing(t *testing.T) {

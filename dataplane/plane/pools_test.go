@@ -104,7 +104,7 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	a := newHost(t, 1)
 	asCoil(t, a)
-	elsewhere := addr("10.64.2.5") // on a host that is no member, where a routing daemon of Coil's leads
+	elsewhere := addr("10.64.2.5") // on a host that is not a member, where a routing daemon of Coil's leads
 	uplink(t, a, elsewhere)
 	before := podThings(t, a)
 	s := withPools(a.spec())
@@ -123,7 +123,7 @@ func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 		return err
 	})
 	if err := send(a.NS, elsewhere); err != nil {
-		t.Errorf("to a block of Coil's on a host that is no member: %v", err)
+		t.Errorf("to a block of Coil's on a host that is not a member: %v", err)
 	}
 	if err := send(a.NS, addr("10.64.2.40")); err == nil {
 		t.Error("to a block of nobody's: an answer")

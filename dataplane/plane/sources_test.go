@@ -264,7 +264,7 @@ func TestOthersLinksKeepTheirSources(t *testing.T) {
 		t.Errorf("%d messages for a gateway that went, want 1", n)
 	}
 	if s.forge(t, e, gateway, moved, addr("169.254.8.2"), addr("169.254.8.1")) {
-		t.Error("a link that is no gateway's any more sends as it likes")
+		t.Error("a link that is not a gateway's any more sends as it likes")
 	}
 	give(coil, s.p.IPv4)
 	if s.forge(t, e, coil, s.p.IPv4, addr("169.254.7.2"), addr("169.254.7.1")) {

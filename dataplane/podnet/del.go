@@ -9,7 +9,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/rtnl"
 )
 
-// Del removes the link of an attachment with its addresses and routes. A missing link or namespace is no error, and
+// Del removes the link of an attachment with its addresses and routes. A missing link or namespace is not an error, and
 // netns may be empty.
 func Del(netns string, k Key) error {
 	if err := validateKey(k); err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Move adds the routes of this package's pods in one table to another, and updates the table in their links' aliases;
-// 0 is the default table. The routes in the first table stay. Repeating a move is no error.
+// 0 is the default table. The routes in the first table stay. Repeating a move is not an error.
 func Move(from, to int) error {
 	if tableOr(from) == tableOr(to) {
 		return nil

@@ -123,9 +123,9 @@ func (a Attachment) validate() error {
 	case !a.IPv4.IsValid() && !a.IPv6.IsValid():
 		return bad("no address")
 	case a.IPv4.IsValid() && (!a.IPv4.Is4() || !usable(a.IPv4)):
-		return bad("%s is no address of a pod: want unicast IPv4", a.IPv4)
+		return bad("%s is not an address of a pod: want unicast IPv4", a.IPv4)
 	case a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "" || !usable(a.IPv6)):
-		return bad("%s is no address of a pod: want unicast IPv6", a.IPv6)
+		return bad("%s is not an address of a pod: want unicast IPv6", a.IPv6)
 	case a.MTU < minMTU || a.MTU > maxMTU:
 		return bad("MTU %d: want %d to %d", a.MTU, minMTU, maxMTU)
 	case a.IPv6.IsValid() && a.MTU < minMTU6:

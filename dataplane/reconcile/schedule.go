@@ -94,7 +94,7 @@ func (s *schedule) wait(now time.Time) (d time.Duration, ok bool) {
 	return d, ok
 }
 
-// limited says that the limit counts for what is due: nobody wants it, and it is no other try.
+// limited says that the limit counts for what is due: nobody wants it, and it is not another try.
 func (s *schedule) limited() bool { return s.cause == Changed && s.backoff == 0 }
 
 // begin returns why the target is looked at now; that answers all that was due.

@@ -281,7 +281,7 @@ func TestAPairThatTheKernelRefusesIsForgotten(t *testing.T) {
 	}
 }
 
-// TestWhatOthersDeleteIsRepaired: the table, its rules, or the elements of a pair; what is no pair's any more stays
+// TestWhatOthersDeleteIsRepaired: the table, its rules, or the elements of a pair; what is not a pair's any more stays
 // away.
 func TestWhatOthersDeleteIsRepaired(t *testing.T) {
 	p := newPlace(t, false)

@@ -6,9 +6,9 @@
 // reached. Answers are matched by address, identifier or port, and by 64 or 32 random bits. An ICMP error about a probe
 // ends it with an error.
 //
-// The probes' source addresses are no addresses of the namespace, which would not forward them: routes lead them to the
-// device, in the main table and in the one for answers (dataplane.GatewayTable), with protocol 30. Device and routes go
-// with the process.
+// The probes' source addresses are not addresses of the namespace, which would not forward them: routes lead them to
+// the device, in the main table and in the one for answers (dataplane.GatewayTable), with protocol 30. Device and
+// routes go with the process.
 //
 // All methods are safe for concurrent use. Needs CAP_NET_ADMIN and CAP_SYS_ADMIN. Source: DESIGN.md section 11 of the
 // project; RFC 791, 792, 4443, 8200, 9293.

@@ -171,11 +171,11 @@ func (d *decoder) stateLine(k, v []byte) (err error) {
 func number(b []byte, bits int) (n uint64, err error) {
 	const most = 20 // digits of 2^64
 	if len(b) == 0 || len(b) > most {
-		return 0, fmt.Errorf("%q is no number", b)
+		return 0, fmt.Errorf("%q is not a number", b)
 	}
 	for _, c := range b {
 		if c < '0' || c > '9' {
-			return 0, fmt.Errorf("%q is no number", b)
+			return 0, fmt.Errorf("%q is not a number", b)
 		}
 		hi, lo := mathbits.Mul64(n, 10)
 		sum, carry := mathbits.Add64(lo, uint64(c-'0'), 0)

@@ -134,7 +134,7 @@ func TestRefusals(t *testing.T) {
 			"is not understood; only coil.cybozu.com/v2 is"},
 		{"an egress without destinations", egressOf("{replicas: 1}"),
 			"Egress nat: spec.destinations: there is no destination"},
-		{"an egress to nowhere", egressOf("{destinations: [here]}"), `spec.destinations[0]: "here" is no prefix`},
+		{"an egress to nowhere", egressOf("{destinations: [here]}"), `spec.destinations[0]: "here" is not a prefix`},
 		{"an egress with an unknown field", egressOf("{destinations: [10.0.0.0/8], secret: 1}"), "spec.secret: this field " +
 			"is not known here"},
 		{"an egress with a text for a flag", egressOf("{destinations: [10.0.0.0/8], fouSourcePortAuto: 'yes'}"),
@@ -168,7 +168,7 @@ func TestRefusals(t *testing.T) {
 			"spec.subnets[0]: 10.2.0.0/16 and fd00::/64 have different sizes: 2^16 and 2^64 addresses"},
 		{"wrong family", object("pool", "spec: {subnets: [{ipv4: 'fd00::/64'}]}"), "spec.subnets[0].ipv4: fd00::/64 is of " +
 			"the other family"},
-		{"no prefix", object("pool", "spec: {subnets: [{ipv4: 10.2.0.0}]}"), `spec.subnets[0].ipv4: "10.2.0.0" is no prefix`},
+		{"no prefix", object("pool", "spec: {subnets: [{ipv4: 10.2.0.0}]}"), `spec.subnets[0].ipv4: "10.2.0.0" is not a prefix`},
 		{"an alias", "status: &a {ipv4: 10.2.0.0/16}\n" + object("pool", "spec: {subnets: [*a]}"), "spec.subnets[0]: want " +
 			"a mapping (key: value), have an anchor, alias or tag"},
 		{"block without a pool", object("block", "metadata: {name: x}"), "AddressBlock x: metadata.labels: " +

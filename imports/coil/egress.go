@@ -101,7 +101,7 @@ func (o *object) destinations(n ast.Node) (out []string, err error) {
 		}
 		p, err := netip.ParsePrefix(s)
 		if err != nil || p.Addr().Is4In6() {
-			return nil, o.errorf(field, "%.80q is no prefix such as 192.168.10.0/24", s)
+			return nil, o.errorf(field, "%.80q is not a prefix such as 192.168.10.0/24", s)
 		}
 		out = append(out, p.Masked().String())
 	}

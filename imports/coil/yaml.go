@@ -67,7 +67,7 @@ func walkOne(where string, n ast.Node, take func(*object, string) error, listAll
 		return err
 	}
 	if apiVersion == "" || kind == "" {
-		return o.errorf("", "apiVersion or kind is missing: it is no Kubernetes object")
+		return o.errorf("", "apiVersion or kind is missing: it is not a Kubernetes object")
 	}
 	o.kind = kind
 	if strings.HasSuffix(kind, "List") && o.fields["items"] != nil {
@@ -212,7 +212,7 @@ func (o *object) prefix(field, family string, n ast.Node) (p netip.Prefix, ok bo
 		return netip.Prefix{}, false, err
 	}
 	if p, err = netip.ParsePrefix(s); err != nil {
-		return p, false, o.errorf(field, "%q is no prefix such as 10.2.2.0/27", s)
+		return p, false, o.errorf(field, "%q is not a prefix such as 10.2.2.0/27", s)
 	}
 	if p.Addr().Is4() != (family == "ipv4") || p.Addr().Is4In6() {
 		return p, false, o.errorf(field, "%s is of the other family", s)

@@ -60,7 +60,7 @@ type Node struct {
 	Left      []string    `json:"left"`     // annotations that Kilo's agents have written
 }
 
-// Peer is a WireGuard peer that is no Node. Its preshared key is not read.
+// Peer is a WireGuard peer that is not a Node. Its preshared key is not read.
 type Peer struct {
 	Name       string   `json:"name"`
 	PublicKey  string   `json:"publicKey"`
@@ -136,7 +136,7 @@ func Parse(data []byte) (*Report, error) {
 
 func (r *Report) take(o object, others map[string]int) error {
 	if o.Kind == "" || o.APIVersion == "" {
-		return errors.New("apiVersion or kind is missing: it is no Kubernetes object")
+		return errors.New("apiVersion or kind is missing: it is not a Kubernetes object")
 	}
 	if o.Metadata.Name == "" {
 		return fmt.Errorf("%s without a name", o.Kind)

@@ -54,7 +54,8 @@ func Internal(text string) (netip.Addr, error) {
 	}
 	switch a = a.Unmap(); {
 	case err != nil:
-		return netip.Addr{}, fmt.Errorf("%.80q is no IP address: want one of the host, such as 10.0.0.7 or 10.0.0.7/24", text)
+		return netip.Addr{}, fmt.Errorf("%.80q is not an IP address: want one of the host, such as 10.0.0.7 or 10.0.0.7/24",
+			text)
 	case a.Zone() != "" || !a.IsGlobalUnicast():
 		return netip.Addr{}, fmt.Errorf("%q is not an address that other hosts can send to: want one such as 10.0.0.7 or "+
 			"10.0.0.7/24", text)

@@ -47,7 +47,7 @@ func TestInternal(t *testing.T) {
 	}
 	for text, says := range map[string]string{
 		"10.0.0.0/24": "is a network: want the host's own address in it, such as 10.0.0.1/24",
-		"fd00::/64":   "such as fd00::1/64", "here": "is no IP address", "10.0.0.256": "is no IP address",
+		"fd00::/64":   "such as fd00::1/64", "here": "is not an IP address", "10.0.0.256": "is not an IP address",
 		"127.0.0.1": "other hosts can send to", "::1/128": "other hosts can send to",
 		"fe80::1%eth0": "other hosts can send to",
 		"224.0.0.1":    "other hosts can send to",

@@ -71,7 +71,7 @@ type Session struct {
 
 // Graph is what is drawn.
 type Graph struct {
-	Self  int // index of the asked node in Nodes; -1: it is no member
+	Self  int // index of the asked node in Nodes; -1: it is not a member
 	Nodes []Node
 	Past  bool
 	Index uint64 // last event of the agreed state
@@ -264,7 +264,7 @@ type bundle struct {
 	via         []string      // relays, or the nodes of hops, most used first
 }
 
-// bundles groups the paths to some nodes by their state, best first. None and Self are no paths.
+// bundles groups the paths to some nodes by their state, best first. None and Self are not paths.
 func (g *Graph) bundles(nodes []int) []bundle {
 	var out []bundle
 	for s := Direct; s <= Unknown; s++ {

@@ -158,7 +158,7 @@ func elements(t *testing.T, svg string) (tags map[string]int, texts []string) {
 			return tags, texts
 		}
 		if err != nil {
-			t.Fatalf("the picture is no XML: %v", err)
+			t.Fatalf("the picture is not XML: %v", err)
 		}
 		switch tok := tok.(type) {
 		case xml.StartElement:
@@ -372,7 +372,7 @@ func TestEveryPathIsLabelled(t *testing.T) {
 	}
 }
 
-// TestLeadersAndHops: the picture says who leads each site and by which leader a node is reached; a hop is no path
+// TestLeadersAndHops: the picture says who leads each site and by which leader a node is reached; a hop is not a path
 // that is down, and the legend explains only what is there.
 func TestLeadersAndHops(t *testing.T) {
 	svg, dot := led().SVG(), led().DOT()

@@ -7,7 +7,7 @@ import (
 )
 
 // clean replaces what is no printable character: controls, line breaks, marks that change the direction of text,
-// and bytes that are no UTF-8. What is left may be quoted for any format; XML has no way to write some of the
+// and bytes that are not UTF-8. What is left may be quoted for any format; XML has no way to write some of the
 // others at all.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {

@@ -69,7 +69,7 @@ func TestOnlyDeclaredProgramsAreFound(t *testing.T) {
 		if st, err := os.Stat(filepath.Join(path, l.Name())); err != nil {
 			t.Errorf("%s of .cache/path leads nowhere: %v", l.Name(), err)
 		} else if !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
-			t.Errorf("%s of .cache/path is no program: %s", l.Name(), st.Mode())
+			t.Errorf("%s of .cache/path is not a program: %s", l.Name(), st.Mode())
 		}
 	}
 	// Some of them are words of the shell, too.
@@ -99,7 +99,7 @@ func essential(t *testing.T) []string {
 // In a tier the directory of links is the PATH, besides Go's own programs and the tools that are built here.
 func TestTiersLookNowhereElse(t *testing.T) {
 	if os.Getenv("SKEIN_TIERS") != "1" {
-		t.Skip("this is no run of .ci/test")
+		t.Skip("this is not a run of .ci/test")
 	}
 	root, err := filepath.Abs("../..")
 	if err != nil {

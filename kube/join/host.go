@@ -53,7 +53,7 @@ type Step struct {
 	Look time.Duration // when to look again at the latest, where time alone changes something; 0: no matter
 }
 
-// Next decides what a host does that is no member yet.
+// Next decides what a host does that is not a member yet.
 func Next(h Host, w World) Step {
 	made := ""
 	if w.Claim != nil {

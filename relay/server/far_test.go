@@ -26,7 +26,7 @@ func TestHandedOverByRelaysOnly(t *testing.T) {
 		[]byte("as if from the victim"))); err != nil {
 		t.Fatal(err)
 	}
-	relaytest.WaitFor(t, "a member that is no relay to be refused", func() bool { return unroutable() == before+1 })
+	relaytest.WaitFor(t, "a member that is not a relay to be refused", func() bool { return unroutable() == before+1 })
 	pool1.Close() // its session would replace the one below
 	asRelay := relaytest.RawSession(t, r2, r1.Key, identity.ALPNRelay)
 	stranger := relaytest.NewKey(t)
@@ -34,7 +34,7 @@ func TestHandedOverByRelaysOnly(t *testing.T) {
 		[]byte("from no member"))); err != nil {
 		t.Fatal(err)
 	}
-	relaytest.WaitFor(t, "an origin that is no member to be refused", func() bool { return unroutable() == before+2 })
+	relaytest.WaitFor(t, "an origin that is not a member to be refused", func() bool { return unroutable() == before+2 })
 	// To a node that is not there: it goes back, and no further, though the origin is a client here.
 	other := relaytest.NewKey(t)
 	if _, err := asRelay.Write(wire.AppendFar(nil, wire.FrameForwarded, b.ID, other.ID(), wire.ChannelSignal,

@@ -72,6 +72,6 @@ func TestSlowClientKeepsItsSession(t *testing.T) {
 		t.Error("the slow reader grants its relay everything")
 	}
 	if d := r.Server.Stats().Dropped; d == 0 {
-		t.Error("the relay dropped nothing: the flood was no flood")
+		t.Error("the relay dropped nothing: the flood was not a flood")
 	}
 }

@@ -212,7 +212,7 @@ func (u *Relay) Observed(asker, node identity.ID) netip.Addr {
 	return netip.Addr{}
 }
 
-// Kick ends the pairs of a node that is no member any more.
+// Kick ends the pairs of a node that is not a member any more.
 func (u *Relay) Kick(id identity.ID) {
 	for _, p := range u.all() {
 		if p.nodes.a == id || p.nodes.b == id {

@@ -127,8 +127,8 @@ func (l *port) prepare() error {
 	return errors.Join(cerr, err)
 }
 
-// onlyBinds is the filter of a port whose packets this process does not forward: what is no bind is dropped before it
-// wakes anybody. It sees datagrams from their UDP header on.
+// onlyBinds is the filter of a port whose packets this process does not forward: what is not a bind is dropped before
+// it wakes anybody. It sees datagrams from their UDP header on.
 var onlyBinds = []unix.SockFilter{
 	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 8},
 	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: wire.BindMagic, Jf: 1},

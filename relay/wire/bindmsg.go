@@ -48,7 +48,7 @@ type BindMessage struct {
 }
 
 var (
-	errNoBind  = errors.New("datagram is no bind or challenge of a relay")
+	errNoBind  = errors.New("datagram is not a bind or challenge of a relay")
 	errBindMAC = errors.New("datagram does not prove the reservation's key")
 )
 

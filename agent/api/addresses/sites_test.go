@@ -24,7 +24,7 @@ func TestWhoKnowsBothAddresses(t *testing.T) {
 			"other sites", "site_translation_set"},
 		{"10.202.1.18", "site-network", "It is 192.168.1.18 in the default site, and 10.202.1.18 in all other sites",
 			"site_translation_set"},
-		{"10.203.1.18", "unknown", "It lies in no pool and is no member's", ""},
+		{"10.203.1.18", "unknown", "It lies in no pool and is not a member's", ""},
 	} {
 		at := netip.MustParseAddr(c.at)
 		out := who(s, at)

@@ -54,7 +54,7 @@ func (s AddressService) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv
 
 // who is what the agreed state says of an address.
 func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
-	out := &skeinv1.WhoResponse{Address: at.String(), Kind: "unknown", Says: "It lies in no pool and is no member's"}
+	out := &skeinv1.WhoResponse{Address: at.String(), Kind: "unknown", Says: "It lies in no pool and is not a member's"}
 	text := at.String()
 	for _, n := range st.Nodes() {
 		if n.GetIpv4() == text || n.GetIpv6() == text {

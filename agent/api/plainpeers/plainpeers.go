@@ -269,7 +269,7 @@ func (s PlainPeerService) Views() (out []*skeinv1.PlainPeerView) {
 			id, err := identity.ParseID(c.GetNodeId())
 			if err != nil || st.Node(id) == nil {
 				v.Carriers = append(v.Carriers, c.GetNodeId())
-				v.Problem = fmt.Sprintf("carrier %s is no member any more and still knows the peer's secrets: give it new ones "+
+				v.Problem = fmt.Sprintf("carrier %s is not a member any more and still knows the peer's secrets: give it new ones "+
 					"with skein peer add %s --replace",
 					c.GetNodeId(), p.GetName())
 				continue

@@ -49,8 +49,8 @@ func ParseAnnotations(annotations map[string]string) ([]Ref, error) {
 			switch {
 			case r.Name == "":
 			case !r.Valid():
-				errs = append(errs, fmt.Errorf("annotation %.100s: %.100q is no name of an egress: write names with commas between",
-					e.key, r.Name))
+				errs = append(errs, fmt.Errorf("annotation %.100s: %.100q is not a name of an egress: write names with commas "+
+					"between", e.key, r.Name))
 			case slices.Contains(out, r):
 			case len(out) == MaxEgresses:
 				return out, errors.Join(append(errs, fmt.Errorf("a pod may use %d egresses: %s and those after it are not used",

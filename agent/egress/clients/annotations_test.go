@@ -28,9 +28,9 @@ func TestParseAnnotations(t *testing.T) {
 		{"twice", map[string]string{ours + "a": "x,x"}, "[a/x]", ""},
 		{"empty value", map[string]string{ours + "a": " , "}, "[]", ""},
 		{"bad name", map[string]string{ours + "a": "x,Y!,z"}, "[a/x a/z]",
-			`annotation skein.dev/egress.a: "Y!" is no name of an egress`},
+			`annotation skein.dev/egress.a: "Y!" is not a name of an egress`},
 		{"bad namespace", map[string]string{ours + "A/b": "x", ours + "b": "y"}, "[b/y]", `skein.dev/egress.A/b`},
-		{"no namespace", map[string]string{ours: "x"}, "[]", "is no name"},
+		{"no namespace", map[string]string{ours: "x"}, "[]", "is not a name"},
 		{"long", map[string]string{ours + "a": strings.Repeat("x,", 3000), ours + "b": "y"}, "[b/y]",
 			"longer than 4096 bytes"},
 	} {

@@ -551,7 +551,7 @@ func TestAttachAndDetach(t *testing.T) {
 		}
 		if got := c.AddPod(t.Context(), f.pod("web-7", "10.20.30.47"),
 			map[string]string{cni.EgressAnnotation + "a": "!"}); len(got) != 1 || got[0].GetState() != Refused ||
-			!strings.Contains(got[0].GetReason(), "no name") {
+			!strings.Contains(got[0].GetReason(), "not a name") {
 			t.Errorf("an annotation that cannot be read: %v", got)
 		}
 	})

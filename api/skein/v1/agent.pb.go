@@ -185,7 +185,7 @@ type StatusResponse struct {
 	SiteLeaders      []string               `protobuf:"bytes,37,rep,name=site_leaders,json=siteLeaders,proto3" json:"site_leaders,omitempty"`                   // names of the site's leaders in topology site, in the order in which this node uses them
 	EventsFrom       string                 `protobuf:"bytes,40,opt,name=events_from,json=eventsFrom,proto3" json:"events_from,omitempty"`                      // node ID of whom this node has the log's events from; empty: nobody, or Raft brings them
 	EventsFromName   string                 `protobuf:"bytes,41,opt,name=events_from_name,json=eventsFromName,proto3" json:"events_from_name,omitempty"`
-	EventsByLeader   bool                   `protobuf:"varint,42,opt,name=events_by_leader,json=eventsByLeader,proto3" json:"events_by_leader,omitempty"` // that node leads this one's site and is no server
+	EventsByLeader   bool                   `protobuf:"varint,42,opt,name=events_by_leader,json=eventsByLeader,proto3" json:"events_by_leader,omitempty"` // that node leads this one's site and is not a server
 	EventsStreams    uint32                 `protobuf:"varint,43,opt,name=events_streams,json=eventsStreams,proto3" json:"events_streams,omitempty"`      // nodes of this node's site that have the events from it
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                      // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	Hops             *HopCounts             `protobuf:"bytes,38,opt,name=hops,proto3" json:"hops,omitempty"`                                              // absent: no packet has travelled inside another one
@@ -1725,7 +1725,7 @@ type PlainPeerView struct {
 	Holder        string                 `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"` // node ID of the carrier that holds it; empty: none says so
 	HolderName    string                 `protobuf:"bytes,3,opt,name=holder_name,json=holderName,proto3" json:"holder_name,omitempty"`
 	Alive         bool                   `protobuf:"varint,4,opt,name=alive,proto3" json:"alive,omitempty"`                                      // the holder is
-	Carriers      []string               `protobuf:"bytes,5,rep,name=carriers,proto3" json:"carriers,omitempty"`                                 // names; of one that is no member any more, its ID
+	Carriers      []string               `protobuf:"bytes,5,rep,name=carriers,proto3" json:"carriers,omitempty"`                                 // names; of one that is not a member any more, its ID
 	Endpoint      string                 `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                                 // of the peer, as this node's session has it; empty: the holder knows
 	LastHandshake int64                  `protobuf:"varint,7,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"` // likewise, Unix ns
 	RxBytes       uint64                 `protobuf:"varint,8,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"`

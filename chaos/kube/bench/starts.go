@@ -236,7 +236,7 @@ func (c *cluster) manyPods(ctx context.Context, p *pods) error {
 	return c.withoutKubernetes(ctx, (after-sum)/(n-count))
 }
 
-// withoutKubernetes starts a hundred pods on a host that is no Node. with is what the agent took for an ADD with
+// withoutKubernetes starts a hundred pods on a host that is not a Node. with is what the agent took for an ADD with
 // Kubernetes, in seconds.
 func (c *cluster) withoutKubernetes(ctx context.Context, with float64) error {
 	var names []string

@@ -174,7 +174,7 @@ func parseAddrs(text string) ([]netip.Addr, error) {
 		}
 		a, err := netip.ParseAddr(line)
 		if err != nil || a.Zone() != "" {
-			return nil, fmt.Errorf("%w: %.40q is no address", errGarbled, line)
+			return nil, fmt.Errorf("%w: %.40q is not an address", errGarbled, line)
 		}
 		if a = a.Unmap(); !addr.Public(a) {
 			return nil, fmt.Errorf("%w: %s is not public", errGarbled, a)

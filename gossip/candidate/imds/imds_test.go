@@ -182,7 +182,7 @@ func TestServicesThatHaveNothingOrLie(t *testing.T) {
 		{"no public address", &service{}, "no public address"},
 		{"loopback", &service{values: map[string]string{"public-ipv4": "127.0.0.1"}}, "not public"},
 		{"private", &service{values: map[string]string{"public-ipv4": "10.0.0.1"}}, "not public"},
-		{"no address", &service{values: map[string]string{"public-ipv4": "<html>login</html>"}}, "is no address"},
+		{"no address", &service{values: map[string]string{"public-ipv4": "<html>login</html>"}}, "is not an address"},
 		{"without end", &service{values: map[string]string{"public-ipv4": strings.Repeat("203.0.113.25\n", 1000)}},
 			"more than"},
 		{"switched off", &service{status: http.StatusForbidden}, "switched off"},

@@ -139,7 +139,7 @@ func TestAnnouncementsOfOthersAreNotHeard(t *testing.T) {
 	a.take(announced, netip.MustParseAddr("192.168.1.9"))
 	a.take([]byte("nonsense"), router)
 	if woken != 0 {
-		t.Errorf("woken %d times by what is no announcement of this router", woken)
+		t.Errorf("woken %d times by what is not an announcement of this router", woken)
 	}
 }
 

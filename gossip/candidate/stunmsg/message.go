@@ -75,7 +75,7 @@ func EncodeRequest(tx TxID, w Want) ([]byte, error) {
 var (
 	errNotSTUN = errors.New("not a STUN message")
 	// ErrNoAnswer is a good message of another kind.
-	ErrNoAnswer = errors.New("STUN message is no answer to a binding request")
+	ErrNoAnswer = errors.New("STUN message is not an answer to a binding request")
 	errLie      = errors.New("STUN answer claims an impossible address")
 )
 

@@ -237,7 +237,7 @@ func (s *Server) ask(f *family, local netip.Addr, from netip.AddrPort, r reply) 
 func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID, silent bool) error {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	if !addr.Addr().IsGlobalUnicast() || addr.Port() == 0 {
-		return fmt.Errorf("answer a STUN request for another node: %s is no address to answer to", addr)
+		return fmt.Errorf("answer a STUN request for another node: %s is not an address to answer to", addr)
 	}
 	f := s.families[0]
 	if addr.Addr().Is6() {
