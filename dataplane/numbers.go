@@ -203,16 +203,16 @@ func problem(field, format string, args ...any) *ErrNumbers {
 
 func (n Numbers) checkNames() *ErrNumbers {
 	seen := map[string]string{}
-	for _, l := range []struct{ field, name string }{{"Link", n.Link}, {"HopLink", n.HopLink},
-		{"PlainLink", n.PlainLink}} {
+	for _, l := range []struct{ field, name, what string }{{"Link", n.Link, "WireGuard's link"},
+		{"HopLink", n.HopLink, "the link to other sites"}, {"PlainLink", n.PlainLink, "the link of plain peers"}} {
 		if !ValidLink(l.name) {
 			return problem(l.field, "%q is not an interface name; want 1 to 15 characters without / : or blanks, and neither . "+
 				"nor ..", l.name)
 		}
 		if other, ok := seen[l.name]; ok {
-			return problem(l.field, "%q is the name of another link of this agent (%s)", l.name, other)
+			return problem(l.field, "%q is also the name of %s", l.name, other)
 		}
-		seen[l.name] = l.field
+		seen[l.name] = l.what
 	}
 	const longest = 31 // as long as firewalls and their tools show names
 	for i, r := range n.NftTable {

@@ -187,7 +187,7 @@ func TestNumbers(t *testing.T) {
 			"begin there",
 		"name: a\ndataplane:\n  tunnelMark: 32\n": "skein.yaml:3: dataplane.tunnelMark: 0x20 is also the mark of packets " +
 			"that do not enter the tunnel",
-		"name: a\ndataplane:\n  plainLink: skein0\n":       `skein.yaml:3: dataplane.plainLink: "skein0" is the name of another link`,
+		"name: a\ndataplane:\n  plainLink: skein0\n":       `skein.yaml:3: dataplane.plainLink: "skein0" is also the name of WireGuard's link`,
 		"name: a\ndataplane: {instance: 1, mask: 0x600}\n": `unknown key "dataplane.mask"`,
 	} {
 		if _, err := load(t, file); err == nil || !strings.Contains(err.Error(), want) {

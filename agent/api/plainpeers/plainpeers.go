@@ -44,7 +44,8 @@ type PlainPeerService struct {
 func (s PlainPeerService) AddPlainPeer(ctx context.Context,
 	r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse, error) {
 	if !s.Joined() {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet; "+
+			"see `skein status`"))
 	}
 	st := s.Agent.State()
 	records := s.Agent.RecordsAsked(ctx)
