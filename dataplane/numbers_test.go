@@ -130,7 +130,7 @@ func TestCheckNumbers(t *testing.T) {
 		"HopLink: \"sixteen-letters-\" is not an interface name": func(n *dataplane.Numbers) {
 			n.HopLink = "sixteen-letters-"
 		},
-		"PlainLink: \"skein0\" is the name of another link": func(n *dataplane.Numbers) { n.PlainLink = n.Link },
+		"PlainLink: \"skein0\" is also the name of WireGuard's link": func(n *dataplane.Numbers) { n.PlainLink = n.Link },
 		"NftTable: \"0a\" is not a name of an nft table":    func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
 		"NftTable: \"\": want 1 to 24 characters":           func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
 		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) {
