@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/identity"
@@ -37,7 +39,7 @@ func (a *Agent) follow(ctx context.Context) {
 			return
 		}
 		a.report("agreed state", failure, err.Error(), "see docs/recovery.md")
-		if !wait(ctx, 10*time.Second) {
+		if !pause.For(ctx, 10*time.Second) {
 			return
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/agent/joining"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -67,7 +69,8 @@ func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 func (a *Agent) awaitCandidates(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	for len(a.gossip.Records()[a.id].Record.GetCandidates()) == 0 && !a.relayOnly() && wait(ctx, 20*time.Millisecond) {
+	for len(a.gossip.Records()[a.id].Record.GetCandidates()) == 0 && !a.relayOnly() &&
+		pause.For(ctx, 20*time.Millisecond) {
 	}
 }
 

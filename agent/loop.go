@@ -337,15 +337,3 @@ func (a *Agent) purge() error {
 	return errors.Join(relayed,
 		plane.Purge(ctx, plane.Options{Numbers: a.numbers, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
 }
-
-// wait pauses for d; false: ctx ended first.
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -28,7 +30,7 @@ func (a *Agent) announceSchema(ctx context.Context) {
 			}
 			a.log.Debug("tell the cluster which events this version folds", "error", err)
 		}
-		if !wait(ctx, announceEvery) {
+		if !pause.For(ctx, announceEvery) {
 			return
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -50,7 +52,7 @@ func (c *Client) Follow(ctx context.Context) error {
 	wait := followMin
 	for ctx.Err() == nil {
 		if !c.raftIsSilent() {
-			if !pause(ctx, time.Second) {
+			if !pause.For(ctx, time.Second) {
 				break
 			}
 			continue
@@ -92,15 +94,6 @@ func (c *Client) Follow(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // raftIsSilent reports whether the log must come by subscription, because Raft does not bring it.

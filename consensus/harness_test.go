@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -338,7 +340,7 @@ func (c *Client) proposeFor(ctx context.Context, issuer identity.ID, cmd *skeinv
 		if err == nil || events.CodeOf(err) != "" {
 			return a, err
 		}
-		if !pause(ctx, retryMin) {
+		if !pause.For(ctx, retryMin) {
 			return nil, fmt.Errorf("%w: %w", ErrUncertain, err)
 		}
 	}

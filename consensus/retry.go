@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 )
 
@@ -36,7 +38,7 @@ func Patiently[T any](ctx context.Context, within time.Duration, call func(conte
 	for {
 		r, err := call(ctx)
 		d := RetryAfter(err)
-		if d == 0 || !pause(ctx, d) {
+		if d == 0 || !pause.For(ctx, d) {
 			return r, err
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 )
@@ -110,12 +112,10 @@ func (b *bench) ratesOver(ctx context.Context, l *lab.Lab, d time.Duration) (map
 }
 
 func (b *bench) pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
+	if !pause.For(ctx, d) {
 		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
+	return nil
 }
 
 // crowdOf starts so many agents at once, tells how long it takes until all agree and all pairs have answered, and hands

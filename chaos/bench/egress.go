@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/ping"
@@ -154,9 +156,7 @@ func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
 		pids[i], before = info.PID, append(before, used)
 	}
 	began := time.Now()
-	select {
-	case <-time.After(restFor):
-	case <-ctx.Done():
+	if !pause.For(ctx, restFor) {
 		return Figure{}, ctx.Err()
 	}
 	var texts []string

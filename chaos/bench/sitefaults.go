@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 )
@@ -261,9 +263,7 @@ func (f *siteField) once(ctx context.Context, h siteFault, site, member string) 
 	if err := h.begin(ctx, f, leader); err != nil {
 		return r, err
 	}
-	select {
-	case <-time.After(h.window):
-	case <-ctx.Done():
+	if !pause.For(ctx, h.window) {
 		return r, ctx.Err()
 	}
 	_ = t.answered(ctx, siteBefore) // if not, the reports say for how long there was silence

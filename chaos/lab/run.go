@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/internal/lag"
 )
@@ -137,12 +139,10 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		if a.Converged {
 			return l.WaitConverged(ctx, s.Within, a.Nodes...)
 		}
-		select {
-		case <-time.After(a.For):
-			return nil
-		case <-ctx.Done():
+		if !pause.For(ctx, a.For) {
 			return ctx.Err()
 		}
+		return nil
 	case Expect:
 		return l.Expect(ctx, s.Within, a)
 	case Accounts:

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
@@ -310,7 +312,7 @@ func (r *run) wasPlanned(c Change) bool {
 
 // fault makes one fault happen and ends it. It tells whom it hit.
 func (r *run) fault(ctx context.Context, f Fault) (string, error) {
-	rest(ctx, f.At)
+	pause.For(ctx, f.At)
 	node, err := r.who(ctx, f)
 	if err != nil {
 		return "", err
@@ -331,7 +333,7 @@ func (r *run) fault(ctx context.Context, f Fault) (string, error) {
 	if err := do(); err != nil {
 		return "", fmt.Errorf("%s: %s: %w", node, f.Kind, err)
 	}
-	rest(ctx, f.For)
+	pause.For(ctx, f.For)
 	if err := undo(); err != nil {
 		return "", fmt.Errorf("%s: end of %s: %w", node, f.Kind, err)
 	}
@@ -354,7 +356,7 @@ func (r *run) actions(ctx context.Context, f Fault, node string) (do, undo func(
 			}
 			for deadline := time.Now().Add(r.opts.Recovery); ; { // another fault may have taken the leader
 				_, err := c.DrainNode(ctx, &skeinv1.DrainNodeRequest{Node: node, Undo: undo})
-				if err == nil || time.Now().After(deadline) || !rest(ctx, 100*time.Millisecond) {
+				if err == nil || time.Now().After(deadline) || !pause.For(ctx, 100*time.Millisecond) {
 					return err
 				}
 			}
@@ -455,7 +457,7 @@ func (r *run) recovered(ctx context.Context, after time.Time) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not so within %s: %w", r.opts.Recovery, err)
 		}
-		if !rest(ctx, 50*time.Millisecond) {
+		if !pause.For(ctx, 50*time.Millisecond) {
 			return ctx.Err()
 		}
 	}

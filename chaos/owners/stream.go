@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/chaos/lab"
 )
 
@@ -35,14 +37,14 @@ func (s *stream) run(ctx context.Context, l *lab.Lab) {
 			s.follow(ctx, f)
 			f.Abandon()
 		}
-		rest(ctx, tryAgain)
+		pause.For(ctx, tryAgain)
 	}
 }
 
 // follow watches a flow until it is of no use any more.
 func (s *stream) follow(ctx context.Context, f *lab.FlowStream) {
 	began := time.Now()
-	for rest(ctx, tryAgain) {
+	for pause.For(ctx, tryAgain) {
 		newest := f.Newest()
 		s.mu.Lock()
 		if newest.After(s.newest) {
@@ -66,14 +68,4 @@ func (s *stream) since(t time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.newest.After(t)
-}
-
-// rest waits, and tells whether there is more to do.
-func rest(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -63,7 +65,7 @@ func renewing(name string, make func(*Field, *skeinv1.EgressSlot) *skeinv1.Renew
 				if d := r.GetDenied(); len(d) > 0 {
 					seen.Refusal = d[0].GetReason()
 				}
-				pause(ctx, 100*time.Millisecond)
+				pause.For(ctx, 100*time.Millisecond)
 			}
 			if seen.After, err = f.log(ctx); err != nil {
 				return seen, err

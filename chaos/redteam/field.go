@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/agent/admission"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -253,21 +255,9 @@ func until(ctx context.Context, within time.Duration, try func() error) error {
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
-		if !pause(ctx, 50*time.Millisecond) {
+		if !pause.For(ctx, 50*time.Millisecond) {
 			return errors.Join(err, ctx.Err())
 		}
-	}
-}
-
-// pause tells whether to go on.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 const (
@@ -43,7 +44,7 @@ func flood(name string, from Place, guard Guard, rest time.Duration,
 							last.Store(err.Error())
 						}
 						made.Add(1)
-						pause(until, rest)
+						pause.For(until, rest)
 					}
 				})
 			}

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -122,7 +124,7 @@ func recordAttempt(name, of string, guard Guard, forge func(context.Context, *Fi
 			if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
 				return seen, err
 			}
-			pause(ctx, 300*time.Millisecond)
+			pause.For(ctx, 300*time.Millisecond)
 			after, err := f.record(ctx, of)
 			seen.Records = []*skeinv1.Record{before, after}
 			return seen, err
@@ -281,7 +283,7 @@ func (f *Field) ownAddresses(ctx context.Context) (seen Seen, err error) {
 		if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
 			return err
 		}
-		pause(ctx, each)
+		pause.For(ctx, each)
 		return ctx.Err()
 	})
 	if seen.Count == 0 && err == nil {
@@ -380,7 +382,7 @@ func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err erro
 		case alive && !began.IsZero() && ended.IsZero():
 			ended = time.Now()
 		}
-		pause(ctx, 10*time.Millisecond)
+		pause.For(ctx, 10*time.Millisecond)
 	}
 	switch {
 	case began.IsZero():
@@ -442,7 +444,7 @@ func gossipKey() []Attempt {
 						seen.Lost = append(seen.Lost, "the member in the LAN takes "+other+" for dead")
 						break
 					}
-					pause(ctx, 10*time.Millisecond)
+					pause.For(ctx, 10*time.Millisecond)
 				}
 				return seen, nil
 			}, Judge: lost},

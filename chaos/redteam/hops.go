@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"golang.org/x/sys/unix"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -113,7 +115,7 @@ func hop(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 					return seen, err
 				}
 			}
-			pause(ctx, arrival)
+			pause.For(ctx, arrival)
 			seen.Arrived, _ = e.heard()
 			seen.Arrived = slices.DeleteFunc(seen.Arrived, func(s string) bool { return s == own.String() })
 			return seen, nil
@@ -153,7 +155,7 @@ func hopFrom(name string, place Place, guard Guard, to string, open func(context
 					}
 				}
 			}
-			pause(ctx, arrival)
+			pause.For(ctx, arrival)
 			seen.Arrived, _ = e.heard()
 			return seen, nil
 		}}

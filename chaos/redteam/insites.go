@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -148,7 +150,7 @@ func (f *Field) says(ctx context.Context, at []string, lie func(*skeinv1.Record)
 				gone = max(gone, time.Since(since[n]))
 			}
 		}
-		pause(ctx, 20*time.Millisecond)
+		pause.For(ctx, 20*time.Millisecond)
 	}
 	for _, n := range at {
 		if !taken[n] {

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/vishvananda/netlink"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -88,7 +90,7 @@ func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 					return seen, err
 				}
 			}
-			pause(ctx, arrival)
+			pause.For(ctx, arrival)
 			seen.Arrived, _ = e.heard()
 			return seen, nil
 		}, Judge: arrived}
@@ -112,7 +114,7 @@ func (f *Field) leavesByTunnel(ctx context.Context, r *raw, to netip.AddrPort) e
 			if err := r.send(datagram(netip.AddrPortFrom(from, 4444), to, []byte(mark))); err != nil {
 				return err
 			}
-			if pause(ctx, arrival/4); !left.Load() {
+			if pause.For(ctx, arrival/4); !left.Load() {
 				return fmt.Errorf("the host does not even forward a packet from %s to %s", from, to)
 			}
 			return nil
@@ -190,7 +192,7 @@ func neighbours() []Attempt {
 						}
 					}
 				}
-				pause(ctx, arrival)
+				pause.For(ctx, arrival)
 				seen.Arrived, _ = e.heard()
 				return seen, nil
 			}, Judge: arrived},

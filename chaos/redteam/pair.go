@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/chaos/lab/ping"
 )
 
@@ -83,7 +85,7 @@ func beside(ctx context.Context, ns string, to netip.Addr, during func() error) 
 	err = during()
 	stop()
 	<-sent
-	pause(context.WithoutCancel(ctx), pairPatience)
+	pause.For(context.WithoutCancel(ctx), pairPatience)
 	c.Close()
 	all.Wait()
 	r := tally.Report(time.Now(), 0)

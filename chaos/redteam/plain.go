@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
@@ -180,7 +182,7 @@ func fromPlain(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 					return seen, err
 				}
 			}
-			pause(ctx, arrival)
+			pause.For(ctx, arrival)
 			seen.Arrived, _ = e.heard()
 			return seen, nil
 		}}
@@ -221,7 +223,7 @@ func (f *Field) plainToControl(ctx context.Context) (seen Seen, err error) {
 				return err
 			}
 		}
-		pause(ctx, arrival)
+		pause.For(ctx, arrival)
 		return nil
 	})
 	return seen, err

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/vishvananda/netlink"
 
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
@@ -94,7 +96,7 @@ func spoof(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 					return seen, err
 				}
 			}
-			pause(ctx, arrival)
+			pause.For(ctx, arrival)
 			seen.Arrived, _ = e.heard()
 			seen.Arrived = slices.DeleteFunc(seen.Arrived, func(s string) bool { return s == own.String() })
 			return seen, nil
@@ -205,7 +207,7 @@ func (f *Field) throughFoU(ctx context.Context, from string, outer netip.Addr, i
 		if _, err := c.Write(packet); err != nil {
 			seen.Refusal = err.Error() // an ICMP refusal of the one before
 		}
-		pause(ctx, 50*time.Millisecond)
+		pause.For(ctx, 50*time.Millisecond)
 	}
 	seen.Arrived = e.wait(ctx, arrival)
 	return seen, nil

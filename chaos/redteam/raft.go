@@ -8,6 +8,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
@@ -64,7 +66,7 @@ func onRaft(name string, judge func(Seen) string,
 					seen.Given = append(seen.Given, s+" "+got)
 				}
 			}
-			pause(ctx, 2*time.Second)
+			pause.For(ctx, 2*time.Second)
 			if seen.After, err = f.log(ctx); err != nil {
 				return seen, err
 			}

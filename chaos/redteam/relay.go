@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -278,7 +280,7 @@ func (f *Field) nameKey(ctx context.Context) (seen Seen, err error) {
 			return seen, err
 		}
 	}
-	pause(ctx, 2*arrival)
+	pause.For(ctx, 2*arrival)
 	plan, err := f.api(victim).Plan(ctx, &skeinv1.PlanRequest{})
 	if err != nil {
 		return seen, err
@@ -314,7 +316,7 @@ func (f *Field) forgeSignal(
 				return err
 			}
 		}
-		pause(ctx, 2*arrival)
+		pause.For(ctx, 2*arrival)
 		return nil
 	})
 	return seen, err
@@ -438,7 +440,7 @@ func (f *Field) reserveAll(ctx context.Context) (seen Seen, err error) {
 			}
 		}
 	}
-	pause(ctx, arrival)
+	pause.For(ctx, arrival)
 	after, err := f.api(relayNode).Relay(ctx, &skeinv1.RelayRequest{})
 	seen.Count = int(after.GetServer().GetUdpPairs()) - int(before.GetServer().GetUdpPairs())
 	seen.Bound = len(f.members.GetNodes()) // one for each peer
@@ -582,7 +584,7 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 		if _, err := p.puppet.session.Write(frame(frameFailed, p.puppet.pair)); err != nil {
 			return seen, err
 		}
-		pause(ctx, 400*time.Millisecond)
+		pause.For(ctx, 400*time.Millisecond)
 	}
 	after, err := status()
 	if before != after {

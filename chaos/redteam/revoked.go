@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -90,7 +92,7 @@ func recordFrom(name string, who func(*Field) *person) Attempt {
 			if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
 				return seen, err
 			}
-			pause(ctx, 200*time.Millisecond)
+			pause.For(ctx, 200*time.Millisecond)
 			r, err := f.api(relayNode).Nodes(ctx, &skeinv1.NodesRequest{})
 			for _, n := range r.GetNodes() {
 				if n.GetRecord().GetNodeId() == p.id() {
@@ -140,7 +142,7 @@ func (f *Field) keepSubscription(ctx context.Context, at, site string) (seen See
 		&skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
 		return seen, err
 	}
-	pause(ctx, 1500*time.Millisecond) // each second the server looks at who listens
+	pause.For(ctx, 1500*time.Millisecond) // each second the server looks at who listens
 	state, err := f.log(ctx)
 	if err != nil {
 		return seen, err

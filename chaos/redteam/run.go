@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/chaos/lab"
 )
 
@@ -95,7 +97,7 @@ func attack(ctx context.Context, l *lab.Lab, opts Options, report *Report) error
 	if err := l.Serve(lab.Serve{Nodes: []string{other}, Port: pairPort}); err != nil {
 		return err
 	}
-	alone := func() error { pause(ctx, window); return ctx.Err() }
+	alone := func() error { pause.For(ctx, window); return ctx.Err() }
 	if report.Alone, err = f.beside(ctx, alone); err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ const floodTries = 3
 // flood is an attempt with the pair measured before and beside it.
 func (f *Field) flood(ctx context.Context, a Attempt) (o Outcome, err error) {
 	for range floodTries {
-		before, err := f.beside(ctx, func() error { pause(ctx, window); return ctx.Err() })
+		before, err := f.beside(ctx, func() error { pause.For(ctx, window); return ctx.Err() })
 		if err != nil {
 			return o, err
 		}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
@@ -308,9 +310,9 @@ func heldBackEvents(s Seen) string {
 // agreed on.
 func holdsBack(name string, honestly, before time.Duration, lie func(*Field, *broken)) Attempt {
 	try := func(ctx context.Context, f *Field, b *broken) (seen Seen, err error) {
-		pause(ctx, honestly)
+		pause.For(ctx, honestly)
 		close(b.told)
-		pause(ctx, before)
+		pause.For(ctx, before)
 		index, err := f.commit(ctx)
 		if err != nil {
 			return seen, err
@@ -375,7 +377,7 @@ func siteEvents() []Attempt {
 			last := &skeinv1.SubscribeResponse{Checkpoint: b.shown, Body: &skeinv1.SubscribeResponse_Heartbeat_{
 				Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: at}}}
 			b.mu.Unlock()
-			for pause(ctx, time.Second) {
+			for pause.For(ctx, time.Second) {
 				if err := out(last); err != nil {
 					return err
 				}
@@ -390,7 +392,7 @@ func siteEvents() []Attempt {
 				if err := out(m); err != nil {
 					return err
 				}
-				if !pause(ctx, 2*time.Second) {
+				if !pause.For(ctx, 2*time.Second) {
 					return ctx.Err()
 				}
 			}
@@ -519,7 +521,7 @@ func (f *Field) manyStreams(ctx context.Context) (seen Seen, err error) {
 			served <- got
 		}()
 	}
-	pause(ctx, 2*time.Second)
+	pause.For(ctx, 2*time.Second)
 	cancel()
 	for range open {
 		if <-served {

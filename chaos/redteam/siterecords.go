@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -157,7 +159,7 @@ func (f *Field) fetchRevoked(ctx context.Context) (seen Seen, err error) {
 		if _, err := p.pushAs(ctx, relayNode, frameHaveSite, record); err != nil {
 			return err
 		}
-		pause(ctx, time.Second) // mallory may ask once in two seconds, after a burst of eight
+		pause.For(ctx, time.Second) // mallory may ask once in two seconds, after a burst of eight
 		is, err := has()
 		if err == nil && !is {
 			err = errors.New("the site does not take in the record of its node")
@@ -170,7 +172,7 @@ func (f *Field) fetchRevoked(ctx context.Context) (seen Seen, err error) {
 		&skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
 		return seen, err
 	}
-	pause(ctx, 2*time.Second) // then mallory may ask once more
+	pause.For(ctx, 2*time.Second) // then mallory may ask once more
 	is, err := has()
 	if is {
 		seen.Given = append(seen.Given, "the record of a node that was revoked")

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -53,7 +55,7 @@ func admin(name string, guard Guard, ask func(context.Context, *Field) error) At
 			if err := ask(ctx, f); err != nil {
 				seen.Refusal = err.Error()
 			}
-			pause(ctx, 200*time.Millisecond)
+			pause.For(ctx, 200*time.Millisecond)
 			if seen.After, err = f.log(ctx); err != nil {
 				return seen, err
 			}

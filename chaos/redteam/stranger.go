@@ -13,6 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/agent/probe"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
@@ -247,10 +249,10 @@ func (f *Field) stunReflect(ctx context.Context) (seen Seen, err error) {
 				return err
 			}
 			if i%20 == 0 { // sockets' queues are short
-				pause(ctx, time.Millisecond)
+				pause.For(ctx, time.Millisecond)
 			}
 		}
-		pause(ctx, arrival)
+		pause.For(ctx, arrival)
 		return ctx.Err()
 	})
 	if err == nil && seen.Count == 0 {
@@ -293,7 +295,7 @@ func (f *Field) replay(ctx context.Context, want func([]byte) bool, what string)
 		if _, to, payload, ok := udpOf(b); ok && !out && to.Port() == wgPort && want(payload) && len(heardAll) < 200 {
 			heardAll = append(heardAll, slices.Clone(payload))
 		}
-	}, func() error { pause(ctx, 4*time.Second); return ctx.Err() })
+	}, func() error { pause.For(ctx, 4*time.Second); return ctx.Err() })
 	if err != nil {
 		return seen, err
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -107,7 +109,7 @@ func tokens() []Attempt {
 				}
 				j, err := decodeToken(made.GetToken())
 				show(r, j)
-				pause(ctx, 1100*time.Millisecond)
+				pause.For(ctx, 1100*time.Millisecond)
 				return err
 			}),
 		joining("join as a server with a token for agents", Token, Tokens,

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/chaos/lab"
 )
 
@@ -114,7 +116,7 @@ func (r *run) halve(ctx context.Context, names []string) error {
 func (r *run) freeze(ctx context.Context) (frozen int, err error) {
 	rng := rand.New(rand.NewPCG(r.opts.Seed, freezeStream))
 	names := r.lab.Spec.NodeNames()
-	for pause(ctx, thawedFor+time.Duration(rng.Int64N(int64(3*thawedFor)))) {
+	for pause.For(ctx, thawedFor+time.Duration(rng.Int64N(int64(3*thawedFor)))) {
 		node, long := names[rng.IntN(len(names))], time.Duration(1+rng.Int64N(int64(frozenMost)))
 		if len(r.claims.take(node)) == 0 {
 			continue // dead just now
@@ -124,7 +126,7 @@ func (r *run) freeze(ctx context.Context) (frozen int, err error) {
 		if err := errors.Join(r.lab.Died(node), r.lab.Pause(node)); err != nil {
 			return frozen, fmt.Errorf("freeze %s: %w", node, err)
 		}
-		pause(ctx, long)
+		pause.For(ctx, long)
 		if err := r.lab.Resume(node); err != nil {
 			return frozen, fmt.Errorf("let %s go on: %w", node, err)
 		}
@@ -137,7 +139,7 @@ func (r *run) freeze(ctx context.Context) (frozen int, err error) {
 func (r *run) burn(ctx context.Context) (burned time.Duration, err error) {
 	rng := rand.New(rand.NewPCG(r.opts.Seed, burnStream))
 	phase := func() time.Duration { return phaseLeast + time.Duration(rng.Int64N(int64(phaseMost-phaseLeast))) }
-	for pause(ctx, phase()) {
+	for pause.For(ctx, phase()) {
 		long := phase()
 		r.opts.Progress("burn %d cores for %s", r.opts.Burn, long.Round(time.Second))
 		end, err := lab.Burn(r.opts.Burn)
@@ -145,7 +147,7 @@ func (r *run) burn(ctx context.Context) (burned time.Duration, err error) {
 			return burned, err
 		}
 		began := time.Now()
-		pause(ctx, long)
+		pause.For(ctx, long)
 		end()
 		burned += time.Since(began)
 	}

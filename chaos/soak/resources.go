@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
@@ -70,7 +72,7 @@ func (r *run) take(at time.Duration, said answers) []Reading {
 
 // sample reads all the time, until ctx ends.
 func (r *run) sample(ctx context.Context) {
-	for pause(ctx, r.opts.Sample) {
+	for pause.For(ctx, r.opts.Sample) {
 		r.look(ctx, r.lab.Running())
 	}
 }
@@ -119,7 +121,7 @@ func (r *run) publicNodes() (out []string) {
 // rest lets a mesh that is whole come to rest, and notes what it holds then.
 func (r *run) rest(ctx context.Context) error {
 	r.opts.Progress("the mesh rests for %s", r.opts.Settle.Round(time.Second))
-	if !pause(ctx, r.opts.Settle) {
+	if !pause.For(ctx, r.opts.Settle) {
 		return context.Cause(ctx)
 	}
 	now, err := r.lookAtRest(ctx)
@@ -146,7 +148,7 @@ func (r *run) leaks(ctx context.Context) error {
 			return err
 		}
 		r.opts.Progress("not at rest: %s", strings.SplitN(err.Error(), "\n", 2)[0])
-		if !pause(ctx, r.opts.Sample) {
+		if !pause.For(ctx, r.opts.Sample) {
 			return context.Cause(ctx)
 		}
 	}

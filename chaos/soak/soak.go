@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/ping"
@@ -244,13 +246,13 @@ func (r *run) round(ctx context.Context) error {
 	for i, n := range victims {
 		r.report.Kills[n]++
 		wg.Go(func() {
-			if errs[i] = r.kill(ctx, n); errs[i] == nil && pause(ctx, pauses[i]) {
+			if errs[i] = r.kill(ctx, n); errs[i] == nil && pause.For(ctx, pauses[i]) {
 				errs[i] = r.lab.Start(ctx, n)
 			}
 		})
 	}
 	wg.Wait()
-	pause(ctx, rest)
+	pause.For(ctx, rest)
 	if ctx.Err() != nil {
 		return nil // whoever ended ctx says why
 	}
@@ -264,7 +266,7 @@ func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc, node stri
 		stop(err)
 		return
 	}
-	for pause(ctx, r.lookPause()) {
+	for pause.For(ctx, r.lookPause()) {
 		least := r.ledger.Applied(node)
 		ask, cancel := context.WithTimeout(ctx, 2*time.Second)
 		s, err := client.Status(ask, &skeinv1.StatusRequest{})
@@ -295,7 +297,7 @@ func (r *run) command(ctx context.Context) (refused int) {
 			names = append(names, n.Name)
 		}
 	}
-	for i := 0; pause(ctx, commandEvery); i++ {
+	for i := 0; pause.For(ctx, commandEvery); i++ {
 		node := names[i%len(names)]
 		client, err := r.lab.Client(node)
 		if err != nil {
@@ -424,7 +426,7 @@ func (r *run) eventually(ctx context.Context, check func(node string) error) err
 		if err == nil || time.Now().After(end) {
 			return err
 		}
-		if !pause(ctx, r.lookPause()) {
+		if !pause.For(ctx, r.lookPause()) {
 			return context.Cause(ctx)
 		}
 	}
@@ -452,16 +454,4 @@ func (r *run) peers(ctx context.Context, node string) ([]*skeinv1.PeerView, erro
 		return nil, fmt.Errorf("ask %s for its peers: %w", node, err)
 	}
 	return slices.Clone(p.GetPeers()), nil
-}
-
-// pause waits, and tells whether it could.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

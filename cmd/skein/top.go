@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -104,14 +106,10 @@ func (t top) run(ctx context.Context) error {
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if !pause.For(ctx, d) {
 		return ctx.Err()
 	}
+	return nil
 }
 
 // topScreen is where rates are shown: as JSON, refreshed in place on a terminal, or line by line. restore gives the

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 const (
@@ -165,7 +167,7 @@ func (d *Discoverer) coordinate(ctx context.Context, orders []chan order) {
 			d.publish(merge(c.host, d.c.Steps, c.found))
 			d.answer(c)
 		case <-d.changed:
-			if !pause(ctx, settle) {
+			if !pause.For(ctx, settle) {
 				return
 			}
 			if d.readHost(c) {
@@ -346,7 +348,7 @@ func (d *Discoverer) watch(ctx context.Context) {
 		}
 		d.c.Log.Warn("address changes are not being followed; trying again", "error", err)
 		d.notify()
-		pause(ctx, resubscribe)
+		pause.For(ctx, resubscribe)
 	}
 }
 
@@ -354,15 +356,5 @@ func (d *Discoverer) notify() {
 	select {
 	case d.changed <- struct{}{}:
 	default: // one is waiting already
-	}
-}
-
-// pause reports whether the time passed before ctx ended.
-func pause(ctx context.Context, t time.Duration) bool {
-	select {
-	case <-time.After(t):
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

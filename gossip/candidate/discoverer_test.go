@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/simtime"
 )
@@ -130,9 +132,9 @@ func sources(r Result) string {
 func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		nat := &script{source: "stun", look: func(ctx context.Context, r Request) Found {
-			pause(ctx, time.Second)
+			pause.For(ctx, time.Second)
 			r.Early(Found{NAT: &NATReport{At: time.Now()}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}})
-			pause(ctx, time.Second)
+			pause.For(ctx, time.Second)
 			return Found{NAT: &NATReport{At: time.Now(), Hairpin: true},
 				Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}}
 		}}
@@ -169,7 +171,7 @@ func TestNothingIsToldWithoutTheHostsAddresses(t *testing.T) {
 			return Found{NAT: &NATReport{At: time.Now()}}
 		}}
 		links := &script{source: "interface", look: func(ctx context.Context, r Request) Found {
-			pause(ctx, time.Second)
+			pause.For(ctx, time.Second)
 			return Found{Candidates: []*skeinv1.Candidate{host(r.Host.Addrs[0].String()+":1", "interface")}}
 		}}
 		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
@@ -226,7 +228,7 @@ func TestNewNetworkCutsALookShort(t *testing.T) {
 			return Found{NAT: &NATReport{At: time.Now()}}
 		}}
 		slow := &script{source: "upnp", look: func(ctx context.Context, r Request) Found {
-			if r.Host.Addrs[0].String() == "10.0.0.1" && !pause(ctx, time.Hour) {
+			if r.Host.Addrs[0].String() == "10.0.0.1" && !pause.For(ctx, time.Hour) {
 				return Found{Candidates: []*skeinv1.Candidate{host("192.0.2.1:1", "upnp")}} // nobody may hear of it
 			}
 			return Found{Candidates: []*skeinv1.Candidate{host(fmt.Sprintf("%s:1", r.Host.Addrs[0]), "upnp")}}
@@ -254,7 +256,7 @@ func TestCheckWaitsForEveryStep(t *testing.T) {
 			return Found{NAT: &NATReport{At: time.Now()}}
 		}}
 		slow := &script{source: "pcp", look: func(ctx context.Context, _ Request) Found {
-			pause(ctx, 3*time.Second)
+			pause.For(ctx, 3*time.Second)
 			n++
 			return Found{Candidates: []*skeinv1.Candidate{host(fmt.Sprintf("192.0.2.1:%d", n), "pcp")}}
 		}}

@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 // maxFreeze bounds what a guest may ask for.
@@ -51,10 +53,7 @@ func freeze(ctx context.Context, monitor string, d time.Duration) (err error) {
 	if err := errors.Join(do("qmp_capabilities"), do("stop")); err != nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+	pause.For(ctx, d)
 	return do("cont")
 }
 

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/api"
@@ -138,14 +140,10 @@ func Deadline(next http.Handler) http.Handler {
 
 // pass waits for d; an error says that the client went away, or the agent ends.
 func pass(ctx context.Context, d time.Duration) error {
-	over := time.NewTimer(d)
-	defer over.Stop()
-	select {
-	case <-over.C:
-		return nil
-	case <-ctx.Done():
+	if !pause.For(ctx, d) {
 		return ctx.Err()
 	}
+	return nil
 }
 
 func takeCPU(ctx context.Context, w io.Writer, d time.Duration) error {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/internal/pause"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netns"
@@ -187,10 +189,8 @@ func (f *field) count(ctx context.Context, n int) error {
 			return err
 		}
 	}
-	select {
-	case <-ctx.Done():
+	if !pause.For(ctx, rest) {
 		return ctx.Err()
-	case <-time.After(rest):
 	}
 	written, err := f.writes(ctx)
 	if err != nil {
