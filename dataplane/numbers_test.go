@@ -131,8 +131,10 @@ func TestCheckNumbers(t *testing.T) {
 			n.HopLink = "sixteen-letters-"
 		},
 		"PlainLink: \"skein0\" is also the name of WireGuard's link": func(n *dataplane.Numbers) { n.PlainLink = n.Link },
-		"NftTable: \"0a\" is not a name of an nft table":             func(n *dataplane.Numbers) { *n = n.WithNftTable("0a") },
-		"NftTable: \"\": want 1 to 24 characters":                    func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
+		"NftTable: \"0a\" is not a name of an nft table": func(n *dataplane.Numbers) {
+			*n = n.WithNftTable("0a")
+		},
+		"NftTable: \"\": want 1 to 24 characters": func(n *dataplane.Numbers) { *n = n.WithNftTable("") },
 		"NftTable: \"aaaaaaaaaaaaaaaaaaaaaaaaa\": want 1 to 24": func(n *dataplane.Numbers) {
 			*n = n.WithNftTable(strings.Repeat("a", 25))
 		},
