@@ -11,6 +11,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 const (
@@ -80,7 +81,7 @@ func (c *Changer) follow(id identity.ID, key identity.WireGuardKey) {
 		if !p.LastHandshake.IsZero() {
 			break
 		}
-		time.Sleep(max(readEvery, time.Since(began)))
+		pause.For(ctx, max(readEvery, time.Since(began)))
 	}
 	c.peers.follow(id, key)
 	c.host.Wake()
