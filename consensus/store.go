@@ -35,7 +35,7 @@ type checkpoint struct {
 	below uint64 // bytes of events at and before index, counted from the opening
 }
 
-// limits bound the archive. Zero is not a limit.
+// limits bound the archive. Zero: unlimited.
 type limits struct {
 	events, bytes uint64
 	age           int64 // nanoseconds
