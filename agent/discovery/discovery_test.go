@@ -2,11 +2,14 @@ package discovery
 
 import (
 	"log/slog"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 // Where two steps find the same address the earlier one has it: what was configured, what the router grants, what STUN
@@ -33,5 +36,33 @@ func TestOfANodeThatOnlyRelays(t *testing.T) {
 	d.Wait()
 	if d.Server() != nil {
 		t.Error("it has a STUN server")
+	}
+}
+
+// What is set for this host while discovery runs counts at the next look.
+func TestSettingsOfTheHostChange(t *testing.T) {
+	d, err := New(Config{Socket: new(probe.Socket), Port: 51820, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	internal := netip.MustParseAddr("10.0.0.7")
+	if err := d.SetHost("203.0.113.7:51820", internal); err != nil {
+		t.Fatal(err)
+	}
+	host := candidate.Host{Addrs: []netip.Addr{netip.MustParseAddr("10.9.9.9"), internal}}
+	found := func(s candidate.Step) (out []string) {
+		for _, c := range s.Look(t.Context(), candidate.Request{Host: host, Wake: func() {}}).Candidates {
+			out = append(out, c.GetAddress())
+		}
+		return out
+	}
+	if have := found(d.forced); !slices.Equal(have, []string{"203.0.113.7:51820"}) {
+		t.Errorf("the forced endpoint is %v", have)
+	}
+	if have := found(d.own); !slices.Contains(have, "10.0.0.7:51820") || slices.Contains(have, "10.9.9.9:51820") {
+		t.Errorf("the host's own addresses are %v, want the one that was set", have)
+	}
+	if err := d.SetHost("no port", internal); err == nil {
+		t.Error("an endpoint without a port was taken")
 	}
 }
