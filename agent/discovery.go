@@ -94,7 +94,7 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 	old := a.netcheck.Swap(&r)
 	entry := &skeinv1.NatObserved{NatType: r.NAT, Detail: fmt.Sprintf("mapping %s, filtering %s", r.Mapping, r.Filtering)}
 	for _, m := range r.Mapped {
-		entry.Mapped = append(entry.Mapped, mappedText(m))
+		entry.Mapped = append(entry.Mapped, m.String())
 	}
 	for _, p := range r.Problems {
 		a.report(subjectDiscovery+p.Source, warning, p.Text, p.Help)
@@ -127,8 +127,6 @@ func (a *Agent) stunAlive(server netip.AddrPort) bool {
 	}
 	return false
 }
-
-func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }
 
 // filterTests asks other public nodes for answers from their addresses, and gives such answers.
 func filterTests(a *Agent) filtertest.Tests {

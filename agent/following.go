@@ -22,7 +22,7 @@ func (a *Agent) rpcService() *consensus.Service {
 	s := consensus.NewService(consensus.ServiceConfig{
 		Plan: plan, PlanSteps: steps,
 		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: filterTests(a).Answer,
-		Holder: a.addressService().HolderOf, PeerPaths: a.peerPaths,
+		Holder: a.addressService().HolderOf, PeerPaths: a.peerService().PathsForOthers,
 		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error {
 			return mayHaveEvents(a.sitePlan.Load(), peer)
 		},

@@ -133,7 +133,7 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 		return
 	}
 	s := metrics.Sites{Tunnels: int(a.tunnelPeers()), Apart: p.Topology(p.Site) == sites.Site,
-		Site: p.Site, Leads: leads(p, a.id),
+		Site: p.Site, Leads: p.Leads(a.id),
 		Own: a.leaderChanges.Own.Load(), Other: a.leaderChanges.Other.Load()}
 	if r := a.reach.Load(); r != nil {
 		for _, w := range r.Ways() {

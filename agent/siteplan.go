@@ -194,37 +194,13 @@ func siteText(site string) string {
 	return fmt.Sprintf("site %q", site)
 }
 
-// leads returns a node's part in its site: "leader", "reserve", "elected" (it does not act yet), "silent" (it is found
-// not to forward), or empty.
-func leads(p *sites.Plan, id identity.ID) string {
-	if p == nil {
-		return ""
-	}
-	if _, found := p.Silent[id]; found {
-		return "silent"
-	}
-	site, _ := p.SiteOf(id)
-	for _, l := range p.Leaders[site] {
-		switch {
-		case l.ID != id:
-		case !l.Acting:
-			return "elected"
-		case l.Reserve:
-			return "reserve"
-		default:
-			return "leader"
-		}
-	}
-	return ""
-}
-
 // siteStatus fills in how this node takes part in its site.
 func (a *Agent) siteStatus(r *skeinv1.StatusResponse) {
 	p := a.sitePlan.Load()
 	if p == nil {
 		return
 	}
-	r.Topology, r.SiteLeads = p.Topology(p.Site), leads(p, a.id)
+	r.Topology, r.SiteLeads = p.Topology(p.Site), p.Leads(a.id)
 	if r.GetTopology() == sites.Site {
 		for id := range p.Order(a.id) {
 			r.SiteLeaders = append(r.SiteLeaders, a.roster.Name(id))

@@ -80,7 +80,7 @@ func TestSitesArePlanned(t *testing.T) {
 			}
 			return ""
 		}
-		if p := look(); !p.Full || says() != 0 || leads(p, a.id) != "" {
+		if p := look(); !p.Full || says() != 0 || p.Leads(a.id) != "" {
 			t.Errorf("without the topology: %+v", p)
 		}
 		settings("site")
@@ -89,7 +89,7 @@ func TestSitesArePlanned(t *testing.T) {
 		if p.Full || !p.Elected || says() != 0 {
 			t.Fatalf("with it: %+v, the record says %d", p, says())
 		}
-		if got := leads(p, a.id); got != "leader" {
+		if got := p.Leads(a.id); got != "leader" {
 			t.Errorf("the only one that was elected is %q", got)
 		}
 		if m := problem(); !strings.Contains(m, `shall lead site "dc", and it has no endpoint that other sites can send`) {

@@ -120,10 +120,10 @@ func TestSilentLeadersAreTold(t *testing.T) {
 	all := []string{"a1", "a2", "a3", "a4", "b1", "b2"}
 	plan, id := silentMesh(t, all, map[string][]string{"a2": {"a1"}, "a3": {"a1"}, "a4": {"a1"}})
 	p := plan("a3")
-	if got := leads(p, id("a1")); got != "silent" {
+	if got := p.Leads(id("a1")); got != "silent" {
 		t.Errorf("a1 is %q", got)
 	}
-	if got := leads(p, id("a2")); got != "leader" {
+	if got := p.Leads(id("a2")); got != "leader" {
 		t.Errorf("a2 is %q", got)
 	}
 	told := func() (out []string) {

@@ -283,3 +283,9 @@ func (a *Agent) syncRecords() {
 		a.discovery.SetPeers(spare)
 	}
 }
+
+// isRelay tells whether a member relays, as its record says.
+func (a *Agent) isRelay(id identity.ID) bool {
+	known := a.relayIDs.Load()
+	return known != nil && (*known)[id]
+}

@@ -508,6 +508,30 @@ func (p *Plan) Acting() iter.Seq[identity.ID] {
 	}
 }
 
+// Leads returns a node's part in its site: "leader", "reserve", "elected" (it does not act yet), "silent" (it is found
+// not to forward), or empty.
+func (p *Plan) Leads(id identity.ID) string {
+	if p == nil {
+		return ""
+	}
+	if _, found := p.Silent[id]; found {
+		return "silent"
+	}
+	site, _ := p.SiteOf(id)
+	for _, l := range p.Leaders[site] {
+		switch {
+		case l.ID != id:
+		case !l.Acting:
+			return "elected"
+		case l.Reserve:
+			return "reserve"
+		default:
+			return "leader"
+		}
+	}
+	return ""
+}
+
 // Way returns how this host sends to a node, given the nodes that it finds dead; false: there is no way. If all leaders
 // of a site are dead, the way through the first one stays, so that packets do not leave by another route.
 func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {

@@ -335,3 +335,24 @@ func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
 	}
 	return v
 }
+
+// mostOfJournal limits the entries in one answer.
+const mostOfJournal = 10_000
+
+// ReadJournal returns the newest entries of the journal. The agent answers since its process holds the file.
+func (s HistoryService) ReadJournal(r *skeinv1.JournalRequest) (*skeinv1.JournalResponse, error) {
+	most := mostOfJournal
+	if n := r.GetMost(); n > 0 {
+		most = int(min(n, mostOfJournal))
+	}
+	out := &skeinv1.JournalResponse{}
+	err := s.Journal.Back(func(e *skeinv1.JournalEntry) bool {
+		out.Entries = append(out.Entries, e)
+		return len(out.Entries) < most
+	})
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	slices.Reverse(out.Entries)
+	return out, nil
+}

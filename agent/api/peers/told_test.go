@@ -1,22 +1,27 @@
-package agent
+package peers
 
 import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/api/apitest"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
 
 // What another node says of its peers is shown with the log's names, of members alone, each once, and in known words.
-func TestPeersTold(t *testing.T) {
-	st := newWorld(t, newHost(t, "dc1"), newHost(t, "home1"), newHost(t, "cloud1")).state
-	ids := map[string]identity.ID{}
-	for _, n := range st.Nodes() {
-		ids[n.GetName()], _ = identity.ParseID(n.GetId())
+func TestTold(t *testing.T) {
+	st, names := apitest.Members(t, "dc1", "home1", "cloud1")
+	var ids []identity.ID
+	for _, n := range names {
+		id, err := identity.ParseID(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
 	}
-	dc1, home1, cloud1 := ids["dc1"], ids["home1"], ids["cloud1"]
-	r := peersTold(st, home1, []*skeinv1.PeerPath{
+	dc1, home1, cloud1 := ids[0], ids[1], ids[2]
+	r := told(st, home1, []*skeinv1.PeerPath{
 		{NodeId: cloud1.String(), Path: "relay", Relay: dc1.String(), Detail: "udp", Alive: true,
 			Rule: "relay-udp", RttNanos: -5},
 		{NodeId: dc1.String(), Path: "direct", Rule: "\x1b[31m"}, {NodeId: dc1.String(), Path: "relay"},

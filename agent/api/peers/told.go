@@ -1,4 +1,4 @@
-package agent
+package peers
 
 import (
 	"context"
@@ -12,20 +12,19 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// peerPaths is how this node reaches its peers, for other nodes: without addresses and counters, which are nobody's
-// else.
-func (a *Agent) peerPaths() []*skeinv1.PeerPath {
-	if a.paths == nil {
+// PathsForOthers is how this node reaches its peers, for other nodes: without addresses and counters, which only its
+// own users see.
+func (s PeerService) PathsForOthers() (out []*skeinv1.PeerPath) {
+	if s.Host.Paths() == nil {
 		return nil
 	}
-	paths := a.currentPaths()
-	var out []*skeinv1.PeerPath
-	for _, n := range a.replica.State().Nodes() {
+	paths := s.paths()
+	for _, n := range s.Host.State().Nodes() {
 		id, err := identity.ParseID(n.GetId())
-		if err != nil || id == a.id {
+		if err != nil || id == s.Host.Self() {
 			continue
 		}
-		v := a.peerView(n, id, nil, paths[id])
+		v := s.view(n, id, nil, paths[id])
 		out = append(out, &skeinv1.PeerPath{
 			NodeId: v.GetNodeId(), Path: v.GetPath(), Relay: v.GetRelay(), RttNanos: v.GetRttNanos(), Since: v.GetSince(),
 			Rule: v.GetRule(), Alive: v.GetAlive(), Detail: v.GetDetail(),
@@ -34,28 +33,24 @@ func (a *Agent) peerPaths() []*skeinv1.PeerPath {
 	return out
 }
 
-// peersOf asks another member how it reaches its peers; err is that of looking it up.
-func (a *Agent) peersOf(ctx context.Context, n *skeinv1.Node, id identity.ID,
-	err error) (*skeinv1.PeersResponse, error) {
-	if err != nil {
-		return nil, err
-	}
+// ask asks another member how it reaches its peers.
+func (s PeerService) ask(ctx context.Context, n *skeinv1.Node, id identity.ID) (*skeinv1.PeersResponse, error) {
 	r, err := consensus.Patiently(ctx, api.PeerPatience,
 		func(ctx context.Context) (*skeinv1.PeerPathsResponse, error) {
-			return a.conns.Cluster(id).PeerPaths(ctx, &skeinv1.PeerPathsRequest{})
+			return s.Host.Cluster(id).PeerPaths(ctx, &skeinv1.PeerPathsRequest{})
 		})
 	if err != nil {
 		return nil, api.ToldNothing(n.GetName(), "its peers", "peers", err)
 	}
-	return peersTold(a.replica.State(), id, r.GetPeers()), nil
+	return told(s.Host.State(), id, r.GetPeers()), nil
 }
 
-// peersTold is what a node said, with the names that the log has. Only members count, each once, and in the words that
+// told is what a node said, with the names that the log has. Only members count, each once, and in the words that
 // there are: what comes from another node is shown to a user.
-func peersTold(st *events.State, by identity.ID, told []*skeinv1.PeerPath) *skeinv1.PeersResponse {
+func told(st *events.State, by identity.ID, said []*skeinv1.PeerPath) *skeinv1.PeersResponse {
 	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}}
 	seen := map[string]bool{by.String(): true}
-	for _, p := range told {
+	for _, p := range said {
 		id, err := identity.ParseID(p.GetNodeId())
 		if err != nil || seen[id.String()] {
 			continue
@@ -82,7 +77,7 @@ func peersTold(st *events.State, by identity.ID, told []*skeinv1.PeerPath) *skei
 			r.PeerTransports[v.GetName()] = "down"
 		}
 	}
-	slices.SortFunc(r.Peers, func(x, y *skeinv1.PeerView) int { return strings.Compare(x.GetName(), y.GetName()) })
+	slices.SortFunc(r.Peers, byName)
 	return r
 }
 
