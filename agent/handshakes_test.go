@@ -25,11 +25,11 @@ func TestHandshakeSignal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.takeSignal(self.key.ID(), b) // in another's name
+	a.handleSignal(self.key.ID(), b) // in another's name
 	if left := a.handshakes.Requested(time.Now()); len(left) != 0 {
 		t.Fatalf("a signal in another's name: %v", left)
 	}
-	a.takeSignal(peer.key.ID(), b)
+	a.handleSignal(peer.key.ID(), b)
 	if !a.handshakes.Requested(time.Now())[peer.key.ID()] {
 		t.Error("the peer's wish is not noted")
 	}

@@ -47,9 +47,9 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 	}
 }
 
-// takeFirstRecord spreads what a joiner says of itself. It may have no other way to say so yet: nobody
+// mergeFirstRecord spreads what a joiner says of itself. It may have no other way to say so yet: nobody
 // has its addresses, and it may be the mesh's first relay. Where leaders speak for its site it has: they know it first.
-func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
+func (a *Agent) mergeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 	if r == nil {
 		return
 	}
@@ -106,7 +106,7 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest,
 	if err := a.checkAdmitted(peer, answer); err != nil {
 		return nil, err
 	}
-	a.takeFirstRecord(peer, request.GetRecord())
+	a.mergeFirstRecord(peer, request.GetRecord())
 	a.awaitCandidates(ctx)
 	if err := a.checkAdmitted(peer, answer); err != nil { // it may have been revoked meanwhile
 		return nil, err

@@ -96,7 +96,7 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	defer stopAPI()
 	go a.watchConfig(ctx)
-	a.tellReady(ctx)
+	a.reportReady(ctx)
 	partsEnded := a.runParts(ctx)
 	a.phase.Store(PhaseRunning)
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.name(), "cluster", a.cluster.String(), "epoch", a.epoch,
@@ -186,7 +186,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			a.readTraffic(ctx)
 			continue
 		case <-a.loop.reading.due():
-			a.takeReading()
+			a.publishOpenReading()
 			continue
 		case <-a.gossip.Changed():
 		case <-pathChanged:

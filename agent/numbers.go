@@ -82,10 +82,10 @@ func (n numbersNote) write(dir string) error {
 	return nil
 }
 
-// takeNumbers notes this start's numbers, and readies what the kernel has under former ones for the change: the link,
+// claimNumbers notes this start's numbers, and readies what the kernel has under former ones for the change: the link,
 // since its port is needed, gateways, which are made anew, and pods, which get routes in the new table beside those
 // they have. All else stays until the data plane stands; see leaveNumbers.
-func (a *Agent) takeNumbers(member bool) error {
+func (a *Agent) claimNumbers(member bool) error {
 	note, err := readNumbers(a.cfg.StateDir, member, a.numbers)
 	if err != nil {
 		return err

@@ -40,8 +40,8 @@ func (a *Agent) runParts(ctx context.Context) (wait func()) {
 // then in status, and may be repaired while they run.
 const readyAtLatest = 20 * time.Second
 
-// tellReady tells whoever started this agent when it is up: once the data plane is as it should be.
-func (a *Agent) tellReady(ctx context.Context) {
+// reportReady tells whoever started this agent when it is up: once the data plane is as it should be.
+func (a *Agent) reportReady(ctx context.Context) {
 	if a.opts.OnReady == nil {
 		return
 	}

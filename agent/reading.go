@@ -40,8 +40,8 @@ func (r *reading) clear(now map[identity.ID]path.Counters) bool {
 	return true
 }
 
-// taken notes a reading that the paths were told.
-func (r *reading) taken(now map[identity.ID]path.Counters) {
+// published notes a reading that the paths were told.
+func (r *reading) published(now map[identity.ID]path.Counters) {
 	r.open = nil
 	if r.last == nil {
 		r.last = make(map[identity.ID]path.Counters, len(now))
@@ -63,7 +63,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	}
 	r := &a.loop.reading
 	if r.open != nil {
-		a.takeReading()
+		a.publishOpenReading()
 	}
 	at := time.Now()
 	all, err := a.plane.Peers(ctx)
@@ -88,7 +88,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 		}
 		r.wait.Reset(secondLook + a.lag.Late(at))
 	} else {
-		a.tellTraffic()
+		a.publishReading()
 	}
 	if a.loop.roamed.Look(a.spec.WireGuard.Peers, all, a.gone(at), at) {
 		a.stale.Store(true) // reading them has told the data plane where they are; now it puts them back
@@ -96,11 +96,11 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	}
 }
 
-// takeReading tells the paths of a reading that waited for its second look.
-func (a *Agent) takeReading() {
+// publishOpenReading tells the paths of a reading that waited for its second look.
+func (a *Agent) publishOpenReading() {
 	if a.loop.reading.open != nil {
 		a.countControl(a.loop.reading.open)
-		a.tellTraffic()
+		a.publishReading()
 	}
 }
 
@@ -114,8 +114,8 @@ func (a *Agent) countControl(counters map[identity.ID]path.Counters) {
 	}
 }
 
-// tellTraffic tells whoever goes by it what was read.
-func (a *Agent) tellTraffic() {
+// publishReading tells whoever goes by it what was read.
+func (a *Agent) publishReading() {
 	r := &a.loop.reading
 	counters, at := r.open, r.at
 	a.paths.Traffic(counters)
@@ -126,5 +126,5 @@ func (a *Agent) tellTraffic() {
 	if peer, ok := a.loop.unanswered.Look(counters, a.alive, at); ok && !late {
 		a.askForHandshake(peer)
 	}
-	r.taken(counters)
+	r.published(counters)
 }

@@ -40,10 +40,10 @@ func TestSecondLook(t *testing.T) {
 		if got := r.clear(now); got != c.explained {
 			t.Errorf("reading %d: clear is %v at the second look, want %v", i, got, c.explained)
 		}
-		r.taken(now)
+		r.published(now)
 	}
 	at = at.Add(time.Second)
-	r.taken(map[identity.ID]path.Counters{other: {RxBytes: 500, At: at}})
+	r.published(map[identity.ID]path.Counters{other: {RxBytes: 500, At: at}})
 	if _, ok := r.last[peer]; ok {
 		t.Error("a peer that left is remembered")
 	}

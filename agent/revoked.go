@@ -93,7 +93,7 @@ func (a *Agent) askServers(ctx context.Context) {
 				return
 			}
 			if err == nil {
-				a.takeNews(news)
+				a.followNews(news)
 				return
 			}
 			if errors.Is(err, joining.ErrRefused) || ctx.Err() != nil {
@@ -103,8 +103,8 @@ func (a *Agent) askServers(ctx context.Context) {
 	}
 }
 
-// takeNews follows what a server says to a node that reaches nobody, most of all to where there are relays.
-func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
+// followNews follows what a server says to a node that reaches nobody, most of all to where there are relays.
+func (a *Agent) followNews(r *skeinv1.JoinResponse) {
 	have := a.replica.State().Index()
 	var err error
 	switch {

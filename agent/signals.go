@@ -22,7 +22,7 @@ func (a *Agent) onPacket(from identity.ID, channel byte, b []byte) {
 		default: // memberlist is far behind: a lost packet, as UDP has them
 		}
 	case control.ChannelSignal:
-		a.takeSignal(from, b)
+		a.handleSignal(from, b)
 	}
 }
 
@@ -49,7 +49,7 @@ func (a *Agent) signalBy(send func(identity.ID, byte, []byte) error, peer identi
 	return send(peer, control.ChannelSignal, b)
 }
 
-func (a *Agent) takeSignal(from identity.ID, b []byte) {
+func (a *Agent) handleSignal(from identity.ID, b []byte) {
 	s, err := joining.DecodeSignal(from, b)
 	if err != nil {
 		a.log.Debug("signal refused", "from", from.String(), "error", err)

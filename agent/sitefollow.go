@@ -17,7 +17,7 @@ func (a *Agent) followPlan(now time.Time) {
 		return
 	}
 	m.Follow(p, now)
-	a.tellReplaceable(p)
+	a.setReplaceable(p)
 	if p.Full && !m.Switching() {
 		m.Returned = nil
 		if r := a.reach.Load(); r == nil || !r.Full() {
@@ -34,8 +34,8 @@ func (a *Agent) followPlan(now time.Time) {
 	m.Wake(now, a.wakeUp)
 }
 
-// tellReplaceable has the paths suspect leaders sooner in whose place others can carry.
-func (a *Agent) tellReplaceable(p *sites.Plan) {
+// setReplaceable has the paths suspect leaders sooner in whose place others can carry.
+func (a *Agent) setReplaceable(p *sites.Plan) {
 	if a.paths == nil || a.loop.replaceIn == p {
 		return
 	}

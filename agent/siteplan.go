@@ -147,9 +147,9 @@ func ownSite(published, claimed *skeinv1.Record) *skeinv1.Record {
 	return r
 }
 
-// tellTerm makes the record say that this host leads once its data plane forwards: others begin to send as soon as they
-// read it.
-func (a *Agent) tellTerm(applied bool) {
+// announceTerm makes the record say that this host leads once its data plane forwards: others begin to send as soon as
+// they read it.
+func (a *Agent) announceTerm(applied bool) {
 	if applied && a.loop.sites.course.Tell() {
 		a.wakeUp()
 	}

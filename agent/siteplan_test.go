@@ -99,11 +99,11 @@ func TestSitesArePlanned(t *testing.T) {
 		if p := look(); says() != 0 || !p.Forwards {
 			t.Errorf("after two seconds: it forwards %v, and before the data plane does the record says %d", p.Forwards, says())
 		}
-		a.tellTerm(false)
+		a.announceTerm(false)
 		if look(); says() != 0 {
 			t.Errorf("the data plane failed, and the record says %d", says())
 		}
-		a.tellTerm(true)
+		a.announceTerm(true)
 		time.Sleep(time.Second) // a record's changes take turns
 		if look(); says() != 1 || slot() != 1 {
 			t.Errorf("once the data plane forwards the record says %d, slot %d", says(), slot())

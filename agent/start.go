@@ -43,7 +43,7 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	if !a.relayOnly() {
-		if err := a.takeNumbers(a.replica.State().Index() > 0); err != nil {
+		if err := a.claimNumbers(a.replica.State().Index() > 0); err != nil {
 			return err
 		}
 		a.leaveNumbers(ctx)

@@ -68,7 +68,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	if applied {
 		followed()
 	}
-	a.tellTerm(applied)
+	a.announceTerm(applied)
 	a.notePlane()
 	a.followParts()
 	return nil

@@ -101,7 +101,7 @@ func (t *term) careOnce(ctx context.Context) bool {
 		return false
 	}
 	t.log.Info("voter care", "step", step.kind.String(), "server", step.id)
-	if err := t.take(ctx, step, configuration.Index()); err != nil {
+	if err := t.execute(ctx, step, configuration.Index()); err != nil {
 		if ctx.Err() == nil {
 			t.log.Warn("voter care failed; it will be tried again", "step", step.kind.String(), "server", step.id, "error", err)
 		}
@@ -110,9 +110,9 @@ func (t *term) careOnce(ctx context.Context) bool {
 	return step.kind != handOver
 }
 
-// take carries a step out. A change of Raft's configuration names the configuration it was planned
+// execute carries a step out. A change of Raft's configuration names the configuration it was planned
 // on, so that it fails if that is not the newest.
-func (t *term) take(ctx context.Context, step voterStep, index uint64) error {
+func (t *term) execute(ctx context.Context, step voterStep, index uint64) error {
 	r, address := t.server.raft, raft.ServerAddress(step.id)
 	switch step.kind {
 	case addNonvoter:

@@ -34,7 +34,7 @@ func (f *follower) run(ctx context.Context) {
 	for err == nil && stream.Receive() {
 		var news *skeinv1.Batch
 		var point *skeinv1.Checkpoint
-		if news, point, err = f.waiting.take(stream.Msg(), f.state); err != nil || news == nil {
+		if news, point, err = f.waiting.add(stream.Msg(), f.state); err != nil || news == nil {
 			continue
 		}
 		next := f.state.Clone()

@@ -145,7 +145,7 @@ func (c *Client) ended(s source, err error) {
 			"leader", id, "error", err)
 	case errors.Is(err, ErrDiverged):
 		c.log.Error("this node's agreed history differs from a server's", "server", id, "error", err, "next", divergedNext)
-		c.tellDiverged(fmt.Errorf("this node's agreed history differs from that of server %s: %w", id, err))
+		c.reportDiverged(fmt.Errorf("this node's agreed history differs from that of server %s: %w", id, err))
 	case !repeated:
 		c.log.Info("a subscription ended", "server", id, "error", err)
 	}
@@ -171,7 +171,7 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 	for stream.Receive() {
 		watchdog.Reset(streamSilence)
 		m := stream.Msg()
-		if err := c.take(m); err != nil {
+		if err := c.apply(m); err != nil {
 			return heard, err
 		}
 		if h := m.GetHeartbeat(); h != nil {
@@ -196,7 +196,7 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 			c.prove(id, m.GetCheckpoint())
 		}
 		if heard { // the server's first message comes before it refuses
-			c.tellDiverged(nil)
+			c.reportDiverged(nil)
 		} else {
 			c.log.Info("following the agreed state", "server", id, "index", c.cfg.Replica.State().Index())
 		}
@@ -214,7 +214,7 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 	return heard, followError(ctx, stream.Err())
 }
 
-func (c *Client) tellDiverged(err error) {
+func (c *Client) reportDiverged(err error) {
 	if c.cfg.OnDiverged != nil {
 		c.cfg.OnDiverged(err)
 	}
@@ -270,8 +270,8 @@ func indexOf(m *skeinv1.SubscribeResponse) uint64 {
 	return 0
 }
 
-// take applies one message. On a server, Raft may have brought part of it meanwhile.
-func (c *Client) take(m *skeinv1.SubscribeResponse) error {
+// apply applies one message. On a server, Raft may have brought part of it meanwhile.
+func (c *Client) apply(m *skeinv1.SubscribeResponse) error {
 	r := c.cfg.Replica
 	switch b := m.GetBody().(type) {
 	case *skeinv1.SubscribeResponse_Snapshot:

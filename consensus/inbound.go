@@ -80,7 +80,7 @@ func (n *inbound) hand(c net.Conn, id identity.ID) {
 		config := n.config
 		config.Stream = p
 		p.transport = raft.NewNetworkTransportWithConfig(&config)
-		p.transport.SetHeartbeatHandler(func(r raft.RPC) { n.take(id, r, n.takeHeartbeat) })
+		p.transport.SetHeartbeatHandler(func(r raft.RPC) { n.dispatch(id, r, n.handleHeartbeat) })
 		go n.pass(id, p.transport)
 	}
 	n.mu.Unlock()
@@ -96,16 +96,16 @@ func (n *inbound) pass(id identity.ID, t *raft.NetworkTransport) {
 	for {
 		select {
 		case r := <-t.Consumer():
-			n.take(id, r, n.queue)
+			n.dispatch(id, r, n.queue)
 		case <-n.done:
 			return
 		}
 	}
 }
 
-// take gives a request to Raft if its sender may send it. It answers any other request with an error, and closes the
-// peer's streams.
-func (n *inbound) take(id identity.ID, r raft.RPC, to func(raft.RPC)) {
+// dispatch gives a request to Raft if its sender may send it. It answers any other request with an error, and closes
+// the peer's streams.
+func (n *inbound) dispatch(id identity.ID, r raft.RPC, to func(raft.RPC)) {
 	err := n.sender(id)
 	if err == nil {
 		err = checkClaim(id, r.Command)
@@ -126,8 +126,8 @@ func (n *inbound) queue(r raft.RPC) {
 	}
 }
 
-// takeHeartbeat handles a heartbeat at once, ahead of requests that wait for the disk.
-func (n *inbound) takeHeartbeat(r raft.RPC) {
+// handleHeartbeat handles a heartbeat at once, ahead of requests that wait for the disk.
+func (n *inbound) handleHeartbeat(r raft.RPC) {
 	n.mu.Lock()
 	f := n.heartbeat
 	if n.closed {

@@ -27,7 +27,7 @@ func TestCloseWaitsForHeartbeats(t *testing.T) {
 			close(begun)
 			<-end
 		})
-		go n.takeHeartbeat(raft.RPC{})
+		go n.handleHeartbeat(raft.RPC{})
 		<-begun
 		closed := make(chan error, 1)
 		go func() { closed <- n.Close() }()
@@ -41,7 +41,7 @@ func TestCloseWaitsForHeartbeats(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Error(err)
 		}
-		if n.takeHeartbeat(raft.RPC{}); taken != 1 {
+		if n.handleHeartbeat(raft.RPC{}); taken != 1 {
 			t.Errorf("%d heartbeats were taken in, one of them after the end", taken)
 		}
 	})

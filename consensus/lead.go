@@ -93,7 +93,7 @@ func (s *Server) startTerm(ctx context.Context) *term {
 		defer close(t.done)
 		var care sync.WaitGroup
 		care.Go(func() { t.care(ctx) })
-		care.Go(func() { t.takeUp(ctx) })
+		care.Go(func() { t.begin(ctx) })
 		t.loop(ctx)
 		cancel() // the loop may have noticed the end of the leadership first
 		care.Wait()
@@ -323,7 +323,7 @@ func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 				p.finish(nil, fmt.Errorf("%w: %w", ErrUncertain, e.err))
 				continue
 			}
-			t.tell(p)
+			t.logOutcome(p)
 			p.finish(p.answer, p.err)
 		}
 		close(e.settled)
@@ -347,8 +347,8 @@ func urgent(b *skeinv1.Batch) bool {
 	})
 }
 
-// tell logs which command was committed or refused, and its issuer. Neither line has secrets.
-func (t *term) tell(p *proposal) {
+// logOutcome logs which command was committed or refused, and its issuer. Neither line has secrets.
+func (t *term) logOutcome(p *proposal) {
 	if !t.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}

@@ -71,7 +71,7 @@ func (l *outgoing) Dial(address raft.ServerAddress, timeout time.Duration) (net.
 		defer cancel()
 	}
 	for range dialsMost {
-		c, pending := l.take(id)
+		c, pending := l.acquire(id)
 		if c != nil {
 			if c.ready() {
 				l.used(id)
@@ -95,9 +95,9 @@ func (l *outgoing) Dial(address raft.ServerAddress, timeout time.Duration) (net.
 	return nil, fmt.Errorf("dial node %s: each stream ended at once", id) // Raft decides when to try again
 }
 
-// take returns the stream that is ready, or a channel that is closed when the current dial ends. It begins that dial if
-// there is none.
-func (l *outgoing) take(id identity.ID) (c *outConn, pending <-chan struct{}) {
+// acquire returns the stream that is ready, or a channel that is closed when the current dial ends. It begins that dial
+// if there is none.
+func (l *outgoing) acquire(id identity.ID) (c *outConn, pending <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.peer(id)
@@ -139,13 +139,13 @@ func (l *outgoing) keep(ids []identity.ID) {
 	}
 	for id, p := range l.peers {
 		p.wanted = want[id]
-		l.settle(id, p)
+		l.maintain(id, p)
 	}
 }
 
-// settle dials if a wanted stream is missing and no later dial is due, and closes a ready stream that is not wanted.
+// maintain dials if a wanted stream is missing and no later dial is due, and closes a ready stream that is not wanted.
 // The caller holds the lock.
-func (l *outgoing) settle(id identity.ID, p *standing) {
+func (l *outgoing) maintain(id identity.ID, p *standing) {
 	switch {
 	case !p.wanted && p.spare != nil:
 		c := p.spare
@@ -216,7 +216,7 @@ func (l *outgoing) retry(id identity.ID) {
 	defer l.mu.Unlock()
 	if p := l.peers[id]; p != nil && l.ctx.Err() == nil {
 		p.again = nil
-		l.settle(id, p)
+		l.maintain(id, p)
 	}
 }
 
@@ -314,7 +314,7 @@ func (c *outConn) Close() error {
 		defer l.mu.Unlock()
 		p := l.peers[c.peer]
 		if p.open--; l.ctx.Err() == nil {
-			l.settle(c.peer, p)
+			l.maintain(c.peer, p)
 		}
 	})
 	return c.Conn.Close()

@@ -152,9 +152,9 @@ type unproven struct {
 
 func (u *unproven) end() uint64 { return u.base + uint64(len(u.evs)) }
 
-// take takes one message of a leader. When a checkpoint comes, it returns the events that the checkpoint covers. The
+// add takes one message of a leader. When a checkpoint comes, it returns the events that the checkpoint covers. The
 // caller checks that the state after them has the checkpoint's hash.
-func (u *unproven) take(m *skeinv1.SubscribeResponse,
+func (u *unproven) add(m *skeinv1.SubscribeResponse,
 	state *events.State) (news *skeinv1.Batch, c *skeinv1.Checkpoint, err error) {
 	if m.GetSnapshot() != nil {
 		return nil, nil, fmt.Errorf("%w: a whole state was sent, which servers alone do", errForged)
@@ -287,7 +287,7 @@ func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, 
 	for stream.Receive() {
 		silence.Reset(streamSilence)
 		m := stream.Msg()
-		point, fresh, err := c.takePassed(&waiting, m)
+		point, fresh, err := c.applyPassed(&waiting, m)
 		if err != nil {
 			return heard, err
 		}
@@ -306,7 +306,7 @@ func (c *Client) followPassed(ctx context.Context, id identity.ID) (heard bool, 
 		if !heard {
 			c.log.Info("following the agreed state by a leader of this site", "leader", id, "index",
 				c.cfg.Replica.State().Index())
-			c.tellDiverged(nil)
+			c.reportDiverged(nil)
 		}
 		heard = true
 		c.mu.Lock()
@@ -329,12 +329,12 @@ func passedError(ctx context.Context, err error) error {
 	return fmt.Errorf("the leader says: %s", connectMessage(err))
 }
 
-// takePassed applies what a message proves. fresh reports whether the message shows that the leader keeps up with its
+// applyPassed applies what a message proves. fresh reports whether the message shows that the leader keeps up with its
 // server.
-func (c *Client) takePassed(waiting *unproven,
+func (c *Client) applyPassed(waiting *unproven,
 	m *skeinv1.SubscribeResponse) (point *skeinv1.Checkpoint, fresh bool, err error) {
 	state := c.cfg.Replica.State()
-	news, point, err := waiting.take(m, state)
+	news, point, err := waiting.add(m, state)
 	if err != nil || point == nil {
 		return nil, false, err
 	}

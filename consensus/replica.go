@@ -76,15 +76,15 @@ func OpenReplica(dir string, log *slog.Logger) (*Replica, error) {
 	r := &Replica{log: log, path: path, most: s.most, store: s}
 	r.tail.evs, r.tail.durable, r.tail.first, r.tail.changed = evs, s.last, s.first, make(chan struct{})
 	r.state.Store(state)
-	if err := r.takeSpilled(); err != nil {
+	if err := r.restoreSpilled(); err != nil {
 		s.db.Close()
 		return nil, fmt.Errorf("open the replica: %w", err)
 	}
 	return r, nil
 }
 
-// takeSpilled brings in what a killed process had shown and not yet written.
-func (r *Replica) takeSpilled() error {
+// restoreSpilled brings in what a killed process had shown and not yet written.
+func (r *Replica) restoreSpilled() error {
 	batches, err := spilled(r.path)
 	if err != nil {
 		return err

@@ -75,7 +75,7 @@ func openStore(path string) (*store, error) {
 		return nil, err
 	}
 	s.db = db
-	if err := s.settle(); err != nil {
+	if err := s.checkOrder(); err != nil {
 		db.Close()
 		return nil, err
 	}
@@ -145,8 +145,8 @@ func (s *store) visitEvent(k, v []byte) error {
 	return nil
 }
 
-// settle checks that checkpoints and events fit together after the walk.
-func (s *store) settle() error {
+// checkOrder checks that checkpoints and events fit together after the walk.
+func (s *store) checkOrder() error {
 	n := len(s.checkpoints)
 	if n == 0 {
 		if s.first != 1 {

@@ -69,7 +69,7 @@ func (s *Server) unverified(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (%w)", s.notLeader(), err)
 }
 
-// verified is Verify for the term's own use, even before takeUp has ended.
+// verified is Verify for the term's own use, even before begin has ended.
 func (t *term) verified(ctx context.Context) error {
 	select {
 	case <-t.ready:
@@ -79,9 +79,9 @@ func (t *term) verified(ctx context.Context) error {
 	}
 }
 
-// takeUp finds out which term of Raft this is, and runs OnLead. The term is certain if Raft's term was the same before
+// begin finds out which term of Raft this is, and runs OnLead. The term is certain if Raft's term was the same before
 // and after an entry of this leadership was committed.
-func (t *term) takeUp(ctx context.Context) {
+func (t *term) begin(ctx context.Context) {
 	r := t.server.raft
 	for {
 		before := r.CurrentTerm()

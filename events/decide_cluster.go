@@ -64,7 +64,7 @@ func (d *decision) changeSettings(c *skeinv1.ChangeSettings) error {
 	if c.GetSettings() == nil {
 		return refuse(InvalidArgument, "the command carries no settings")
 	}
-	next, err := takeOver(d.s.settings.get(), c.GetSettings(), c.GetFields())
+	next, err := mergeSettings(d.s.settings.get(), c.GetSettings(), c.GetFields())
 	if err != nil {
 		return err
 	}

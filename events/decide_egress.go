@@ -62,8 +62,8 @@ func (d *decision) steps() *stepper {
 	return &stepper{decision: &w, of: d, folded: len(d.events)}
 }
 
-// settle folds what was emitted since the last time.
-func (w *stepper) settle() error {
+// foldPending folds what was emitted since the last time.
+func (w *stepper) foldPending() error {
 	for _, e := range w.events[w.folded:] {
 		if err := w.s.Fold(e); err != nil {
 			return err // unreachable: the events follow one another
@@ -109,10 +109,10 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 		return err
 	}
 	w := d.steps()
-	if err := w.takeSources(e); err != nil {
+	if err := w.reserveSources(e); err != nil {
 		return err
 	}
-	if err := w.takeEndpoints(e); err != nil {
+	if err := w.allocateEndpoints(e); err != nil {
 		return err
 	}
 	e.CreatedAt, e.CreatedIndex, e.ChangedIndex = d.c.GetTime(), w.nextIndex(), w.nextIndex()
@@ -155,17 +155,17 @@ func (d *decision) checkEgress(old *outlet, e *skeinv1.Egress, destinations []ne
 	return nil
 }
 
-// takeSources reserves the blocks around source addresses that the egress has not yet.
-func (w *stepper) takeSources(e *skeinv1.Egress) error {
+// reserveSources reserves the blocks around source addresses that the egress has not yet.
+func (w *stepper) reserveSources(e *skeinv1.Egress) error {
 	for _, v := range e.GetAddresses() {
 		for _, text := range []string{v.GetIpv4(), v.GetIpv6()} {
 			if text == "" {
 				continue
 			}
-			if err := w.takeSource(refOf(e), netip.MustParseAddr(text)); err != nil {
+			if err := w.reserveSource(refOf(e), netip.MustParseAddr(text)); err != nil {
 				return err
 			}
-			if err := w.settle(); err != nil {
+			if err := w.foldPending(); err != nil {
 				return err
 			}
 		}
@@ -173,7 +173,7 @@ func (w *stepper) takeSources(e *skeinv1.Egress) error {
 	return nil
 }
 
-func (w *stepper) takeSource(ref egressRef, a netip.Addr) error {
+func (w *stepper) reserveSource(ref egressRef, a netip.Addr) error {
 	if use, taken := w.s.EgressAddressAt(a); taken {
 		if use.ref() == ref && use.Source {
 			return nil
@@ -214,9 +214,9 @@ func (u EgressUse) String() string {
 	return what + " of slot " + slotRef{u.ref(), u.Slot}.String()
 }
 
-// takeEndpoints fills up an egress's endpoints to one for each replica: first what is free in the blocks where it has
-// some, then new blocks in the pool's own order. Within a block they are given in order.
-func (w *stepper) takeEndpoints(e *skeinv1.Egress) error {
+// allocateEndpoints fills up an egress's endpoints to one for each replica: first what is free in the blocks where it
+// has some, then new blocks in the pool's own order. Within a block they are given in order.
+func (w *stepper) allocateEndpoints(e *skeinv1.Egress) error {
 	r, err := w.pool(e.GetPool())
 	if err != nil {
 		return err
@@ -260,7 +260,7 @@ func (w *stepper) takeEndpoints(e *skeinv1.Egress) error {
 		w.emitBlock(r, number, "", egressReason+refOf(e).String())
 		w.fillEndpoints(e, r, number, claimed)
 	}
-	return w.settle()
+	return w.foldPending()
 }
 
 // endpointAddr is the address that names an endpoint.
@@ -351,10 +351,10 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 			w.emitSlotReleased(v, "it gets another source address")
 		}
 	}
-	if err := w.takeSources(next); err != nil {
+	if err := w.reserveSources(next); err != nil {
 		return err
 	}
-	if err := w.takeEndpoints(next); err != nil {
+	if err := w.allocateEndpoints(next); err != nil {
 		return err
 	}
 	next.ChangedIndex = w.nextIndex()
@@ -415,7 +415,7 @@ func (d *decision) removeEgress(c *skeinv1.RemoveEgress) error {
 
 // releaseUnused gives back the blocks in which an egress had addresses and nobody has any more.
 func (w *stepper) releaseUnused(old *skeinv1.Egress) error {
-	if err := w.settle(); err != nil {
+	if err := w.foldPending(); err != nil {
 		return err
 	}
 	uses, _ := usesOf(old)
@@ -424,7 +424,7 @@ func (w *stepper) releaseUnused(old *skeinv1.Egress) error {
 		number, _, _ := r.layout.find(u.addr)
 		if b := r.block(number); b != nil && w.s.mayEnd(r, b) {
 			w.emitReleased(b, "its egress has no address in it any more")
-			if err := w.settle(); err != nil {
+			if err := w.foldPending(); err != nil {
 				return err
 			}
 		}

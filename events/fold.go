@@ -326,7 +326,7 @@ func (s *State) remember(a *skeinv1.Answer) bool {
 	if s.order.n > MaxAnswers {
 		oldest := s.order.pop()
 		s.sizes[sectionAnswers] -= oldest.bytes
-		s.answers.take(s.own(), textKey(oldest.id), oldest.id)
+		s.answers.remove(s.own(), textKey(oldest.id), oldest.id)
 	}
 	return true
 }

@@ -24,12 +24,12 @@ func (s *State) foldPool(e *skeinv1.Event) {
 	case *skeinv1.Event_BlockAllocated:
 		v := b.BlockAllocated.GetBlock()
 		if find(&s.nodes, v.GetNodeId()) != nil && v.GetIndex() == e.GetIndex() {
-			s.takeBlock(v)
+			s.allocateBlock(v)
 		}
 	case *skeinv1.Event_BlockReserved:
 		v := b.BlockReserved.GetBlock()
 		if v.GetNodeId() == "" && v.GetIndex() == e.GetIndex() {
-			s.takeBlock(v)
+			s.allocateBlock(v)
 		}
 	case *skeinv1.Event_BlockReleased:
 		s.releaseBlock(b.BlockReleased, e)
@@ -195,8 +195,8 @@ func (s *State) removePool(name string) {
 	s.dropRanges(name)
 }
 
-// takeBlock gives a free block, or a reserved one to a node. It reports whether it did.
-func (s *State) takeBlock(b *skeinv1.Block) bool {
+// allocateBlock gives a free block, or a reserved one to a node. It reports whether it did.
+func (s *State) allocateBlock(b *skeinv1.Block) bool {
 	old := s.poolState(b.GetPool())
 	if old == nil {
 		return false

@@ -67,8 +67,8 @@ func checkSettings(v *skeinv1.Settings) error {
 	return checkPodRanges(v.GetPodRanges())
 }
 
-// takeOver is a copy of old with the named fields of v, or with all of them if none is named.
-func takeOver(old, v *skeinv1.Settings, names []string) (*skeinv1.Settings, error) {
+// mergeSettings is a copy of old with the named fields of v, or with all of them if none is named.
+func mergeSettings(old, v *skeinv1.Settings, names []string) (*skeinv1.Settings, error) {
 	if len(names) == 0 {
 		return proto.CloneOf(v), nil
 	}

@@ -125,8 +125,8 @@ func isEndpoint(text string) bool {
 	return err == nil && n > 0
 }
 
-// takeNodeSettings is a copy of old with the named fields of v; nil: nothing is set any more.
-func takeNodeSettings(old, v *skeinv1.NodeSettings, names []string) (*skeinv1.NodeSettings, error) {
+// mergeNodeSettings is a copy of old with the named fields of v; nil: nothing is set any more.
+func mergeNodeSettings(old, v *skeinv1.NodeSettings, names []string) (*skeinv1.NodeSettings, error) {
 	out := &skeinv1.NodeSettings{}
 	if old != nil {
 		out = proto.CloneOf(old)
@@ -162,7 +162,7 @@ func (d *decision) changeNodeSettings(n *skeinv1.Node, c *skeinv1.ChangeNode) er
 	if len(c.GetSettingsFields()) == 0 {
 		return nil
 	}
-	next, err := takeNodeSettings(n.GetSettings(), c.GetSettings(), c.GetSettingsFields())
+	next, err := mergeNodeSettings(n.GetSettings(), c.GetSettings(), c.GetSettingsFields())
 	if err != nil {
 		return err
 	}

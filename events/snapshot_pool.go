@@ -29,7 +29,7 @@ func (s *State) loadPools(p *skeinv1.State) error {
 	indexes := map[uint64]bool{} // of events that gave a block or took it back: each did one thing
 	for _, b := range p.GetBlocks() {
 		if s.Block(b.GetPool(), b.GetNumber()) != nil || indexes[b.GetIndex()] || !s.past(b.GetIndex(), p) ||
-			!s.everNode(b.GetNodeId()) || !s.takeBlock(b) {
+			!s.everNode(b.GetNodeId()) || !s.allocateBlock(b) {
 			return fmt.Errorf("block %d of pool %q: it is there twice or not of the pool, or its node %q never was a member",
 				b.GetNumber(), b.GetPool(), b.GetNodeId())
 		}

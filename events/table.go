@@ -118,12 +118,12 @@ func (n *trie[V]) unchain(key string) *trie[V] {
 
 func (t *table[V]) del(o *owner, hash uint64, key string) {
 	if _, ok := t.get(hash, key); ok {
-		t.take(o, hash, key)
+		t.remove(o, hash, key)
 	}
 }
 
-// take is del of a key that is there.
-func (t *table[V]) take(o *owner, hash uint64, key string) {
+// remove is del of a key that is there.
+func (t *table[V]) remove(o *owner, hash uint64, key string) {
 	t.root = remove(t.root, o, hash, key, topShift)
 	t.n--
 }

@@ -69,7 +69,7 @@ func (g *Gossip) answer(a arrival, answers *rate.Limiter) {
 			}
 			if b, ok := g.message(answerRecord, r.mark, r.Signed); ok {
 				g.stats.add(&g.stats.Answered)
-				a.pool.tell(from, b)
+				a.pool.sendTo(from, b)
 			}
 		}
 	}

@@ -163,7 +163,7 @@ func (g *Gossip) late() time.Duration { return g.cfg.Lag.Late(time.Now()) }
 
 func (g *Gossip) exchange() *exchange {
 	return &exchange{
-		self: g.cfg.Self, tables: g.tables(), member: g.roster.member, take: g.take, wanted: g.wanted,
+		self: g.cfg.Self, tables: g.tables(), member: g.roster.member, take: g.mergeStreamed, wanted: g.wanted,
 		near: func(id identity.ID) bool { near := g.near.Load(); return near != nil && near.speaksTo(id) },
 		site: g.siteRecords,
 	}

@@ -153,7 +153,7 @@ func (d *delegate) hand(a arrival) {
 }
 
 func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
-	d.pace.Load().told()
+	d.pace.Load().collected()
 	records := d.queue.GetBroadcasts(overhead, limit)
 	if len(records) == 0 && d.queue.NumQueued() > 0 {
 		signal(d.crowded)

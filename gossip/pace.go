@@ -70,8 +70,8 @@ func (p *pacer) news() {
 	p.look.Reset(quietAfter)
 }
 
-// told notes that memberlist has collected queued messages, for a round of gossip or to go along with a probe.
-func (p *pacer) told() {
+// collected notes that memberlist has collected queued messages, for a round of gossip or to go along with a probe.
+func (p *pacer) collected() {
 	if p == nil {
 		return
 	}

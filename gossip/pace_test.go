@@ -131,8 +131,8 @@ func TestGossipFollowsLateness(t *testing.T) {
 		p := s.start(0, Config{Lag: &m}).g.wide.Load().pace.Load()
 		every := func() time.Duration {
 			p.news()
-			p.told()
-			p.told() // the first is what ends the pause before the first round
+			p.collected()
+			p.collected() // the first is what ends the pause before the first round
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			return p.every
@@ -141,7 +141,7 @@ func TestGossipFollowsLateness(t *testing.T) {
 			t.Errorf("rounds each %s on a prompt host", got)
 		}
 		m.Note(time.Now().Add(-time.Second), time.Now())
-		if p.told(); every() != gossipMost {
+		if p.collected(); every() != gossipMost {
 			t.Errorf("rounds each %s on a host that is a second late", every())
 		}
 		time.Sleep(5 * time.Minute)

@@ -118,8 +118,8 @@ func (p *pool) admits(id identity.ID) bool {
 	return p.g.roster.member(id) && p.g.maybeWide(id)
 }
 
-// tell sends a user message to one node of the pool, best effort.
-func (p *pool) tell(node identity.ID, b []byte) {
+// sendTo sends a user message to one node of the pool, best effort.
+func (p *pool) sendTo(node identity.ID, b []byte) {
 	to := memberlist.Address{Addr: syntheticAddr(node).String(), Name: node.String()}
 	if err := p.ml.SendToAddress(to, b); err != nil {
 		p.g.stats.add(&p.g.stats.SendErrors)
@@ -137,7 +137,7 @@ func (p *pool) spread() {
 		}
 		for _, b := range p.queue.GetBroadcasts(0, p.g.cfg.PacketBytes-packetReserve) {
 			if to, ok := p.alive.any(); ok {
-				p.tell(to, b)
+				p.sendTo(to, b)
 			}
 		}
 	}
@@ -175,18 +175,18 @@ func (g *Gossip) alivePeers(t tableKind) []identity.ID {
 	return ids
 }
 
-// tell sends a user message to one node through the pool in which it is alive, best effort.
-func (g *Gossip) tell(node identity.ID, b []byte) {
+// sendTo sends a user message to one node through the pool in which it is alive, best effort.
+func (g *Gossip) sendTo(node identity.ID, b []byte) {
 	pools := g.pools()
 	for _, p := range pools {
 		if p.alive.has(node) {
-			p.tell(node, b)
+			p.sendTo(node, b)
 			return
 		}
 	}
 	for _, p := range pools {
 		if p.speaksTo(node) {
-			p.tell(node, b)
+			p.sendTo(node, b)
 			return
 		}
 	}

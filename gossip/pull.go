@@ -85,7 +85,7 @@ type puller struct {
 
 func newPuller(g *Gossip) *puller {
 	return &puller{
-		ctx: g.ctx, x: g.exchange(), dial: g.dial, patience: g.patience, packet: g.tell, others: g.alivePeers,
+		ctx: g.ctx, x: g.exchange(), dial: g.dial, patience: g.patience, packet: g.sendTo, others: g.alivePeers,
 		late: g.late, stats: &g.stats, wake: make(chan struct{}, 1),
 		wants: make(map[tableKey]*want), syncs: make(map[tableKey][hashPayload]byte),
 		syncing: make(map[tableKey]bool), fruitless: make(map[tableKey]difference),

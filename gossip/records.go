@@ -494,8 +494,8 @@ func (g *Gossip) refuse(err error) {
 	g.log.Debug("refused a record", "error", err)
 }
 
-// take merges records that came over a stream; they are not broadcast again.
-func (g *Gossip) take(records []*skeinv1.SignedRecord) int {
+// mergeStreamed merges records that came over a stream; they are not broadcast again.
+func (g *Gossip) mergeStreamed(records []*skeinv1.SignedRecord) int {
 	n, _ := g.Merge(records)
 	return n
 }

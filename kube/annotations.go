@@ -31,15 +31,15 @@ var wishKeys = []struct {
 	names []string
 	take  func(w *part.Wishes, value string) error
 }{
-	{[]string{Prefix + "location", kiloPrefix + "location"}, takeSite},
-	{[]string{Prefix + "leader", kiloPrefix + "leader"}, takeLeader},
-	{[]string{Prefix + "force-internal-ip", kiloPrefix + "force-internal-ip"}, takeInternalIP},
+	{[]string{Prefix + "location", kiloPrefix + "location"}, parseSite},
+	{[]string{Prefix + "leader", kiloPrefix + "leader"}, parseLeader},
+	{[]string{Prefix + "force-internal-ip", kiloPrefix + "force-internal-ip"}, parseInternalIP},
 	{
 		[]string{Prefix + "force-endpoint", kiloPrefix + "force-endpoint", Prefix + "endpoint", wireKubeEndpoint},
-		takeEndpoint,
+		parseEndpoint,
 	},
-	{[]string{Prefix + "persistent-keepalive", kiloPrefix + "persistent-keepalive"}, takeKeepalive},
-	{[]string{Prefix + "birthday-attack"}, takeBirthday},
+	{[]string{Prefix + "persistent-keepalive", kiloPrefix + "persistent-keepalive"}, parseKeepalive},
+	{[]string{Prefix + "birthday-attack"}, parseBirthday},
 }
 
 // relevantAnnotation tells whether a Node's annotation is kept. The record is dealt with apart.
@@ -66,7 +66,7 @@ func Check(annotations, labels map[string]string) (part.Wishes, []Rubbish) {
 // wishesOf reads what a Node's annotations and labels wish for its host. What cannot be used is left out and told.
 func wishesOf(annotations, labels map[string]string) (w part.Wishes, bad []Rubbish) {
 	if region := labels[regionLabel]; region != "" {
-		if err := takeSite(&w, region); err != nil {
+		if err := parseSite(&w, region); err != nil {
 			bad = append(bad, Rubbish{regionLabel, err.Error()})
 		}
 	}
@@ -86,7 +86,7 @@ func wishesOf(annotations, labels map[string]string) (w part.Wishes, bad []Rubbi
 	return w, bad
 }
 
-func takeSite(w *part.Wishes, value string) error {
+func parseSite(w *part.Wishes, value string) error {
 	if len(value) > maxSite || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("%.80q is not a name of a site: want at most %d printable characters", value, maxSite)
 	}
@@ -94,7 +94,7 @@ func takeSite(w *part.Wishes, value string) error {
 	return nil
 }
 
-func takeLeader(w *part.Wishes, value string) error {
+func parseLeader(w *part.Wishes, value string) error {
 	switch value {
 	case "", "true":
 		w.Leader = true
@@ -108,12 +108,12 @@ func takeLeader(w *part.Wishes, value string) error {
 // isNone reports whether a value asks for nothing, as Kilo has it.
 func isNone(value string) bool { return value == "" || value == "-" }
 
-func takeInternalIP(w *part.Wishes, value string) (err error) {
+func parseInternalIP(w *part.Wishes, value string) (err error) {
 	w.InternalIP, err = addr.Internal(value)
 	return err
 }
 
-func takeEndpoint(w *part.Wishes, value string) error {
+func parseEndpoint(w *part.Wishes, value string) error {
 	if isNone(value) {
 		return nil
 	}
@@ -135,7 +135,7 @@ func takeEndpoint(w *part.Wishes, value string) error {
 // maxKeepalive is as the configuration has it, in seconds.
 const maxKeepalive = 3600
 
-func takeKeepalive(w *part.Wishes, value string) error {
+func parseKeepalive(w *part.Wishes, value string) error {
 	if isNone(value) {
 		return nil
 	}
@@ -147,7 +147,7 @@ func takeKeepalive(w *part.Wishes, value string) error {
 	return nil
 }
 
-func takeBirthday(w *part.Wishes, value string) error {
+func parseBirthday(w *part.Wishes, value string) error {
 	if value != "enabled" && value != "disabled" {
 		return fmt.Errorf("%.80q: want enabled or disabled", value)
 	}

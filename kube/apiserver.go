@@ -161,7 +161,7 @@ func (p *Part) connect(ctx context.Context, used string) (a *apiserver, mark str
 				return a, mark
 			}
 		}
-		p.tellConfig(err)
+		p.reportConfig(err)
 		select {
 		case <-ctx.Done():
 			return nil, ""
@@ -170,7 +170,7 @@ func (p *Part) connect(ctx context.Context, used string) (a *apiserver, mark str
 	}
 }
 
-func (p *Part) tellConfig(err error) {
+func (p *Part) reportConfig(err error) {
 	advice := "correct it, or take kubernetes.kubeconfig out of the configuration; the mesh works without"
 	switch {
 	case err == nil:

@@ -181,7 +181,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 		members = proven(s, nodes, c.p.nodes.holders.of)
 		c.homes.learn(members)
 		c.homes.recall(c.members.snapshot())
-		later(c.takeLabels(ctx, s, nodes, members))
+		later(c.syncLabels(ctx, s, nodes, members))
 	}
 	for _, o := range sortedObjects(c.pools) {
 		p := resource.AddressPool{Meta: metaOf(o), Observed: observedOf(o)}
@@ -210,7 +210,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 	later(c.taintLost(ctx, a, s, members))
 	later(c.collect(ctx, a, s))
 	if nodes != nil {
-		later(c.takePodNetworks(ctx, a, s, nodes, members))
+		later(c.syncPodNetworks(ctx, a, s, nodes, members))
 	}
 	return again
 }

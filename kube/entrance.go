@@ -73,9 +73,9 @@ func (e *Entrance) Enter(ctx context.Context, refused string) (token string, cre
 			case join.Join:
 				return w.Token, create, nil
 			case join.Take:
-				err = e.take(ctx)
+				err = e.writeClaim(ctx)
 			case join.Settle:
-				create, err = e.settle(ctx)
+				create, err = e.commit(ctx)
 			case join.Create:
 				create, err = identity.ParseClusterID(e.claim.Cluster)
 			}
@@ -234,8 +234,8 @@ func (e *Entrance) reread(ctx context.Context) (*unstructured.Unstructured, erro
 	return o, err
 }
 
-// take claims the right to make the mesh.
-func (e *Entrance) take(ctx context.Context) error {
+// writeClaim claims the right to make the mesh.
+func (e *Entrance) writeClaim(ctx context.Context) error {
 	o, err := e.reread(ctx)
 	if err != nil {
 		return err
@@ -243,8 +243,8 @@ func (e *Entrance) take(ctx context.Context) error {
 	return e.api.replaceData(ctx, configMapResource, o, map[string]string{"node": e.Node})
 }
 
-// settle writes down which mesh is made, first here, so that this host makes it also after a crash, and then there.
-func (e *Entrance) settle(ctx context.Context) (id identity.ClusterID, err error) {
+// commit writes down which mesh is made, first here, so that this host makes it also after a crash, and then there.
+func (e *Entrance) commit(ctx context.Context) (id identity.ClusterID, err error) {
 	o, err := e.reread(ctx)
 	if err != nil {
 		return id, err

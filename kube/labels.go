@@ -108,8 +108,8 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// takeLabels makes the labels of members in the log those of their Nodes.
-func (c *controller) takeLabels(ctx context.Context, s *part.Snapshot, nodes map[string]*Node,
+// syncLabels makes the labels of members in the log those of their Nodes.
+func (c *controller) syncLabels(ctx context.Context, s *part.Snapshot, nodes map[string]*Node,
 	members map[identity.ID]*Node) (again time.Duration) {
 	changes, again := c.labels.look(s, nodes, members, time.Now())
 	for _, r := range changes {
@@ -143,13 +143,13 @@ func (c *controller) takeLabels(ctx context.Context, s *part.Snapshot, nodes map
 				c.p.log.Info("a member has the labels of its Node", "member", name, "labels", r.want)
 			}
 		}
-		c.labels.tell(c.p.host, name, problem)
+		c.labels.report(c.p.host, name, problem)
 	}
 	return again
 }
 
-// tell shows what is wrong with a member's labels.
-func (l *labeling) tell(h part.Host, name, problem string) {
+// report shows what is wrong with a member's labels.
+func (l *labeling) report(h part.Host, name, problem string) {
 	if problem == "" && !l.told[name] {
 		return
 	}

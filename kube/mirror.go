@@ -63,7 +63,7 @@ func (m *mirror[T]) Update(o any) error {
 	if news {
 		m.all[keyOf(p)] = next
 	}
-	m.told(news)
+	m.notify(news)
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (m *mirror[T]) Delete(o any) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.all, keyOf(p))
-	m.told(true)
+	m.notify(true)
 	return nil
 }
 
@@ -101,7 +101,7 @@ func (m *mirror[T]) Replace(list []any, _ string) error {
 		}
 	}
 	m.all, m.synced = next, true
-	m.told(news)
+	m.notify(news)
 	return nil
 }
 
@@ -111,8 +111,8 @@ func (m *mirror[T]) Resync() error { return nil }
 // Bookmark is how a watch says that it is alive and has no news.
 func (m *mirror[T]) Bookmark(string) error { m.heard(); return nil }
 
-// told passes on what has come. The caller has mu.
-func (m *mirror[T]) told(news bool) {
+// notify passes on what has come. The caller has mu.
+func (m *mirror[T]) notify(news bool) {
 	m.heard()
 	if news {
 		close(m.news)

@@ -91,7 +91,7 @@ func TestARecordIsHandedOnUntilItIsDealtWith(t *testing.T) {
 	of, members := identity.ID{7}, map[identity.ID]bool{}
 	take := func(done bool) (seen []string) {
 		isMember := func(id identity.ID) bool { return members[id] }
-		s.takeRecords(isMember, func(n *Node, value string) (identity.ID, bool) {
+		s.eachNewRecord(isMember, func(n *Node, value string) (identity.ID, bool) {
 			seen = append(seen, n.Name+" "+value)
 			return of, done
 		})

@@ -178,7 +178,7 @@ func (c *controller) showNames(ctx context.Context, a *apiserver, s *part.Snapsh
 	}
 	wish := namesOf(s)
 	changes := compareNames(wish, have, a.namespace)
-	c.tellNames(wish, changes.taken, nodes, a.namespace)
+	c.reportNames(wish, changes.taken, nodes, a.namespace)
 	for _, o := range changes.remove {
 		if refusesAll(c.failed) {
 			return
@@ -194,8 +194,8 @@ func (c *controller) showNames(ctx context.Context, a *apiserver, s *part.Snapsh
 	}
 }
 
-// tellNames shows what is wrong with members' names.
-func (c *controller) tellNames(w nameWish, taken map[string]string, nodes map[string]*Node, ns string) {
+// reportNames shows what is wrong with members' names.
+func (c *controller) reportNames(w nameWish, taken map[string]string, nodes map[string]*Node, ns string) {
 	now := map[string][2]string{}
 	for name, by := range taken {
 		now[name] = [2]string{fmt.Sprintf("pods cannot reach it by name: %s exists and was not created by skein", by),

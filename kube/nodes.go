@@ -63,10 +63,10 @@ func (s nodes) get(name string) *Node {
 	return n
 }
 
-// takeRecords hands on each record that has come since the last call, to be dealt with. One of a node that is not a
+// eachNewRecord hands on each record that has come since the last call, to be dealt with. One of a node that is not a
 // member waits until it is one, without being read again: take tells whose it is, and isMember whether the wait is
 // over. The text of one that is done is let go: a thousand of them would be in memory for nothing.
-func (s nodes) takeRecords(isMember func(identity.ID) bool,
+func (s nodes) eachNewRecord(isMember func(identity.ID) bool,
 	take func(n *Node, value string) (of identity.ID, done bool)) {
 	s.mu.Lock()
 	var due []*Node

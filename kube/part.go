@@ -153,12 +153,12 @@ func (p *Part) Run(ctx context.Context) {
 			return
 		case p.apiserver = <-connected:
 			p.again()
-			p.takeOwn() // what it wants to say needs the apiserver
+			p.followOwnNode() // what it wants to say needs the apiserver
 		case <-p.back:
 			p.again()
 		case <-p.nodes.changed:
-			p.takeOwn()
-			p.takeRecords()
+			p.followOwnNode()
+			p.mergeRecords()
 			signal(p.controller.wake)
 			signal(p.entering)
 		case <-p.whole.changed:
@@ -170,14 +170,14 @@ func (p *Part) Run(ctx context.Context) {
 		case <-p.namespaces.changed:
 			p.keepSoon()
 		case <-p.pods.changed:
-			p.tellPods()
+			p.notifyPods()
 			p.keepSoon()
 		case <-p.save.C:
 			p.keep()
 		case <-p.followed:
 			if s := p.snapshot.Load(); p.tried != s.State {
 				p.tried = s.State
-				p.takeRecords() // of nodes that were not members before
+				p.mergeRecords() // of nodes that were not members before
 			}
 		case <-p.retry.C:
 		}
@@ -197,8 +197,8 @@ func (p *Part) again() {
 	signal(p.controller.again)
 }
 
-// takeOwn follows this host's Node. While there is none, what it last said holds.
-func (p *Part) takeOwn() {
+// followOwnNode follows this host's Node. While there is none, what it last said holds.
+func (p *Part) followOwnNode() {
 	own := p.nodes.get(p.cfg.Node)
 	if n, synced := p.nodes.count(); own == nil {
 		if synced && p.copied == nil {
@@ -258,21 +258,21 @@ func (p *Part) wish(n *Node) []Rubbish {
 	return bad
 }
 
-// takeRecords merges what the annotations of Nodes hold.
-func (p *Part) takeRecords() {
+// mergeRecords merges what the annotations of Nodes hold.
+func (p *Part) mergeRecords() {
 	s := p.snapshot.Load()
 	if s == nil {
 		return // the agent does not run yet
 	}
 	isMember := func(id identity.ID) bool { return s.State.Node(id) != nil }
-	p.nodes.takeRecords(isMember, func(n *Node, value string) (of identity.ID, done bool) {
+	p.nodes.eachNewRecord(isMember, func(n *Node, value string) (of identity.ID, done bool) {
 		node := n.Name
 		of, err := p.merge(node, value)
 		if node == p.cfg.Node {
 			if err == nil {
 				p.nodes.holders.set(n, of)
 			}
-			p.takeOwnRecord(value)
+			p.checkOwnRecord(value)
 			return of, true
 		}
 		if errors.Is(err, gossip.ErrUnknownNode) {
@@ -340,9 +340,9 @@ func unsigned(s *skeinv1.SignedRecord) (*skeinv1.Record, error) {
 	return r, nil
 }
 
-// takeOwnRecord sees whether this host's annotation is as it was written. One that somebody has changed is written
+// checkOwnRecord sees whether this host's annotation is as it was written. One that somebody has changed is written
 // again.
-func (p *Part) takeOwnRecord(value string) {
+func (p *Part) checkOwnRecord(value string) {
 	if value == p.put {
 		return
 	}

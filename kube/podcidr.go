@@ -154,13 +154,13 @@ func samePodCIDRs(a, b *skeinv1.PodCidrs) bool {
 		slices.Equal(a.GetCidrs(), b.GetCidrs())
 }
 
-// takePodNetworks does what is to be done now, and returns when something more is due; 0: nothing.
-func (c *controller) takePodNetworks(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node,
+// syncPodNetworks does what is to be done now, and returns when something more is due; 0: nothing.
+func (c *controller) syncPodNetworks(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node,
 	members map[identity.ID]*Node) time.Duration {
 	n := &c.podNetworks
 	if len(s.State.Settings().GetPodRanges()) == 0 {
 		if !n.nothing { // the log has let go of all of them with the ranges
-			c.tellPodNetworks(nil)
+			c.reportPodNetworks(nil)
 			*n = podNetworks{nothing: true}
 		}
 		return 0
@@ -208,7 +208,7 @@ func (c *controller) takePodNetworks(ctx context.Context, a *apiserver, s *part.
 		}
 	}
 	if ctx.Err() == nil {
-		c.tellPodNetworks(p.bad)
+		c.reportPodNetworks(p.bad)
 	}
 	return p.next
 }
@@ -302,8 +302,8 @@ func (c *controller) endPodCIDRs(ctx context.Context, a *apiserver, id identity.
 	}
 }
 
-// tellPodNetworks shows problems in the agent's status, by the Node's name, and takes those away that are over.
-func (c *controller) tellPodNetworks(bad map[string]string) {
+// reportPodNetworks shows problems in the agent's status, by the Node's name, and takes those away that are over.
+func (c *controller) reportPodNetworks(bad map[string]string) {
 	n := &c.podNetworks
 	now := map[string]bool{}
 	for node, message := range bad {

@@ -95,8 +95,8 @@ func (p *Part) annotationsOf(ctx context.Context, key string) (pod, bool) {
 	return p.pods.await(ctx, key)
 }
 
-// tellPods tells the agent of pods whose annotations have changed.
-func (p *Part) tellPods() {
+// notifyPods tells the agent of pods whose annotations have changed.
+func (p *Part) notifyPods() {
 	all := p.pods.snapshot()
 	if all == nil {
 		return

@@ -188,14 +188,14 @@ func (e *Engine) Stop(peer identity.ID) {
 // Settle reports that WireGuard's packets now leave through the port of the socket that was hit.
 func (e *Engine) Settle(peer identity.ID) {
 	if s := e.session(peer); s != nil {
-		s.tell(event{settled: true})
+		s.deliver(event{settled: true})
 	}
 }
 
 // TakeSignal handles a peer's signal about an attempt. The control net has authenticated the peer.
 func (e *Engine) TakeSignal(peer identity.ID, b *skeinv1.Signal_Birthday) {
 	if s := e.session(peer); s != nil {
-		s.tell(event{signal: b})
+		s.deliver(event{signal: b})
 		return
 	}
 	if b.GetPhase() == skeinv1.Signal_Birthday_START && e.mayAsk(peer, time.Now()) {
@@ -223,14 +223,14 @@ func (e *Engine) mayAsk(peer identity.ID, now time.Time) bool {
 // PingReceived reports an authenticated ping of a peer at WireGuard's port.
 func (e *Engine) PingReceived(peer identity.ID, from netip.AddrPort) {
 	if s := e.session(peer); s != nil && s.sit.Role == One {
-		s.tell(event{ping: true, from: from})
+		s.deliver(event{ping: true, from: from})
 	}
 }
 
 // PongReceived reports that a ping from WireGuard's port was answered from the address it was sent to.
 func (e *Engine) PongReceived(peer identity.ID, from netip.AddrPort) {
 	if s := e.session(peer); s != nil && s.sit.Role == One && s.sit.Theirs.Addr() == from.Addr() {
-		s.tell(event{ping: true, from: from})
+		s.deliver(event{ping: true, from: from})
 	}
 }
 

@@ -69,19 +69,19 @@ func (p *Ports) Next() (uint16, bool) {
 	for len(p.predicted) > 0 {
 		port := p.predicted[0]
 		p.predicted = p.predicted[1:]
-		if p.take(port) {
+		if p.claim(port) {
 			return port, true
 		}
 	}
 	for p.left > 0 {
-		if port := p.within.First + uint16(p.rnd.IntN(p.within.Count)); p.take(port) {
+		if port := p.within.First + uint16(p.rnd.IntN(p.within.Count)); p.claim(port) {
 			return port, true
 		}
 	}
 	return 0, false
 }
 
-func (p *Ports) take(port uint16) bool {
+func (p *Ports) claim(port uint16) bool {
 	i := int(port) - firstPort
 	if port < p.within.First || int(port) >= int(p.within.First)+p.within.Count || p.seen[i/64]&(1<<(i%64)) != 0 {
 		return false

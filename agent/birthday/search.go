@@ -41,7 +41,7 @@ func (s *session) search() Event {
 			s.say(&skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_END, Reason: "no port was hit"})
 			return Event{Phase: Failed, Text: fmt.Sprintf("No port was hit in %s with %s.", limit, s.effort())}
 		case in := <-s.in:
-			if ev, done := s.take(in); done {
+			if ev, done := s.handle(in); done {
 				return ev
 			}
 			if s.ended {
@@ -67,11 +67,11 @@ func (s *session) order() *Ports {
 	return NewPorts(s.e.c.Seed(), s.e.c.Ports, base, step, ahead)
 }
 
-// take takes one event; true ends the search.
-func (s *session) take(in event) (Event, bool) {
+// handle takes one event; true ends the search.
+func (s *session) handle(in event) (Event, bool) {
 	switch {
 	case in.signal != nil:
-		return s.takeSignal(in.signal)
+		return s.handleSignal(in.signal)
 	case in.ping && in.from.Addr() == s.sit.Theirs.Addr(): // pings from elsewhere take other paths, such as a relay
 		return Event{Phase: Hit, Remote: in.from}, true
 	case in.packet && (s.sit.Role == Many || s.sit.Role == Twin && s.sit.Decides):
@@ -95,11 +95,11 @@ func (s *session) take(in event) (Event, bool) {
 func (s *session) hit(f found) Event {
 	s.fan.keep(f.socket)
 	ev := Event{Phase: Hit, Local: s.fan.port(f.socket), Remote: f.from}
-	s.tellHit(ev)
+	s.reportHit(ev)
 	return ev
 }
 
-func (s *session) takeSignal(b *skeinv1.Signal_Birthday) (Event, bool) {
+func (s *session) handleSignal(b *skeinv1.Signal_Birthday) (Event, bool) {
 	switch b.GetPhase() {
 	case skeinv1.Signal_Birthday_START:
 		if b.GetSession() == s.id || s.sit.fits(b) { // this end's signal was lost, or crossed the peer's

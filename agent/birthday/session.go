@@ -62,8 +62,8 @@ type found struct {
 	from   netip.AddrPort
 }
 
-// tell never blocks: a session whose queue is full misses the event.
-func (s *session) tell(ev event) {
+// deliver never blocks: a session whose queue is full misses the event.
+func (s *session) deliver(ev event) {
 	select {
 	case s.in <- ev:
 	default:
@@ -274,7 +274,7 @@ func brief(s string) string {
 // arrived handles a packet at a socket, on the fan's goroutine.
 func (s *session) arrived(i int, from netip.AddrPort, b []byte, at time.Time) {
 	if m, ok := s.e.c.Prober.Authenticate(b, at); ok && m.Sender == s.peer {
-		s.tell(event{packet: true, socket: i, from: from, message: m})
+		s.deliver(event{packet: true, socket: i, from: from, message: m})
 	}
 }
 
@@ -292,7 +292,7 @@ func (s *session) holdOpen(ev Event) {
 		case <-limit.C:
 			return
 		case <-again.C:
-			s.tellHit(ev)
+			s.reportHit(ev)
 		case in := <-s.in:
 			switch {
 			case in.settled && s.sit.Role == Many:
@@ -307,8 +307,8 @@ func (s *session) holdOpen(ev Event) {
 	}
 }
 
-// tellHit informs the peer that it was reached. Of two ends with many sockets, the one that decides names the pair.
-func (s *session) tellHit(ev Event) {
+// reportHit informs the peer that it was reached. Of two ends with many sockets, the one that decides names the pair.
+func (s *session) reportHit(ev Event) {
 	b := &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_END, Hit: true}
 	switch {
 	case s.sit.Role == One || s.sit.Role == Twin && !s.sit.Decides:

@@ -51,7 +51,7 @@ func Write(ctx context.Context, w io.Writer, head string, parts []Part, at time.
 	var entries []Entry
 	var bodies [][]byte
 	for _, p := range parts {
-		e, body := take(ctx, p)
+		e, body := collect(ctx, p)
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("the bundle is not complete: %w", err)
 		}
@@ -80,7 +80,7 @@ func Write(ctx context.Context, w io.Writer, head string, parts []Part, at time.
 	return entries, errors.Join(t.Close(), z.Close())
 }
 
-func take(ctx context.Context, p Part) (Entry, []byte) {
+func collect(ctx context.Context, p Part) (Entry, []byte) {
 	ctx, cancel := context.WithTimeout(ctx, partWait)
 	defer cancel()
 	e := Entry{Name: p.Name, What: p.What}

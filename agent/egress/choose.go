@@ -152,7 +152,7 @@ func (c *chooser) egress(e PlaceEgress) {
 			continue
 		}
 		if m, ok := c.slot(e, s, at); ok {
-			c.take(m, at)
+			c.record(m, at)
 			moved = true
 		}
 	}
@@ -168,7 +168,7 @@ func (c *chooser) count(at spread, id identity.ID, by int) {
 	at.nodes[id] += by
 }
 
-func (c *chooser) take(m Move, at spread) {
+func (c *chooser) record(m Move, at spread) {
 	c.count(at, m.From, -1)
 	c.count(at, m.To, 1)
 	c.total[m.From]--
@@ -322,7 +322,7 @@ func (c *chooser) rebalance(e PlaceEgress, at spread) {
 		m := Move{Slot: s.Slot, Epoch: s.Epoch, From: s.Node, To: to,
 			Reason: fmt.Sprintf("%s has %d slots of this egress, %s none", c.nodes[s.Node].Name, most, c.nodes[to].Name)}
 		if c.planned(&m, c.nodes[s.Node], s) && m.Planned {
-			c.take(m, at)
+			c.record(m, at)
 			return
 		}
 	}

@@ -91,7 +91,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 	g.newHost()
 	g.leaseClient = NewLeaseClient(LeaseClientConfig{
 		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states,
-		Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+		Announce: g.announce, Tell: g.logEvent, Log: cfg.Log,
 	})
 	return g
 }
@@ -302,8 +302,8 @@ func (g *Gateways) Exported() []netip.Addr {
 	return out
 }
 
-// tell writes an event of a slot to the journal.
-func (g *Gateways) tell(slot Slot, text string) {
+// logEvent writes an event of a slot to the journal.
+func (g *Gateways) logEvent(slot Slot, text string) {
 	g.cfg.Log.Info("egress slot", "slot", slot.String(), "what", text)
 	var h LeaseReport
 	for _, x := range g.leaseClient.Report() {

@@ -156,7 +156,7 @@ func (h *LeaseHolder) Granted(round, epoch uint64, now time.Time) (out []Order) 
 		h.failover = now.Sub(h.seen)
 	}
 	h.state = Holding
-	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot,
+	out = append(out, h.order(DoAnnounce), h.record("%s: this node forwards in epoch %d, %s after it was told", h.slot,
 		epoch, now.Sub(h.seen).Round(time.Millisecond)))
 	return append(out, h.opened(now)...)
 }
@@ -268,7 +268,7 @@ func (h *LeaseHolder) anew(left uint64, now time.Time) (out []Order) {
 	h.state, h.until, h.seen, h.failover = Waiting, time.Time{}, now, 0
 	clear(h.rounds)
 	return append(out, h.order(DoDrop), h.order(DoSilence),
-		h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
+		h.record("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
 		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
@@ -277,9 +277,9 @@ func (h *LeaseHolder) leave(was, s SlotState, now time.Time) []Order {
 	h.left, h.to, h.toEpoch = was.Epoch, s.Node, s.Epoch
 	if h.state == Holding && h.until.After(now) && s.Planned && !s.Node.IsZero() && s.From == h.self {
 		h.state, h.leaveAt = Leaving, now.Add(Handover)
-		return []Order{h.order(DoSilence), h.tell("%s: it goes to node %s", h.slot, s.Node)}
+		return []Order{h.order(DoSilence), h.record("%s: it goes to node %s", h.slot, s.Node)}
 	}
-	text := h.tell("%s: it no longer belongs to this node: %s", h.slot, s.Reason)
+	text := h.record("%s: it no longer belongs to this node: %s", h.slot, s.Reason)
 	return append(h.stop(), text, Order{Kind: DoRelease, Slot: h.slot, Epoch: was.Epoch})
 }
 
@@ -330,13 +330,13 @@ func (h *LeaseHolder) Tick(now time.Time) (out []Order) {
 		out = append(out, h.order(DoDrop), Order{Kind: DoHandOver, Slot: h.slot, Epoch: h.toEpoch, To: h.to})
 	case h.state == Holding && !h.until.After(now):
 		h.state, h.seen, h.failover = Lost, now, 0
-		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard",
+		out = append(out, h.order(DoSilence), h.record("%s: the lease ran out in epoch %d; the leader was not heard",
 			h.slot, h.now.Epoch))
 	}
 	if h.held && !now.Before(h.heldAt.Add(HoldMost)) {
 		out = append(out, h.order(DoOpen))
 		if !h.now.From.IsZero() && h.now.From != h.self {
-			out = append(out, h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+			out = append(out, h.record("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
 		}
 		h.held, h.taking = false, false
 	}
@@ -367,7 +367,7 @@ func (h *LeaseHolder) order(kind OrderKind) Order {
 	return Order{Kind: kind, Slot: h.slot, Epoch: h.now.Epoch}
 }
 
-func (h *LeaseHolder) tell(format string, a ...any) Order {
+func (h *LeaseHolder) record(format string, a ...any) Order {
 	return Order{Kind: DoTell, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
 }
 

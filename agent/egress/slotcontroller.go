@@ -375,7 +375,7 @@ func (k *SlotController) move(ctx context.Context, m Move) {
 		cancel()
 		switch {
 		case err == nil:
-			k.settled(ctx, m, answer.GetIndex())
+			k.awaitMove(ctx, m, answer.GetIndex())
 			return
 		case events.CodeOf(err) != "":
 			k.log.Warn("a slot's move was refused", "slot", m.Slot.String(), "to", m.To.String(), "error", err)
@@ -395,8 +395,8 @@ func (k *SlotController) move(ctx context.Context, m Move) {
 	}
 }
 
-// settled waits until the state includes the move.
-func (k *SlotController) settled(ctx context.Context, m Move, index uint64) {
+// awaitMove waits until the state includes the move.
+func (k *SlotController) awaitMove(ctx context.Context, m Move, index uint64) {
 	for {
 		k.mu.Lock()
 		at := k.agreed().view.Index

@@ -65,8 +65,8 @@ func (b *block) set(off uint32) {
 	}
 }
 
-// settle clears the bit of an offset that is neither held nor resting.
-func (b *block) settle(off uint32) {
+// clearBusy clears the bit of an offset that is neither held nor resting.
+func (b *block) clearBusy(off uint32) {
 	if b.held[off] > 0 || b.rests[off] != nil {
 		return
 	}
@@ -89,7 +89,7 @@ func (b *block) rest(off uint32, p *past, s poolView) {
 
 func (b *block) wake(off uint32) {
 	delete(b.rests, off)
-	b.settle(off)
+	b.clearBusy(off)
 }
 
 // sweep ends the rests that are over.

@@ -153,7 +153,7 @@ func (c *core) resettle(addrs ...netip.Addr) {
 		}
 		if n == 0 {
 			delete(b.held, off)
-			b.settle(off)
+			b.clearBusy(off)
 		} else {
 			b.held[off] = n
 			b.set(off)

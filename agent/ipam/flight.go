@@ -285,7 +285,7 @@ func (m *Manager) end(t task, err error) {
 		return
 	}
 	if decided {
-		m.settle(t)
+		m.applyOutcome(t)
 	}
 	if err == nil {
 		delete(m.refusals, t.taskKey)
@@ -317,9 +317,9 @@ func (t task) need() need {
 	return n
 }
 
-// settle lifts the fences of a decided task. What the log took is no longer in the state; what it refused to take is
-// used again.
-func (m *Manager) settle(t task) {
+// applyOutcome lifts the fences of a decided task. What the log took is no longer in the state; what it refused to take
+// is used again.
+func (m *Manager) applyOutcome(t task) {
 	switch t.kind {
 	case taskRelease:
 		m.core.stay(t)

@@ -341,11 +341,11 @@ func (m *Manager) Release(k podnet.Key, reason string) (Lease, bool) {
 	if h == nil {
 		return Lease{}, false
 	}
-	return m.takeBack(h, "taken-back", reason), true
+	return m.endLease(h, "taken-back", reason), true
 }
 
-// takeBack ends a lease. If the file cannot be written, the lease may return after a restart, until an audit.
-func (m *Manager) takeBack(h *held, what, reason string) Lease {
+// endLease ends a lease. If the file cannot be written, the lease may return after a restart, until an audit.
+func (m *Manager) endLease(h *held, what, reason string) Lease {
 	now := m.now()
 	r := m.core.release(h, reason)
 	if err := m.write(r, now); err != nil {
@@ -378,7 +378,7 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	defer m.unlock()
 	var freed []Lease
 	for _, h := range m.core.leaked(unfound, lost, m.cfg.Now()) {
-		freed = append(freed, m.takeBack(h, "leaked", "its pod is gone and nobody gave it back"))
+		freed = append(freed, m.endLease(h, "leaked", "its pod is gone and nobody gave it back"))
 	}
 	return freed
 }

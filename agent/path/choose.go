@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// settle chooses the path, as the last part of a step.
-func (s *step) settle() {
+// choosePath chooses the path, as the last part of a step.
+func (s *step) choosePath() {
 	active := s.active()
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) && s.fits(i) {
 		if active < 0 || s.Path.Silent || s.above(i, active) || s.renews(i, active) {

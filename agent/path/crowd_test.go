@@ -74,7 +74,7 @@ func (n *crowdNode) turn() {
 	m := n.m
 	m.drain()
 	m.due()
-	m.takeTurns()
+	m.runTurns()
 	m.publish()
 	m.signal()
 	for len(m.signals) > 0 {

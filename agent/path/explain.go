@@ -246,14 +246,14 @@ func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
 	}
 	p := Past{At: at}
 	for _, e := range entries {
-		p.take(e)
+		p.apply(e)
 	}
 	p.History = entries[max(0, len(entries)-historyMax):]
 	return p, nil
 }
 
-// take updates p from a decision about the peer or a start of the agent.
-func (p *Past) take(e *skeinv1.JournalEntry) {
+// apply updates p from a decision about the peer or a start of the agent.
+func (p *Past) apply(e *skeinv1.JournalEntry) {
 	if d := e.GetPathDecision(); d != nil {
 		if d.GetTo() != p.Path || p.Restarts {
 			p.Since = time.Unix(0, e.GetTime())
@@ -307,7 +307,7 @@ func ThenAt(j Reader, at time.Time) (Then, error) {
 			heard[e.GetPathInput().GetPeer()] = e.GetPathInput().GetDetail()
 		case e.GetAgentStarted() != nil:
 			for id, p := range t.Paths {
-				p.take(e)
+				p.apply(e)
 				t.Paths[id] = p
 			}
 		default:
@@ -317,7 +317,7 @@ func ThenAt(j Reader, at time.Time) (Then, error) {
 			}
 			p := t.Paths[id]
 			p.At = at
-			p.take(e)
+			p.apply(e)
 			t.Paths[id] = p
 		}
 	}

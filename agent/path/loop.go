@@ -84,7 +84,7 @@ func (m *Manager) loop(ctx context.Context) {
 		// Arrived inputs come before due timers: an answer in the queue must not look like a missing one.
 		m.drain()
 		m.due()
-		m.takeTurns()
+		m.runTurns()
 		m.publish()
 		m.signal() // after publish, so that no punch uses the path that has just died
 		now, next := m.cfg.Clock(), time.Hour

@@ -174,12 +174,12 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.Pending = slices.Clone(m.Pending)
 	before := m.Path
 	s.noteStall()
-	s.take(in)
+	s.handle(in)
 	s.heartbeats()
 	s.burst()
 	s.reserve()
 	s.stepMTUProbes()
-	s.settle()
+	s.choosePath()
 	s.predict()
 	s.stepMTUProbes() // first pings of the trials that settle began
 	s.Path.MTU = s.pathMTU()
@@ -193,7 +193,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	return s.Machine, s.actions
 }
 
-func (s *step) take(in Input) {
+func (s *step) handle(in Input) {
 	switch in.Kind {
 	case InputSelf:
 		if in.Node != nil && !in.Node.Equal(s.Self) {
@@ -210,10 +210,10 @@ func (s *step) take(in Input) {
 		}
 	case InputSettings:
 		if in.Settings != nil {
-			s.takeSettings(*in.Settings)
+			s.handleSettings(*in.Settings)
 		}
 	case InputRelay:
-		s.takeRelay(in.Relay)
+		s.handleRelay(in.Relay)
 	case InputNetwork:
 		s.refund()
 		s.UnheardUntil, s.UnheardTimes = time.Time{}, 0
@@ -223,36 +223,36 @@ func (s *step) take(in Input) {
 		}
 		s.restart()
 	case InputPong:
-		s.takePong(unmap(in.Endpoint), in.RTT, in.Sent, in.Size)
+		s.handlePong(unmap(in.Endpoint), in.RTT, in.Sent, in.Size)
 	case InputPing:
-		s.takePing(unmap(in.Endpoint))
+		s.handlePing(unmap(in.Endpoint))
 	case InputEndpointSeen:
-		s.takeSeen(unmap(in.Endpoint))
+		s.handleSeen(unmap(in.Endpoint))
 	case InputPunch:
-		s.takePunch(in.Addresses, in.Reply)
+		s.handlePunch(in.Addresses, in.Reply)
 	case InputTraffic:
-		s.takeTraffic(unmap(in.Endpoint), in.Sent)
+		s.handleTraffic(unmap(in.Endpoint), in.Sent)
 	case InputAdopted:
-		s.takeAdopted(unmap(in.Endpoint))
+		s.handleAdopted(unmap(in.Endpoint))
 	case InputPrediction:
 		if in.Prediction != nil {
 			s.onPrediction(unmap(in.Endpoint), *in.Prediction)
 		}
 	case InputUnheard:
-		s.takeUnheard(in.Reply)
+		s.handleUnheard(in.Reply)
 	case InputReserved:
-		s.takeReserved(in.Relay.ID, unmap(in.Endpoint), in.Reply, in.Error)
+		s.handleReserved(in.Relay.ID, unmap(in.Endpoint), in.Reply, in.Error)
 	case InputSendFailed:
-		s.takeSendFailed(unmap(in.Endpoint), in.Error)
+		s.handleSendFailed(unmap(in.Endpoint), in.Error)
 	case InputReady:
 		s.Unready = false
 		s.restart()
 	case InputControl:
-		s.takeControl(in.Reply)
+		s.handleControl(in.Reply)
 	case InputLate:
 		s.Late = in.RTT
 	case InputReplaceable:
-		s.takeReplaceable(in.Reply)
+		s.handleReplaceable(in.Reply)
 	case InputGo:
 		if s.Wishes {
 			s.Wishes, s.allowed = false, true
@@ -261,8 +261,8 @@ func (s *step) take(in Input) {
 	}
 }
 
-// takeSendFailed refunds a ping that was not sent.
-func (s *step) takeSendFailed(e netip.AddrPort, why string) {
+// handleSendFailed refunds a ping that was not sent.
+func (s *step) handleSendFailed(e netip.AddrPort, why string) {
 	i := s.find(e)
 	if i < 0 {
 		return
@@ -279,7 +279,7 @@ func (s *step) takeSendFailed(e netip.AddrPort, why string) {
 	}
 }
 
-func (s *step) takeSettings(n Settings) {
+func (s *step) handleSettings(n Settings) {
 	old := s.Settings
 	s.resize(n.MTU)
 	s.Settings = n
@@ -291,7 +291,7 @@ func (s *step) takeSettings(n Settings) {
 	}
 }
 
-func (s *step) takeRelay(r RelayChoice) {
+func (s *step) handleRelay(r RelayChoice) {
 	old := s.Relay
 	s.Relay = r
 	if old.ID.IsZero() != r.ID.IsZero() {
@@ -387,7 +387,7 @@ func (s *step) forget() {
 	})
 }
 
-func (s *step) takePing(e netip.AddrPort) {
+func (s *step) handlePing(e netip.AddrPort) {
 	s.AgentAt = s.now
 	s.credit(e)
 	s.tryBack(e)
@@ -413,10 +413,10 @@ func (s *step) tryBack(e netip.AddrPort) {
 	s.ping(i)
 }
 
-// takeSeen handles the address from which WireGuard received packets. A new address is worth a ping. So is one that
+// handleSeen handles the address from which WireGuard received packets. A new address is worth a ping. So is one that
 // shows that the ends use different direct paths, since WireGuard's endpoint would then change with every packet: the
 // end that is not on the LAN changes its path, otherwise the end with the higher ID.
-func (s *step) takeSeen(e netip.AddrPort) {
+func (s *step) handleSeen(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
 		s.tryBack(e)
@@ -434,7 +434,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 	s.ping(i)
 }
 
-func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
+func (s *step) handlePunch(addrs []netip.AddrPort, reply bool) {
 	s.AgentAt = s.now
 	if s.Unready {
 		return // it starts its own burst when Ready
@@ -463,7 +463,7 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	}
 }
 
-func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, size int) {
+func (s *step) handlePong(e netip.AddrPort, rtt time.Duration, sent time.Time, size int) {
 	i := s.find(e)
 	if i < 0 || rtt < 0 || rtt > rttLimit {
 		return
@@ -483,7 +483,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	p.Answered++
 	p.Unanswered, p.Error, p.LastAnswered = 0, "", s.now
 	if size > 0 {
-		s.takePadded(i, size)
+		s.handlePadded(i, size)
 	}
 	s.fresh, s.sent, s.AgentAt = e, sent, s.now
 	if i == s.active() {

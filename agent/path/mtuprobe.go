@@ -181,8 +181,8 @@ func (s *step) pingPadded(i, size int) {
 	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: p.Endpoint, Size: size})
 }
 
-// takePadded handles the answer to a padded ping.
-func (s *step) takePadded(i, size int) {
+// handlePadded handles the answer to a padded ping.
+func (s *step) handlePadded(i, size int) {
 	w := &s.Probes[i].MTUProbe
 	if size > s.Settings.MTU {
 		return // sent before the tunnel's MTU changed

@@ -67,8 +67,8 @@ func (s *step) renews(a, b int) bool {
 	return p.port() && q.Type == relayC && p.Relay == q.Relay && p.FirstSeen.After(q.FirstSeen)
 }
 
-// takeReserved handles a relay's answer: a reserved port, or the reason why there is none.
-func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, refused string) {
+// handleReserved handles a relay's answer: a reserved port, or the reason why there is none.
+func (s *step) handleReserved(relay identity.ID, e netip.AddrPort, ready bool, refused string) {
 	if !e.IsValid() {
 		s.dropPorts(relay, refused)
 		return

@@ -10,8 +10,8 @@ import (
 // Pings prove the agent, WireGuard's counters the tunnel. When pings fail both ways but WireGuard still receives from
 // the path's endpoint, only the agent is down. A relay needs that agent, so the path stays.
 
-// takeTraffic handles WireGuard's traffic since the previous reading: the address it received from, if it received.
-func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
+// handleTraffic handles WireGuard's traffic since the previous reading: the address it received from, if it received.
+func (s *step) handleTraffic(from netip.AddrPort, since time.Time) {
 	if !s.stirs() {
 		return
 	}
@@ -36,9 +36,9 @@ func (s *step) noteTraffic() {
 	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
 }
 
-// takeControl handles packets of the control net in the tunnel: sent, or received from the peer. They are no reason
+// handleControl handles packets of the control net in the tunnel: sent, or received from the peer. They are no reason
 // for heartbeats: answers prove the path, and if none come, one ping shows why.
-func (s *step) takeControl(heard bool) {
+func (s *step) handleControl(heard bool) {
 	if heard {
 		s.ControlAt = s.now
 		return
@@ -175,9 +175,9 @@ func (s *step) know(e netip.AddrPort) int {
 	return s.learn(e, "wireguard")
 }
 
-// takeAdopted makes the endpoint over which WireGuard reached the peer before this agent started the path: a working
+// handleAdopted makes the endpoint over which WireGuard reached the peer before this agent started the path: a working
 // tunnel is better than a relay that may not reach the peer's agent.
-func (s *step) takeAdopted(e netip.AddrPort) {
+func (s *step) handleAdopted(e netip.AddrPort) {
 	i := s.know(e)
 	if s.LastDirect.IsValid() || s.Path.probed() || i < 0 {
 		return

@@ -291,7 +291,7 @@ func (s *sim) used(n *simNode, from, to Path) {
 // replay checks that every decision of every simulation can be reproduced from its trace, through JSON.
 func (s *sim) replay(n *simNode, want *skeinv1.PathDecision) {
 	s.t.Helper()
-	b, err := json.Marshal(n.trace.take())
+	b, err := json.Marshal(n.trace.drain())
 	if err != nil {
 		s.t.Fatal(err)
 	}

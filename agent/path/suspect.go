@@ -8,8 +8,8 @@ import "time"
 // counting time in which this process did not run. The path and its pings continue, and the agent sends through other
 // peers. A wrong suspicion costs two route changes.
 
-// takeReplaceable sets whether other peers can carry the traffic through this one.
-func (s *step) takeReplaceable(is bool) {
+// handleReplaceable sets whether other peers can carry the traffic through this one.
+func (s *step) handleReplaceable(is bool) {
 	s.Replaceable = is
 	if !is {
 		s.Path.Suspect = false

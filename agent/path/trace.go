@@ -78,8 +78,8 @@ func (g *generation) begin(m Machine) {
 	g.machine, g.inputs = m, g.inputs[:0]
 }
 
-// take returns the collected trace and starts anew.
-func (t *trace) take() Trace {
+// drain returns the collected trace and starts anew.
+func (t *trace) drain() Trace {
 	var out Trace
 	for i, g := range []*generation{t.old, t.cur} {
 		if g == nil || len(g.inputs) == 0 && i == 0 {
@@ -121,7 +121,7 @@ func (m *Manager) note(now time.Time, id identity.ID, in Input) {
 
 // decided writes a path change: the input that proved or disproved it, the decision, and the trace that replays it.
 func (m *Manager) decided(p *peer, before Path) {
-	t := p.trace.take()
+	t := p.trace.drain()
 	if m.cfg.Journal == nil {
 		return
 	}

@@ -37,8 +37,8 @@ func (t *turns) next(now time.Time) time.Duration {
 	return max(wait, 0)
 }
 
-// takeTurns passes this process's lateness to the machines and begins the next bursts.
-func (m *Manager) takeTurns() {
+// runTurns passes this process's lateness to the machines and begins the next bursts.
+func (m *Manager) runTurns() {
 	now := m.cfg.Clock()
 	if late := m.cfg.Lag.Level(now); late != m.o.late {
 		m.o.late = late

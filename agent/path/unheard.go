@@ -68,9 +68,9 @@ func (s Settings) handshakeTimeout() time.Duration {
 	return max(s.HandshakeTimeout, unheardLeast)
 }
 
-// takeUnheard gives up the direct path for the relay: this host's WireGuard receives nothing from the peer over it,
+// handleUnheard gives up the direct path for the relay: this host's WireGuard receives nothing from the peer over it,
 // or the peer reports the same of its own.
-func (s *step) takeUnheard(peers bool) {
+func (s *step) handleUnheard(peers bool) {
 	if s.Path.Kind != Direct || s.Relay.ID.IsZero() {
 		return
 	}

@@ -72,7 +72,7 @@ func Open(cfg Config, have []dataplane.PortRewrite) *Predictor {
 	p := &Predictor{cfg: cfg}
 	p.engine = birthday.New(birthday.Config{
 		Prober: cfg.Prober, Signal: cfg.Signal, Situation: p.situation, Attest: cfg.Attest, Shared: p.sharedMappings,
-		Told: p.toldOutcomes, Newest: cfg.Newest, Report: p.onEvent, Memory: memory, Mark: cfg.Mark, Log: cfg.Log,
+		Told: p.reportedOutcomes, Newest: cfg.Newest, Report: p.onEvent, Memory: memory, Mark: cfg.Mark, Log: cfg.Log,
 	})
 	p.rewrites.adopt(have, time.Now())
 	return p
@@ -197,8 +197,8 @@ func behind(r *skeinv1.Record, at netip.Addr) bool {
 	return slices.ContainsFunc(path.Mapped4(path.NodeOf(r)), func(m netip.AddrPort) bool { return m.Addr() == at })
 }
 
-// toldOutcomes are the outcomes between two public addresses, from the records of the nodes behind them.
-func (p *Predictor) toldOutcomes(s birthday.Situation) (out []birthday.Outcome) {
+// reportedOutcomes are the outcomes between two public addresses, from the records of the nodes behind them.
+func (p *Predictor) reportedOutcomes(s birthday.Situation) (out []birthday.Outcome) {
 	now := time.Now()
 	for id, e := range p.cfg.Records() {
 		for _, at := range []netip.Addr{s.Mine.Addr(), s.Theirs.Addr()} {
@@ -233,7 +233,7 @@ func (p *Predictor) onEvent(peer identity.ID, e birthday.Event) {
 		p.cfg.Changed()
 		return
 	}
-	p.tell(peer, e)
+	p.report(peer, e)
 }
 
 func pathEvent(e birthday.Event) path.PredictionEvent {
@@ -241,7 +241,7 @@ func pathEvent(e birthday.Event) path.PredictionEvent {
 		Sockets: e.Sockets, Took: e.Took}
 }
 
-func (p *Predictor) tell(peer identity.ID, e birthday.Event) {
+func (p *Predictor) report(peer identity.ID, e birthday.Event) {
 	if e.Phase != birthday.Began {
 		p.cfg.Log.Info("port prediction", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets",
 			e.Sockets, "took", e.Took)
@@ -256,7 +256,7 @@ func (p *Predictor) Held(held []dataplane.PortRewrite) {
 		return
 	}
 	for _, r := range p.rewrites.news(held) {
-		p.tell(r.peer, r.event)
+		p.report(r.peer, r.event)
 		p.engine.Settle(r.peer)
 	}
 }
@@ -283,7 +283,7 @@ func (p *Predictor) Proxy(ctx context.Context, wanted []dataplane.PortRewrite) {
 				p.dropProxy(r.Remote, proxy)
 				return
 			}
-			p.tell(r.peer, r.event)
+			p.report(r.peer, r.event)
 		}()
 	}
 }

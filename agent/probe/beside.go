@@ -71,7 +71,7 @@ func (p *Prober) Authenticate(b []byte, at time.Time) (Message, bool) {
 		return m, false
 	}
 	if m.Type == TypePong {
-		if _, ok := p.sent.take(m.Tx, m.Sender, at); !ok {
+		if _, ok := p.sent.resolve(m.Tx, m.Sender, at); !ok {
 			p.stats.unsolicited.Add(1)
 			return m, false
 		}

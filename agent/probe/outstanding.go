@@ -48,8 +48,8 @@ func (o *outstanding) add(tx TxID, p ping) {
 	o.order = append(o.order, tx)
 }
 
-// take ends the wait for a pong, which must come from the peer that was pinged.
-func (o *outstanding) take(tx TxID, from identity.ID, now time.Time) (ping, bool) {
+// resolve ends the wait for a pong, which must come from the peer that was pinged.
+func (o *outstanding) resolve(tx TxID, from identity.ID, now time.Time) (ping, bool) {
 	p, ok := o.byTx[tx]
 	if !ok || p.peer != from {
 		return ping{}, false

@@ -188,7 +188,7 @@ func (p *Prober) message(m Message, b []byte, from netip.AddrPort, local netip.A
 		return
 	}
 	if m.Type == TypePong {
-		e, ok := p.sent.take(m.Tx, m.Sender, at)
+		e, ok := p.sent.resolve(m.Tx, m.Sender, at)
 		p.mu.Unlock()
 		p.pong(m, e, ok, from, at)
 		return

@@ -202,7 +202,7 @@ func TestOutstandingIsBounded(t *testing.T) {
 		tx := NewTxID()
 		o.add(tx, ping{peer: bob, at: now})
 		if i%3 == 0 {
-			o.take(tx, bob, now)
+			o.resolve(tx, bob, now)
 		}
 	}
 	if len(o.byTx) > maxOutstanding || len(o.order) > 5*maxOutstanding {

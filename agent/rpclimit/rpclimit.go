@@ -151,7 +151,7 @@ func (l *Limit) enter(now time.Time, id identity.ID, path string, large bool) (l
 	case large && (c.large >= largeAtOnce || l.large >= largeInAll):
 		return nil, &errBusy{"large", "too many large requests are under way here", busyRetry}
 	}
-	if d := c.take(now, path, b); d > 0 {
+	if d := c.reserve(now, path, b); d > 0 {
 		return nil, &errBusy{"rate", fmt.Sprintf("node %s asks too often: %g such requests a second, after a burst of %d", id,
 			float64(b.perSecond), b.burst), d}
 	}
@@ -175,8 +175,8 @@ func (l *Limit) enter(now time.Time, id identity.ID, path string, large bool) (l
 	}, nil
 }
 
-// take counts one request, or tells how long to wait before it.
-func (c *caller) take(now time.Time, path string, b bound) time.Duration {
+// reserve counts one request, or tells how long to wait before it.
+func (c *caller) reserve(now time.Time, path string, b bound) time.Duration {
 	pace := c.pace[path]
 	if pace == nil {
 		pace = rate.NewLimiter(b.perSecond, b.burst)

@@ -60,7 +60,7 @@ func (b *bench) measureScale(ctx context.Context, pods int) (out []Figure, err e
 	if err := l.WaitConverged(ctx, formedWithin); err != nil {
 		return nil, err
 	}
-	if err := s.settled(ctx); err != nil {
+	if err := s.createEgress(ctx); err != nil {
 		return nil, err
 	}
 	b.note("an egress of %d slots with %d clients", scaleFrom, pods)
@@ -70,8 +70,9 @@ func (b *bench) measureScale(ctx context.Context, pods int) (out []Figure, err e
 	return s.grow(ctx)
 }
 
-// settled makes the egress with one slot, and gives it the others once all gateways are ready, so that each has one.
-func (s *scaled) settled(ctx context.Context) error {
+// createEgress makes the egress with one slot, and gives it the others once all gateways are ready, so that each has
+// one.
+func (s *scaled) createEgress(ctx context.Context) error {
 	client, err := s.lab.Client("dc1")
 	if err != nil {
 		return err

@@ -206,11 +206,11 @@ func (f *field) form(ctx context.Context) error {
 	if err := f.lab.WaitConverged(ctx, formedWithin); err != nil {
 		return err
 	}
-	return f.settled(ctx)
+	return f.awaitDirect(ctx)
 }
 
-// settled waits until every pair that can be direct is direct at both ends, and there are three voters.
-func (f *field) settled(ctx context.Context) error {
+// awaitDirect waits until every pair that can be direct is direct at both ends, and there are three voters.
+func (f *field) awaitDirect(ctx context.Context) error {
 	if err := f.until(ctx, formedWithin, func() error { return f.voters(ctx, 3) }); err != nil {
 		return err
 	}

@@ -243,7 +243,7 @@ func (f *siteField) once(ctx context.Context, h siteFault, site, member string) 
 		await = []string{site} // the other sites have had theirs, which are kept out for a while
 	}
 	for _, s := range await {
-		if err := f.settled(ctx, s); err != nil {
+		if err := f.awaitSettled(ctx, s); err != nil {
 			return r, err
 		}
 	}
@@ -339,7 +339,7 @@ func (f *siteField) drained(ctx context.Context) []Figure {
 }
 
 func (f *siteField) drainOnce(ctx context.Context, site, member string) (out []siteOutcome, err error) {
-	if err := f.settled(ctx, site); err != nil {
+	if err := f.awaitSettled(ctx, site); err != nil {
 		return nil, err
 	}
 	leader, err := f.boundTo(ctx, member)
@@ -367,7 +367,7 @@ func (f *siteField) drainOnce(ctx context.Context, site, member string) (out []s
 	if _, err := c.DrainNode(ctx, &skeinv1.DrainNodeRequest{Node: leader, Undo: true}); err != nil {
 		return nil, err
 	}
-	if err := f.settled(ctx, site); err != nil {
+	if err := f.awaitSettled(ctx, site); err != nil {
 		return nil, err
 	}
 	_ = t.answered(ctx, siteBefore) // the account tells what was lost
@@ -407,7 +407,7 @@ func (f *siteField) added(ctx context.Context) Figure {
 }
 
 func (f *siteField) addOnce(ctx context.Context, site, member string) (out []siteOutcome, err error) {
-	if err := f.settled(ctx, site); err != nil {
+	if err := f.awaitSettled(ctx, site); err != nil {
 		return nil, err
 	}
 	leader, err := f.boundTo(ctx, member)
@@ -445,7 +445,7 @@ func (f *siteField) addOnce(ctx context.Context, site, member string) (out []sit
 	if err := f.leadsAgain(ctx, leader, run); err != nil {
 		return nil, err
 	}
-	if err := f.settled(ctx, site); err != nil {
+	if err := f.awaitSettled(ctx, site); err != nil {
 		return nil, err
 	}
 	_ = t.answered(ctx, 2*siteBefore) // the account tells what was lost
@@ -510,7 +510,7 @@ func (f *siteField) withoutVoters(ctx context.Context) (out []Figure) {
 	}
 	for _, s := range f.sites {
 		if err == nil {
-			err = f.settled(ctx, s)
+			err = f.awaitSettled(ctx, s)
 		}
 	}
 	err = errors.Join(err, f.lab.Start(ctx, voters...))

@@ -73,7 +73,7 @@ func (f *siteField) prepare(ctx context.Context) error {
 		return err
 	}
 	for _, s := range f.sites {
-		if err := f.settled(ctx, s); err != nil {
+		if err := f.awaitSettled(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -105,10 +105,10 @@ func numbered(site string, from, count int) (out []string) {
 	return out
 }
 
-// settled waits until the members of every site see that a site's leaders lead it, and reach it through them. Its own
-// members must go by them, one that has led meanwhile goes by itself for a while longer, and be reached by the one that
-// they send through: who has just lost its path to a leader goes by another one for some seconds.
-func (f *siteField) settled(ctx context.Context, site string) error {
+// awaitSettled waits until the members of every site see that a site's leaders lead it, and reach it through them. Its
+// own members must go by them, one that has led meanwhile goes by itself for a while longer, and be reached by the one
+// that they send through: who has just lost its path to a leader goes by another one for some seconds.
+func (f *siteField) awaitSettled(ctx context.Context, site string) error {
 	return f.untilEvery(ctx, 200*time.Millisecond, siteSettled, func() error {
 		for _, s := range f.sites {
 			for _, m := range f.members(s) {

@@ -101,7 +101,7 @@ func (f *field) restart(ctx context.Context, nodes []string, m *meetings) error 
 	if err := errors.Join(append(errs, <-started)...); err != nil {
 		return err
 	}
-	return f.settled(ctx)
+	return f.awaitDirect(ctx)
 }
 
 // up waits until a restarted agent answers as a running member that holds the other's record from its disk.

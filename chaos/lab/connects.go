@@ -87,7 +87,7 @@ func (c *ConnectStream) run(ctx context.Context, every time.Duration) {
 		if !ended {
 			wait = min(wait, max(0, time.Until(due)))
 		}
-		c.settle(wait)
+		c.poll(wait)
 	}
 }
 
@@ -112,8 +112,8 @@ func (c *ConnectStream) open(now time.Time) {
 	_ = unix.Close(fd)
 }
 
-// settle waits so long for a connection to stand or to fail, and takes down all that have.
-func (c *ConnectStream) settle(wait time.Duration) {
+// poll waits so long for a connection to stand or to fail, and takes down all that have.
+func (c *ConnectStream) poll(wait time.Duration) {
 	fds := make([]unix.PollFd, len(c.pending))
 	for i, a := range c.pending {
 		fds[i] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLOUT}

@@ -142,7 +142,7 @@ func (r *reader) site(name string, v value) {
 	if s.NAT == "" && len(r.d.errs) == before {
 		v.fail("the key \"nat\" is missing; allowed: %s", natNames())
 	}
-	s.settle()
+	s.applyDefaults()
 	r.sites = append(r.sites, s)
 	r.s.Sites = append(r.s.Sites, s.SiteSpec)
 }
@@ -154,8 +154,8 @@ type siteDraft struct {
 	ipv6, hairpin *bool
 }
 
-// settle fills in defaults and refuses what does not go together.
-func (s *siteDraft) settle() {
+// applyDefaults fills in defaults and refuses what does not go together.
+func (s *siteDraft) applyDefaults() {
 	s.IPv6, s.Hairpin = s.NAT == fabric.None, s.NAT == fabric.OneToOne
 	if s.ipv6 != nil {
 		s.IPv6 = *s.ipv6

@@ -74,7 +74,7 @@ func (l *Lab) serve(place string, port int) error {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+whoPath, tellClient)
+	mux.HandleFunc("GET "+whoPath, answerAddress)
 	mux.HandleFunc("GET "+flowPath, echoStream)
 	s := server{place: place, http: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, udp: udp,
 		done: &sync.WaitGroup{}}
@@ -93,7 +93,7 @@ func (l *Lab) endServers() {
 	l.servers = nil
 }
 
-func tellClient(w http.ResponseWriter, r *http.Request) {
+func answerAddress(w http.ResponseWriter, r *http.Request) {
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -59,7 +59,7 @@ func (r *reader) step(_ int, v value) {
 		return
 	}
 	r.checkPlaces(v, step.Action)
-	r.settle(v, &step, within, waitNodes)
+	r.applyWithin(v, &step, within, waitNodes)
 	r.s.Steps = append(r.s.Steps, step)
 }
 
@@ -75,8 +75,8 @@ func (r *reader) checkPlaces(v value, a Action) {
 	}
 }
 
-// settle fills in within, and refuses it and nodes where they mean nothing.
-func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []string) {
+// applyWithin fills in within, and refuses it and nodes where they mean nothing.
+func (r *reader) applyWithin(v value, step *Step, within time.Duration, waitNodes []string) {
 	wait, isWait := step.Action.(Wait)
 	if waitNodes != nil {
 		if !isWait || !wait.Converged {

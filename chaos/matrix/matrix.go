@@ -137,7 +137,7 @@ func measure(ctx context.Context, m mesh, opts Options) (out []Outcome, err erro
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Down(context.WithoutCancel(ctx))) }()
-	f.settle(ctx, l, opts.Patience)
+	f.awaitSettled(ctx, l, opts.Patience)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -234,8 +234,8 @@ func firstRecord(ctx context.Context, l *lab.Lab, node, of string) (time.Time, e
 	return first, nil
 }
 
-// settle looks at all paths until every pair is as expected and stays so, or patience is over.
-func (f *field) settle(ctx context.Context, l *lab.Lab, patience time.Duration) {
+// awaitSettled looks at all paths until every pair is as expected and stays so, or patience is over.
+func (f *field) awaitSettled(ctx context.Context, l *lab.Lab, patience time.Duration) {
 	var held time.Time
 	for deadline := time.Now().Add(patience); ; {
 		switch left, now := f.look(ctx, l), time.Now(); {

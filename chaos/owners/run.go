@@ -112,7 +112,7 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	defer func() {
 		down := context.WithoutCancel(ctx)
 		if err != nil && ctx.Err() == nil {
-			r.tell(down)
+			r.reportOpinions(down)
 		}
 		if err != nil && ctx.Err() == nil && opts.Artifacts != "" {
 			if dir, aerr := r.lab.SaveArtifacts(down, opts.Artifacts); aerr == nil {
@@ -130,8 +130,8 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	return r.report, err
 }
 
-// tell says what everybody thinks when something went wrong.
-func (r *run) tell(ctx context.Context) {
+// reportOpinions says what everybody thinks when something went wrong.
+func (r *run) reportOpinions(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for _, n := range slices.Concat(r.servers, r.gateways, r.clients) {

@@ -65,7 +65,7 @@ func (i *impostor) begin() error {
 			if err != nil {
 				return
 			}
-			i.all.Go(func() { i.take(c) })
+			i.all.Go(func() { i.serve(c) })
 		}
 	})
 	port := uint16(i.l.Addr().(*net.TCPAddr).Port)
@@ -103,8 +103,8 @@ func redirect(from netip.Addr, port uint16) []expr.Any {
 	}
 }
 
-// take finds out which protocol a connection is for: the first message of TLS says so in the clear.
-func (i *impostor) take(c net.Conn) {
+// serve finds out which protocol a connection is for: the first message of TLS says so in the clear.
+func (i *impostor) serve(c net.Conn) {
 	if !i.keep(c) {
 		c.Close()
 		return

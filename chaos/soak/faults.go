@@ -34,8 +34,8 @@ type claims struct {
 	held map[string]bool
 }
 
-// take claims those of the nodes that nobody holds.
-func (c *claims) take(nodes ...string) (taken []string) {
+// claim claims those of the nodes that nobody holds.
+func (c *claims) claim(nodes ...string) (taken []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range nodes {
@@ -95,7 +95,7 @@ func (r *run) kill(ctx context.Context, nodes ...string) error {
 
 // halve kills half of all agents and starts them again at once.
 func (r *run) halve(ctx context.Context, names []string) error {
-	victims := r.claims.take(names[:min(len(names), len(r.lab.Spec.NodeNames())/2)]...)
+	victims := r.claims.claim(names[:min(len(names), len(r.lab.Spec.NodeNames())/2)]...)
 	defer r.claims.free(victims...)
 	r.report.Halves++
 	r.opts.Progress("round %d: kill -9 %d agents at once, and start them", r.report.Rounds, len(victims))
@@ -118,7 +118,7 @@ func (r *run) freeze(ctx context.Context) (frozen int, err error) {
 	names := r.lab.Spec.NodeNames()
 	for pause.For(ctx, thawedFor+time.Duration(rng.Int64N(int64(3*thawedFor)))) {
 		node, long := names[rng.IntN(len(names))], time.Duration(1+rng.Int64N(int64(frozenMost)))
-		if len(r.claims.take(node)) == 0 {
+		if len(r.claims.claim(node)) == 0 {
 			continue // dead just now
 		}
 		frozen++

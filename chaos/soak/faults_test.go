@@ -42,14 +42,14 @@ func TestSpared(t *testing.T) {
 // No agent has two faults at a time.
 func TestClaims(t *testing.T) {
 	c := claims{held: map[string]bool{}}
-	if got := c.take("a", "b"); !slices.Equal(got, []string{"a", "b"}) {
+	if got := c.claim("a", "b"); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("of two that nobody holds %v were taken", got)
 	}
-	if got := c.take("b", "c"); !slices.Equal(got, []string{"c"}) {
+	if got := c.claim("b", "c"); !slices.Equal(got, []string{"c"}) {
 		t.Errorf("of two of which one is held %v were taken", got)
 	}
 	c.free("a", "b")
-	if got := c.take("b", "c"); !slices.Equal(got, []string{"b"}) {
+	if got := c.claim("b", "c"); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("after it was given back %v were taken", got)
 	}
 }

@@ -36,7 +36,7 @@ func (r *run) look(ctx context.Context, nodes []string) []Reading {
 	ask, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	all, _ := r.lab.Usage(ask, nodes...) // whoever does not answer is left out
-	return r.take(at, all)
+	return r.record(at, all)
 }
 
 // lookAtRest is look after the agents' garbage has been collected, and all of them have to answer.
@@ -48,11 +48,11 @@ func (r *run) lookAtRest(ctx context.Context) ([]Reading, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the agents what they hold at rest: %w", err)
 	}
-	return r.take(at, all), nil
+	return r.record(at, all), nil
 }
 
-// take adds the connections to what agents said, and remembers it all.
-func (r *run) take(at time.Duration, said answers) []Reading {
+// record adds the connections to what agents said, and remembers it all.
+func (r *run) record(at time.Duration, said answers) []Reading {
 	var now []Reading
 	for node, u := range said {
 		now = append(now, readingOf(at, node, u))

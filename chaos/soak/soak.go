@@ -132,7 +132,7 @@ func Run(ctx context.Context, l *lab.Lab, opts Options) (Report, error) {
 }
 
 func (r *run) all(ctx context.Context) error {
-	if err := r.settle(ctx); err != nil {
+	if err := r.awaitMesh(ctx); err != nil {
 		return fmt.Errorf("before the first kill: %w", err)
 	}
 	sampling, stop := context.WithCancel(ctx)
@@ -152,8 +152,8 @@ func (r *run) all(ctx context.Context) error {
 	return r.leaks(ctx)
 }
 
-// settle waits for a whole mesh and learns which pairs can be direct.
-func (r *run) settle(ctx context.Context) error {
+// awaitMesh waits for a whole mesh and learns which pairs can be direct.
+func (r *run) awaitMesh(ctx context.Context) error {
 	if err := r.lab.WaitConverged(ctx, r.opts.Recovery); err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func (r *run) round(ctx context.Context) error {
 		pauses[i] = time.Duration(r.rng.Int64N(int64(r.opts.Pause)))
 	}
 	rest := time.Duration(r.rng.Int64N(int64(r.opts.Pause)))
-	victims = r.claims.take(victims...) // those that are frozen are left alone
+	victims = r.claims.claim(victims...) // those that are frozen are left alone
 	defer r.claims.free(victims...)
 	r.opts.Progress("round %d: kill -9 %s", r.report.Rounds, strings.Join(victims, " "))
 	errs := make([]error, len(victims))

@@ -38,7 +38,7 @@ func newNodeDrainCmd(g *globals) *cobra.Command {
 			}
 			r, err := g.client().DrainNode(c.Context(), &skeinv1.DrainNodeRequest{Node: args[0], Undo: undo, DryRun: dry})
 			if err != nil || undo || dry || wait == 0 || len(r.GetSlots()) == 0 {
-				return g.show(c, r, err, func(w io.Writer) { printDrain(w, r, undo, dry, g.takers(c, r)) })
+				return g.show(c, r, err, func(w io.Writer) { printDrain(w, r, undo, dry, g.successors(c, r)) })
 			}
 			d := drain{g: g, c: c, first: r, start: time.Now()}
 			return d.wait(wait)
@@ -56,8 +56,8 @@ func slotName(s *skeinv1.EgressSlot) string {
 	return fmt.Sprintf("slot %d of %s/%s", s.GetNumber(), s.GetNamespace(), s.GetName())
 }
 
-// takers are the other nodes that could have a drained node's slots, by egress.
-func (g *globals) takers(c *cobra.Command, r *skeinv1.DrainNodeResponse) map[string][]string {
+// successors are the other nodes that could have a drained node's slots, by egress.
+func (g *globals) successors(c *cobra.Command, r *skeinv1.DrainNodeResponse) map[string][]string {
 	out := map[string][]string{}
 	if len(r.GetSlots()) == 0 {
 		return out
@@ -74,8 +74,8 @@ func (g *globals) takers(c *cobra.Command, r *skeinv1.DrainNodeResponse) map[str
 	return out
 }
 
-func takersText(s *skeinv1.EgressSlot, takers map[string][]string) string {
-	others := takers[s.GetNamespace()+"/"+s.GetName()]
+func successorsText(s *skeinv1.EgressSlot, successors map[string][]string) string {
+	others := successors[s.GetNamespace()+"/"+s.GetName()]
 	if len(others) == 0 {
 		return "no other node is eligible: see `skein explain egress " + s.GetNamespace() + "/" + s.GetName() + "`"
 	}
@@ -83,7 +83,7 @@ func takersText(s *skeinv1.EgressSlot, takers map[string][]string) string {
 }
 
 // printDrain shows what was decided, and the slots that the node still has.
-func printDrain(w io.Writer, r *skeinv1.DrainNodeResponse, undo, dry bool, takers map[string][]string) {
+func printDrain(w io.Writer, r *skeinv1.DrainNodeResponse, undo, dry bool, successors map[string][]string) {
 	name := r.GetNode().GetName()
 	switch {
 	case undo:
@@ -100,7 +100,7 @@ func printDrain(w io.Writer, r *skeinv1.DrainNodeResponse, undo, dry bool, taker
 			plural(len(r.GetSlots()), "egress slot"), r.GetIndex())
 	}
 	for _, v := range r.GetSlots() {
-		fmt.Fprintln(w, wrap(fmt.Sprintf("  %s: %s", slotName(v.GetSlot()), takersText(v.GetSlot(), takers)), 4))
+		fmt.Fprintln(w, wrap(fmt.Sprintf("  %s: %s", slotName(v.GetSlot()), successorsText(v.GetSlot(), successors)), 4))
 	}
 	if dry {
 		fmt.Fprintln(w, "this was a dry run: nothing has changed; repeat it without --dry-run")
@@ -140,7 +140,7 @@ func (d *drain) wait(limit time.Duration) error {
 			}
 			return d.g.plain(err)
 		}
-		d.tell(last, now)
+		d.report(last, now)
 		last = now
 	}
 	last.Index = d.first.GetIndex()
@@ -150,8 +150,8 @@ func (d *drain) wait(limit time.Duration) error {
 	})
 }
 
-// tell says where slots went.
-func (d *drain) tell(before, now *skeinv1.DrainNodeResponse) {
+// report says where slots went.
+func (d *drain) report(before, now *skeinv1.DrainNodeResponse) {
 	var gone []*skeinv1.EgressSlot
 	for _, b := range before.GetSlots() {
 		if !slices.ContainsFunc(now.GetSlots(), func(v *skeinv1.SlotView) bool {
@@ -188,10 +188,10 @@ func (d *drain) progress(format string, a ...any) {
 
 // stuck says what stays, and why.
 func (d *drain) stuck(last *skeinv1.DrainNodeResponse, limit time.Duration) error {
-	takers := d.g.takers(d.c, last)
+	successors := d.g.successors(d.c, last)
 	var why []string
 	for _, v := range last.GetSlots() {
-		why = append(why, slotName(v.GetSlot())+": "+takersText(v.GetSlot(), takers))
+		why = append(why, slotName(v.GetSlot())+": "+successorsText(v.GetSlot(), successors))
 	}
 	return fmt.Errorf("node %s still has %s after %s (%s); the node stays draining: wait longer, or end the drain with "+
 		"`skein node drain %s --undo`",

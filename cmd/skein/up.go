@@ -52,8 +52,8 @@ func (g *globals) load() (config.Config, error) {
 
 func logger(c config.Log) *slog.Logger { return slog.New(handler(os.Stderr, c)) }
 
-// tellSystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
-func tellSystemd(log *slog.Logger) {
+// notifySystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
+func notifySystemd(log *slog.Logger) {
 	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
 		log.Warn("cannot tell the service manager that the agent is ready", "error", err)
 	}
@@ -127,7 +127,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			o := agent.Options{
 				Config: c, Load: g.load, File: g.config, Reread: reread, OnConfig: func(c config.Config) { logs.set(c.Log) },
 				Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
-				Procs: procs.New(), Lag: late, Parts: parts(c, log), OnReady: func() { tellSystemd(log) },
+				Procs: procs.New(), Lag: late, Parts: parts(c, log), OnReady: func() { notifySystemd(log) },
 			}
 			if joinKubernetes != "" {
 				if err := enterByKubernetes(&o, joinKubernetes == "server"); err != nil {

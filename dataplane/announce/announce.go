@@ -353,10 +353,10 @@ func (a *Announcer) conflict(p *port, m message) {
 		a.runner.Mark(reconcile.Wanted, a.target)
 	}
 	a.mu.Unlock()
-	a.tell(p, m)
+	a.reportConflict(p, m)
 }
 
-func (a *Announcer) tell(p *port, m message) {
+func (a *Announcer) reportConflict(p *port, m message) {
 	if a.o.Conflict != nil {
 		a.o.Conflict(m.sender, p.name, net.HardwareAddr(m.from[:]))
 		return

@@ -108,8 +108,8 @@ func (m *merger) follows(p []byte) bool {
 		bytes.Equal(f[at+14:at+16], p[at+14:at+16]) && bytes.Equal(f[at+18:m.head], p[at+18:m.head])
 }
 
-// take returns the pieces to write, nil when there are none. They are good until the next add.
-func (m *merger) take() (pieces [][]byte) {
+// flush returns the pieces to write, nil when there are none. They are good until the next add.
+func (m *merger) flush() (pieces [][]byte) {
 	if len(m.pieces) == 0 {
 		return nil
 	}

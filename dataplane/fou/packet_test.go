@@ -50,7 +50,7 @@ func roomy(n int) []byte { return make([]byte, n) }
 func frames(packets [][]byte) (out [][]byte) {
 	m := &merger{}
 	take := func() {
-		if pieces := m.take(); pieces != nil {
+		if pieces := m.flush(); pieces != nil {
 			out = append(out, slices.Concat(pieces...))
 		}
 	}

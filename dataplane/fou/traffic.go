@@ -31,7 +31,7 @@ func (u *userspace) transmit(d *tunDevice) {
 			}
 			if len(p) > next.mtu {
 				u.unsent.Add(1)
-				d.tell(p, next.mtu)
+				d.sendTooBig(p, next.mtu)
 				continue
 			}
 			if next != l {
@@ -102,7 +102,7 @@ func (u *userspace) pass(d *tunDevice, l lane, group [][]byte) {
 		if mtu := l.sockets.pathMTU(l.to); mtu > 0 {
 			fits = min(fits, mtu-overheads[d.family])
 		}
-		d.tell(group[0], fits)
+		d.sendTooBig(group[0], fits)
 		rest := group[:0]
 		for _, p := range group {
 			if len(p) <= fits {
@@ -114,8 +114,8 @@ func (u *userspace) pass(d *tunDevice, l lane, group [][]byte) {
 	}
 }
 
-// tell sends a packet's sender the size that fits.
-func (t *tunDevice) tell(p []byte, mtu int) {
+// sendTooBig sends a packet's sender the size that fits.
+func (t *tunDevice) sendTooBig(p []byte, mtu int) {
 	if m := tooBig(p, mtu); m != nil {
 		_ = t.send([][]byte{make([]byte, vnetBytes), m})
 	}
@@ -153,7 +153,7 @@ func (u *userspace) receive(family int, from *mmsg.Reader) {
 }
 
 func deliver(d *tunDevice, m *merger) {
-	if pieces := m.take(); pieces != nil {
+	if pieces := m.flush(); pieces != nil {
 		_ = d.send(pieces) // a device that is down takes nothing
 	}
 }

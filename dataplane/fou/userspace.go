@@ -245,7 +245,7 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 				err = remove(u.conn, o.device)
 			}
 			if err == nil {
-				err = u.take(d, of[d.Name])
+				err = u.open(d, of[d.Name])
 			}
 		}
 		if err != nil {
@@ -258,8 +258,8 @@ func (u *userspace) makeDevices(s Spec, have []device) (writes int, removals []o
 	return writes, removals, errors.Join(errs...)
 }
 
-// take opens a device. start reads it.
-func (u *userspace) take(d device, of tunnelEnds) error {
+// open opens a device. start reads it.
+func (u *userspace) open(d device, of tunnelEnds) error {
 	var t *tunDevice
 	err := rtnl.Inside(u.ns, func() (err error) {
 		t, err = openTUN(u.conn, d)

@@ -55,7 +55,7 @@ func (l *link) read() {
 		for i := range n {
 			b := packets[i][headroom : headroom+sizes[i]]
 			if to := l.to(b); to != nil {
-				to.take(b)
+				to.enqueue(b)
 			}
 		}
 		if err != nil && !errors.Is(err, tun.ErrTooManySegments) {
@@ -104,7 +104,7 @@ func newTap(l *link, mtu int) *tap {
 		closed: make(chan struct{})}
 }
 
-func (t *tap) take(b []byte) {
+func (t *tap) enqueue(b []byte) {
 	select {
 	case t.packets <- append([]byte(nil), b...):
 	default: // the device is behind, as a full queue of a link is

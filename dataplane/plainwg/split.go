@@ -118,7 +118,7 @@ func (s *splitter) receive(f conn.ReceiveFunc) {
 		failures = 0
 		for i := range n {
 			if p := s.owner(packets[i][:sizes[i]]); p != nil {
-				p.take(packets[i][:sizes[i]], from[i])
+				p.enqueue(packets[i][:sizes[i]], from[i])
 			}
 		}
 	}
@@ -194,8 +194,8 @@ func (p *port) addressed(b []byte) bool {
 	return hmac.Equal(h.Sum(nil), b[end:end+macSize])
 }
 
-// take queues a datagram for the device.
-func (p *port) take(b []byte, from conn.Endpoint) {
+// enqueue queues a datagram for the device.
+func (p *port) enqueue(b []byte, from conn.Endpoint) {
 	p.came.Add(1)
 	switch b[0] {
 	case initiation, response:

@@ -28,7 +28,7 @@ func TestDamageThatStaysIsToldOf(t *testing.T) {
 	p := &Plane{spec: &dataplane.Spec{}, opts: Options{OnBroken: func(s string) { told <- s },
 		OnDrift: func(s string) { told <- "repaired " + s }}}
 	p.add(f)
-	p.runner = reconcile.New(reconcile.Options{Told: p.told, Policy: reconcile.Policy{Burst: 10, Every: time.Second,
+	p.runner = reconcile.New(reconcile.Options{Told: p.report, Policy: reconcile.Policy{Burst: 10, Every: time.Second,
 		RetryFirst: time.Millisecond, RetryLast: time.Millisecond}}, p.parts[0].target)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

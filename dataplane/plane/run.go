@@ -26,7 +26,7 @@ func (p *Plane) run(ctx context.Context, started chan<- error) {
 	for _, x := range p.parts {
 		targets = append(targets, x.target)
 	}
-	p.runner = reconcile.New(reconcile.Options{Log: p.opts.Log, Told: p.told}, targets...)
+	p.runner = reconcile.New(reconcile.Options{Log: p.opts.Log, Told: p.report}, targets...)
 	p.listen()
 	p.awaitDevice(ctx)
 	if p.driver == wireguard.Kernel { // other programs cannot reach a userspace device, which is inside this process
@@ -62,8 +62,8 @@ func (p *Plane) reconcile(ctx context.Context, x *part, c reconcile.Cause) (r re
 	return r
 }
 
-// told reports the outcome of a reconciliation.
-func (p *Plane) told(t *reconcile.Target, o reconcile.Outcome) {
+// report reports the outcome of a reconciliation.
+func (p *Plane) report(t *reconcile.Target, o reconcile.Outcome) {
 	switch {
 	case o.Repaired:
 		p.opts.OnDrift(t.Name)

@@ -119,13 +119,13 @@ func (p *Prober) read() {
 			return
 		}
 		if a, ok := parse(b[:n]); ok {
-			p.take(a)
+			p.deliver(a)
 		}
 	}
 }
 
-// take gives an answer to the probe that it is for.
-func (p *Prober) take(a answer) {
+// deliver gives an answer to the probe that it is for.
+func (p *Prober) deliver(a answer) {
 	p.mu.Lock()
 	w := p.waiting[a.key]
 	p.mu.Unlock()

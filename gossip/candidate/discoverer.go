@@ -181,7 +181,7 @@ func (d *Discoverer) coordinate(ctx context.Context, orders []chan order) {
 		case w := <-d.wakes:
 			place(orders[w.step], order{host: c.host, full: w.full, number: c.number})
 		case r := <-d.reports:
-			if d.take(c, r) {
+			if d.store(c, r) {
 				news.Reset(gather)
 			}
 		}
@@ -223,8 +223,8 @@ func place(orders chan order, o order) {
 	orders <- o
 }
 
-// take stores what a worker brought and reports whether it may be told.
-func (d *Discoverer) take(c *round, r report) bool {
+// store stores what a worker brought and reports whether it may be told.
+func (d *Discoverer) store(c *round, r report) bool {
 	c.found[r.step] = r.found
 	if !r.early {
 		c.done[r.step] = max(c.done[r.step], r.number)

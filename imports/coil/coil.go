@@ -94,7 +94,7 @@ func Parse(data []byte) (*Import, error) {
 			MaxBytes>>20)
 	}
 	r := &reading{poolOf: map[string]*object{}, namespaces: map[string]string{}, left: map[string][]string{}}
-	if err := walk(data, r.take); err != nil {
+	if err := walk(data, r.add); err != nil {
 		return nil, err
 	}
 	if len(r.pools) == 0 && len(r.blocks) == 0 && len(r.egresses) == 0 {
@@ -120,19 +120,19 @@ func Parse(data []byte) (*Import, error) {
 	return out, nil
 }
 
-// take looks at one object.
-func (r *reading) take(o *object, apiVersion string) error {
+// add looks at one object.
+func (r *reading) add(o *object, apiVersion string) error {
 	g, v, grouped := strings.Cut(apiVersion, "/")
 	ours := grouped && g == group
 	switch {
 	case ours && v != strings.TrimPrefix(version, group+"/"):
 		return o.errorf("apiVersion", "%s is not understood; only %s is", apiVersion, version)
 	case ours && o.kind == "AddressPool":
-		return r.takePool(o)
+		return r.addPool(o)
 	case ours && o.kind == "AddressBlock":
-		return r.takeBlock(o)
+		return r.addBlock(o)
 	case ours && o.kind == "Egress":
-		return r.takeEgress(o)
+		return r.addEgress(o)
 	case apiVersion == "v1" && o.kind == "Namespace":
 		if pool := o.meta.annotations[labelPool]; pool != "" {
 			r.namespaces[o.name] = pool
@@ -151,7 +151,7 @@ func (r *reading) take(o *object, apiVersion string) error {
 	return nil
 }
 
-func (r *reading) takePool(o *object) error {
+func (r *reading) addPool(o *object) error {
 	if err := o.only("", o.fields, "apiVersion", "kind", "metadata", "spec", "status"); err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (r *reading) subnet(o *object, field string, n ast.Node, bits uint64) (*ske
 	return out, nil
 }
 
-func (r *reading) takeBlock(o *object) error {
+func (r *reading) addBlock(o *object) error {
 	if err := o.only("", o.fields, "apiVersion", "kind", "metadata", "index", "ipv4", "ipv6", "status"); err != nil {
 		return err
 	}

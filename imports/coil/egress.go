@@ -31,7 +31,7 @@ var noCounterpart = map[string]string{
 	"podDisruptionBudget":   "`skein node drain` moves the slots of a gateway first",
 }
 
-func (r *reading) takeEgress(o *object) error {
+func (r *reading) addEgress(o *object) error {
 	if err := o.only("", o.fields, "apiVersion", "kind", "metadata", "spec", "status"); err != nil {
 		return err
 	}

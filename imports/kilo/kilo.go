@@ -121,7 +121,7 @@ func Parse(data []byte) (*Report, error) {
 			all = o.Items
 		}
 		for i, o := range all {
-			if err := r.take(o, others); err != nil {
+			if err := r.add(o, others); err != nil {
 				return nil, fmt.Errorf("document %d, object %d: %w", n, i+1, err)
 			}
 		}
@@ -134,7 +134,7 @@ func Parse(data []byte) (*Report, error) {
 	return r, nil
 }
 
-func (r *Report) take(o object, others map[string]int) error {
+func (r *Report) add(o object, others map[string]int) error {
 	if o.Kind == "" || o.APIVersion == "" {
 		return errors.New("apiVersion or kind is missing: it is not a Kubernetes object")
 	}

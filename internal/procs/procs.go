@@ -53,7 +53,7 @@ func (t *Tuner) Look(late time.Duration) {
 		return
 	}
 	one := t.one
-	t.take(time.Now(), time.Duration(u.Utime.Nano()+u.Stime.Nano()), late)
+	t.observe(time.Now(), time.Duration(u.Utime.Nano()+u.Stime.Nano()), late)
 	switch {
 	case t.one == one:
 	case t.one:
@@ -63,8 +63,8 @@ func (t *Tuner) Look(late time.Duration) {
 	}
 }
 
-// take follows a reading of the clock, of the processor time used so far, and of how late the process is.
-func (t *Tuner) take(now time.Time, used, late time.Duration) {
+// observe follows a reading of the clock, of the processor time used so far, and of how late the process is.
+func (t *Tuner) observe(now time.Time, used, late time.Duration) {
 	passed := now.Sub(t.at)
 	if !t.at.IsZero() && passed < window {
 		return

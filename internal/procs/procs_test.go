@@ -11,7 +11,7 @@ func TestOneProcessorAtRest(t *testing.T) {
 	now, used := time.Unix(1e9, 0), time.Duration(0)
 	reading := func(every time.Duration, share float64, late time.Duration) bool {
 		now, used = now.Add(every), used+time.Duration(share*float64(every))
-		p.take(now, used, late)
+		p.observe(now, used, late)
 		return p.one
 	}
 	for i, s := range []struct {

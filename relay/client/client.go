@@ -532,7 +532,7 @@ func (c *client) frame(w *wire.Conn, s *sink, t wire.FrameType, body []byte) err
 		c.pool.absent(c, node, refused)
 		c.gone.Add(1)
 	case wire.FrameHere:
-		c.pool.toldHere(c, c.pool.peer(wire.DecodeNode(body)), s.now)
+		c.pool.handleHere(c, c.pool.peer(wire.DecodeNode(body)), s.now)
 	case wire.FrameOffer:
 		c.offered(wire.DecodeOffer(body))
 	case wire.FrameFar:
@@ -542,7 +542,7 @@ func (c *client) frame(w *wire.Conn, s *sink, t wire.FrameType, body []byte) err
 		c.pool.noWay(c, body)
 	case wire.FrameSeen:
 		node, addrs := wire.DecodeSeen(body)
-		c.pool.questions.told(c.relay.ID, node, addrs)
+		c.pool.questions.answer(c.relay.ID, node, addrs)
 	case wire.FrameWindow:
 		w.Queue.Grant(wire.DecodeWindow(body))
 	case wire.FrameHello:

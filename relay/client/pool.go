@@ -545,7 +545,7 @@ func (p *Pool) resend(all []wire.Unsent) {
 }
 
 // release sends the kept packets, because something has changed.
-func (p *Pool) release() { p.resend(p.pending.take(p.now())) }
+func (p *Pool) release() { p.resend(p.pending.drain(p.now())) }
 
 // relaysChanged makes the choice for every peer due again.
 func (p *Pool) relaysChanged() {
@@ -596,10 +596,10 @@ func (p *Pool) present(c *client, s *peerState, now time.Duration) {
 	}
 }
 
-// toldHere handles a relay's statement that it has a session of a peer. If the peer's record lists other relays, that
+// handleHere handles a relay's statement that it has a session of a peer. If the peer's record lists other relays, that
 // session may be one whose peer is gone. So the statement only ends an absence; only a packet of the peer makes that
 // relay as good as a listed one.
-func (p *Pool) toldHere(c *client, s *peerState, now time.Duration) {
+func (p *Pool) handleHere(c *client, s *peerState, now time.Duration) {
 	s.mu.Lock()
 	elsewhere := len(s.listed) > 0 && s.listed[c.relay.ID] == 0
 	_, wasGone := s.gone[c.relay.ID]
@@ -708,8 +708,8 @@ func (q *pendingQueue) keep(now time.Duration, w wire.Unsent, released uint64) b
 	return true
 }
 
-// take empties the queue and returns the packets that are not too old, the oldest first.
-func (q *pendingQueue) take(now time.Duration) []wire.Unsent {
+// drain empties the queue and returns the packets that are not too old, the oldest first.
+func (q *pendingQueue) drain(now time.Duration) []wire.Unsent {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.releases++

@@ -13,7 +13,7 @@ func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
 	var q pendingQueue
 	w := wire.Unsent{Payload: []byte("first")}
 	tried := q.released()
-	if all := q.take(0); len(all) != 0 {
+	if all := q.drain(0); len(all) != 0 {
 		t.Fatalf("an empty queue releases %d packets", len(all))
 	}
 	if q.keep(0, w, tried) {
@@ -22,7 +22,7 @@ func TestPendingQueueLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
 	if !q.keep(0, w, q.released()) {
 		t.Error("did not keep a packet that nothing carries")
 	}
-	if all := q.take(0); len(all) != 1 {
+	if all := q.drain(0); len(all) != 1 {
 		t.Errorf("released %d packets, want the one that was kept", len(all))
 	}
 }

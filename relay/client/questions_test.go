@@ -18,10 +18,10 @@ func TestEachRelayIsHeardOnce(t *testing.T) {
 		q.begin(link{relay, peer}, answers)
 	}
 	for range 3 {
-		q.told(liar, peer, []netip.Addr{elsewhere})
+		q.answer(liar, peer, []netip.Addr{elsewhere})
 	}
-	q.told(honest, identity.ID{4}, []netip.Addr{elsewhere}) // of another node
-	q.told(honest, peer, []netip.Addr{here})
+	q.answer(honest, identity.ID{4}, []netip.Addr{elsewhere}) // of another node
+	q.answer(honest, peer, []netip.Addr{here})
 	if n := len(answers); n != 2 {
 		t.Fatalf("%d answers are heard, want one of each relay", n)
 	}

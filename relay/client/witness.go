@@ -38,9 +38,9 @@ type testimony struct {
 	addrs []netip.Addr
 }
 
-// told gives a relay's answer to all that wait for it, once. Further answers of this relay, whether to earlier
+// answer gives a relay's answer to all that wait for it, once. Further answers of this relay, whether to earlier
 // questions or unasked, do not take the place of another relay's answer.
-func (q *questions) told(relay, node identity.ID, addrs []netip.Addr) {
+func (q *questions) answer(relay, node identity.ID, addrs []netip.Addr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := link{relay, node}

@@ -355,7 +355,7 @@ func (f *forwarder) data(body []byte) {
 			f.refuse(node, channel, nil)
 			return
 		}
-		f.s.tell(f.from, node)
+		f.s.answerHere(f.from, node)
 		return
 	}
 	if f.to == nil || f.to.id != node {
@@ -432,8 +432,8 @@ func (f *forwarder) yield() {
 	f.ahead = nil
 }
 
-// tell answers a client that asks whether a node has a session here, and it has.
-func (s *Server) tell(x *session, node identity.ID) {
+// answerHere answers a client that asks whether a node has a session here, and it has.
+func (s *Server) answerHere(x *session, node identity.ID) {
 	x.Queue.PushControl(func(b []byte) []byte { return wire.AppendNode(b, wire.FrameHere, node) })
 }
 

@@ -106,7 +106,7 @@ func (u *Relay) failed(node identity.ID, id wire.PairID) {
 	u.counters.fellBack.Add(1)
 	p.avoid = now.Add(kernelRetry)
 	u.write(p, p.mapping)
-	u.tell(p, wire.PairReady)
+	u.sendState(p, wire.PairReady)
 }
 
 // mayFall tells whether the kernel has the pair, and for long enough to be judged.
@@ -191,7 +191,7 @@ func (u *Relay) end(p *pair) {
 	p.ends[0].port.close()
 	p.ends[1].port.close()
 	u.counters.ended.Add(1)
-	u.tell(p, wire.PairEnded)
+	u.sendState(p, wire.PairEnded)
 }
 
 // Observed is where a node's packets to the asker come from by a reserved port; invalid: that is not known.

@@ -215,7 +215,7 @@ func (u *Relay) read(p *pair, side int) {
 		b := u.borrow()
 		n := b.receive(fd)
 		if n > 0 {
-			u.take(p, side, l, b, n)
+			u.forward(p, side, l, b, n)
 		}
 		u.giveBack(b)
 		return n != 0
@@ -224,8 +224,8 @@ func (u *Relay) read(p *pair, side int) {
 	}
 }
 
-// take forwards one burst, and looks at what does not come from the end's proven mapping.
-func (u *Relay) take(p *pair, side int, l *port, b *batch, n int) {
+// forward forwards one burst, and looks at what does not come from the end's proven mapping.
+func (u *Relay) forward(p *pair, side int, l *port, b *batch, n int) {
 	w := l.way.Load()
 	b.out = b.out[:0]
 	for i := range n {

@@ -332,7 +332,7 @@ func (u *Relay) prove(p *pair, side int, from, local netip.AddrPort, m wire.Bind
 		return true
 	}
 	if m.Nonce != [wire.NonceSize]byte{} && from == e.asked && m.Nonce == e.nonce {
-		u.settle(p, e, from, local)
+		u.bindEnd(p, e, from, local)
 		return true
 	}
 	if now.Sub(e.at) < challengeGap && from == e.asked {
@@ -345,8 +345,8 @@ func (u *Relay) prove(p *pair, side int, from, local netip.AddrPort, m wire.Bind
 	return true
 }
 
-// settle notes an end's proven mapping, and forwards when there are both. The caller holds pair.mu.
-func (u *Relay) settle(p *pair, e *end, from, local netip.AddrPort) {
+// bindEnd notes an end's proven mapping, and forwards when there are both. The caller holds pair.mu.
+func (u *Relay) bindEnd(p *pair, e *end, from, local netip.AddrPort) {
 	e.remote, e.local = from, local
 	e.asked, e.nonce = netip.AddrPort{}, [wire.NonceSize]byte{}
 	u.counters.ready.Add(1)
@@ -358,7 +358,7 @@ func (u *Relay) settle(p *pair, e *end, from, local netip.AddrPort) {
 		u.counters.rebound.Add(1)
 	}
 	u.write(p, Mapping{ALocal: a.local, ARemote: a.remote, BLocal: b.local, BRemote: b.remote})
-	u.tell(p, wire.PairReady)
+	u.sendState(p, wire.PairReady)
 }
 
 // write has a mapping forwarded, by the kernel if it can. The caller holds pair.mu.
@@ -399,8 +399,8 @@ func (u *Relay) kernelDrops(now time.Time) bool {
 	return u.fellAt.Load().After(lately) && !u.worked.Load().After(lately)
 }
 
-// tell sends both ends a pair's state.
-func (u *Relay) tell(p *pair, s wire.PairState) {
+// sendState sends both ends a pair's state.
+func (u *Relay) sendState(p *pair, s wire.PairState) {
 	for i := range p.ends {
 		if x := u.session(p.ends[i].node); x != nil && x == p.ends[i].session {
 			x.PushControl(func(b []byte) []byte { return wire.AppendState(b, p.id, s) })

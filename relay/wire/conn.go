@@ -79,7 +79,7 @@ func (c *Conn) RoundTrip() (time.Duration, bool) {
 // WriteLoop writes batches until the session ends.
 func (c *Conn) WriteLoop() {
 	for {
-		b := c.Queue.take(batchBytes, c.now)
+		b := c.Queue.next(batchBytes, c.now)
 		if b == nil {
 			return
 		}

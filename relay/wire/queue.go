@@ -224,9 +224,9 @@ func (q *Queue) Sent() uint64 { return q.sent.Load() }
 // SentBytes counts their bytes.
 func (q *Queue) SentBytes() uint64 { return q.sentBytes.Load() }
 
-// take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to
+// next waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to
 // the pool. It is nil at the end.
-func (q *Queue) take(limit int, now func() time.Duration) *[]byte {
+func (q *Queue) next(limit int, now func() time.Duration) *[]byte {
 	for {
 		if batch := q.gather(limit, now); batch == nil || len(*batch) > 0 {
 			return batch

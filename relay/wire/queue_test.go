@@ -33,7 +33,7 @@ func takeAll(t *testing.T, q *Queue, now time.Duration) []sent {
 		if empty {
 			return all
 		}
-		batch := q.take(batchBytes, at(now))
+		batch := q.next(batchBytes, at(now))
 		if batch == nil {
 			t.Fatal("queue closed")
 		}

@@ -50,11 +50,11 @@ type method struct {
 // kinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a
 // profile.
 var kinds = map[string]method{
-	"cpu":          {takeCPU, true},
-	"trace":        {takeTrace, true},
-	"block":        {takeBlock, true},
-	"mutex":        {takeMutex, true},
-	"heap":         {takeHeap, false},
+	"cpu":          {writeCPU, true},
+	"trace":        {writeTrace, true},
+	"block":        {writeBlock, true},
+	"mutex":        {writeMutex, true},
+	"heap":         {writeHeap, false},
 	"allocs":       {lookup("allocs"), false},
 	"goroutine":    {lookup("goroutine"), false},
 	"threadcreate": {lookup("threadcreate"), false},
@@ -146,7 +146,7 @@ func pass(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-func takeCPU(ctx context.Context, w io.Writer, d time.Duration) error {
+func writeCPU(ctx context.Context, w io.Writer, d time.Duration) error {
 	if err := pprof.StartCPUProfile(w); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func takeCPU(ctx context.Context, w io.Writer, d time.Duration) error {
 	return pass(ctx, d)
 }
 
-func takeTrace(ctx context.Context, w io.Writer, d time.Duration) error {
+func writeTrace(ctx context.Context, w io.Writer, d time.Duration) error {
 	if err := trace.Start(w); err != nil {
 		return err
 	}
@@ -162,24 +162,24 @@ func takeTrace(ctx context.Context, w io.Writer, d time.Duration) error {
 	return pass(ctx, d)
 }
 
-// takeBlock samples for d only; what former profiles of the kind saw is in the profile, too.
-func takeBlock(ctx context.Context, w io.Writer, d time.Duration) error {
+// writeBlock samples for d only; what former profiles of the kind saw is in the profile, too.
+func writeBlock(ctx context.Context, w io.Writer, d time.Duration) error {
 	runtime.SetBlockProfileRate(blockRate)
 	err := pass(ctx, d)
 	runtime.SetBlockProfileRate(0)
 	return errors.Join(err, pprof.Lookup("block").WriteTo(w, 0))
 }
 
-// takeMutex is takeBlock for mutexes.
-func takeMutex(ctx context.Context, w io.Writer, d time.Duration) error {
+// writeMutex is writeBlock for mutexes.
+func writeMutex(ctx context.Context, w io.Writer, d time.Duration) error {
 	was := runtime.SetMutexProfileFraction(mutexFraction)
 	err := pass(ctx, d)
 	runtime.SetMutexProfileFraction(was)
 	return errors.Join(err, pprof.Lookup("mutex").WriteTo(w, 0))
 }
 
-// takeHeap collects first: the profile is as of the last collection.
-func takeHeap(_ context.Context, w io.Writer, _ time.Duration) error {
+// writeHeap collects first: the profile is as of the last collection.
+func writeHeap(_ context.Context, w io.Writer, _ time.Duration) error {
 	runtime.GC()
 	return pprof.Lookup("heap").WriteTo(w, 0)
 }

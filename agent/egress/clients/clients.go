@@ -379,7 +379,7 @@ func (c *Clients) await(ctx context.Context, id podnet.Key) []*skeinv1.EgressOfC
 			c.mu.Unlock()
 			return nil
 		}
-		applied := m.worker == nil || m.worker.settled()
+		applied := m.worker == nil || m.worker.tried()
 		out := c.report(m).GetEgresses()
 		waits := slices.ContainsFunc(out, func(e *skeinv1.EgressOfClient) bool {
 			return e.GetState() == Waiting && e.GetOwner() != ""
@@ -673,7 +673,7 @@ func (c *Clients) report(m *member) *skeinv1.EgressClientReport {
 		switch {
 		case w.err != nil:
 			problem = w.err.Error()
-		case !w.settled():
+		case !w.tried():
 			problem = "its network namespace is being set up"
 		}
 	}

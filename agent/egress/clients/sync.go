@@ -68,7 +68,7 @@ func (c *Clients) resync(clients []Client) {
 		if p == nil {
 			p = &pair{pairKey: key, wakeups: make(chan struct{}, 1)}
 			c.pairs[key] = p
-			c.all.Go(func() { c.tell(p) })
+			c.all.Go(func() { c.syncPair(p) })
 		}
 		if p.last != last {
 			p.last = last
@@ -113,8 +113,8 @@ func (p *pair) wake() {
 	}
 }
 
-// tell is the goroutine of a pair.
-func (c *Clients) tell(p *pair) {
+// syncPair is the goroutine of a pair.
+func (c *Clients) syncPair(p *pair) {
 	backoff, goodbyes := time.Duration(0), 0
 	for {
 		c.mu.Lock()

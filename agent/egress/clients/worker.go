@@ -21,8 +21,8 @@ type turns chan struct{}
 // newTurns allows half of the processors; the pauses reduce that to a quarter.
 func newTurns() turns { return make(turns, max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// take waits for a turn. Call done once after the work; ok is false if ctx ended first.
-func (t turns) take(ctx context.Context) (done func(), ok bool) {
+// acquire waits for a turn. Call done once after the work; ok is false if ctx ended first.
+func (t turns) acquire(ctx context.Context) (done func(), ok bool) {
 	select {
 	case t <- struct{}{}:
 	case <-ctx.Done():
@@ -91,14 +91,14 @@ func (w *worker) stop(remove bool) {
 	w.cancel()
 }
 
-// settled reports whether the last spec was tried. The caller holds mu.
-func (w *worker) settled() bool { return w.applied == w.asked }
+// tried reports whether the last spec was tried. The caller holds mu.
+func (w *worker) tried() bool { return w.applied == w.asked }
 
 // reconcile brings the namespace to the wanted state.
 func (w *worker) reconcile(ctx context.Context, c reconcile.Cause) (r reconcile.Result) {
 	// Two cases need no turn: a pod's first spec, for which its start waits, and a check, which seldom finds a change.
 	if w.space != nil && c&reconcile.Wanted != 0 {
-		done, ok := w.c.turns.take(ctx)
+		done, ok := w.c.turns.acquire(ctx)
 		if !ok {
 			return reconcile.Result{Err: ctx.Err()}
 		}

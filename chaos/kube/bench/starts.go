@@ -47,7 +47,7 @@ type pods struct {
 	changed chan struct{} // gets one when something was told
 }
 
-func (p *pods) told(kind string, object json.RawMessage) {
+func (p *pods) observe(kind string, object json.RawMessage) {
 	var pod kube.PodState
 	if json.Unmarshal(object, &pod) != nil {
 		return
@@ -115,7 +115,7 @@ func (c *cluster) starts(ctx context.Context) error {
 	p := &pods{of: map[string]times{}, changed: make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- c.api.Watch(watching, "/api/v1/namespaces/default/pods?watch=1&labelSelector=bench%3Dpod", p.told)
+		ended <- c.api.Watch(watching, "/api/v1/namespaces/default/pods?watch=1&labelSelector=bench%3Dpod", p.observe)
 	}()
 	if err := c.usesReference(ctx, p); err != nil {
 		return err

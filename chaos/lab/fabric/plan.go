@@ -199,9 +199,9 @@ func (p *Plan) nest() error {
 		}
 		up := p.site(s.Behind)
 		// Hosts have the addresses below 100. A carrier's first client would keep its ports: leave that out.
-		s.index = up.take()
+		s.index = up.nextClient()
 		if up.carrier {
-			s.index = up.take()
+			s.index = up.nextClient()
 		}
 		s.Outside = at(up.LAN.Addr(), byte(100+s.index))
 		s.Public = up.seenAs(s.Outside)
@@ -217,8 +217,8 @@ func (s *Site) depth() int {
 	return 0
 }
 
-// take gives out the next index among the site's clients.
-func (s *Site) take() int {
+// nextClient gives out the next index among the site's clients.
+func (s *Site) nextClient() int {
 	s.clients++
 	return s.clients - 1
 }
@@ -266,7 +266,7 @@ func (h *Host) place(site *Site) {
 	if again := h.Address(); h.Site == site.Name && again.IsValid() && again.AsSlice()[len(again.AsSlice())-1] == last {
 		last = byte(movedHosts + h.Number)
 	}
-	h.Site, h.index = site.Name, site.take()
+	h.Site, h.index = site.Name, site.nextClient()
 	if site.SiteSpec.LAN.IsValid() {
 		last = byte(11 + h.index)
 	}

@@ -69,12 +69,12 @@ func (a *announcements) hear() {
 			return
 		}
 		if u, ok := from.(*net.UDPAddr); err == nil && ok {
-			a.take(b[:n], u.AddrPort().Addr().Unmap())
+			a.handle(b[:n], u.AddrPort().Addr().Unmap())
 		}
 	}
 }
 
-func (a *announcements) take(b []byte, from netip.Addr) {
+func (a *announcements) handle(b []byte, from netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from != a.gateway || a.wake == nil || a.later != nil {

@@ -64,8 +64,8 @@ func (s *Step) peer(g candidate.Gateway) ask.Gateway {
 	return ask.Gateway{Addr: netip.AddrPortFrom(g.Addr, pcp.Port), Local: g.Local, Mark: s.c.Mark}
 }
 
-// take asks for a mapping, or renews one, by one protocol. outer is what is wished for.
-func (s *Step) take(ctx context.Context, protocol string, g candidate.Gateway, outer netip.AddrPort,
+// requestMapping asks for a mapping, or renews one, by one protocol. outer is what is wished for.
+func (s *Step) requestMapping(ctx context.Context, protocol string, g candidate.Gateway, outer netip.AddrPort,
 	device *upnp.Device) (*lease, error) {
 	l := &lease{protocol: protocol, gateway: g, device: device}
 	var err error

@@ -189,11 +189,11 @@ func (s *Step) keep(ctx context.Context, renew bool) {
 				"protocol", l.protocol)
 		}
 	}
-	next, err := s.take(ctx, l.protocol, l.gateway, l.outer, l.device)
+	next, err := s.requestMapping(ctx, l.protocol, l.gateway, l.outer, l.device)
 	if err != nil && l.protocol == UPnP && !final(err) {
 		var device *upnp.Device
 		if device, err = upnp.Discover(ctx, s.peer(l.gateway)); err == nil {
-			next, err = s.take(ctx, UPnP, l.gateway, l.outer, device)
+			next, err = s.requestMapping(ctx, UPnP, l.gateway, l.outer, device)
 		}
 	}
 	if err == nil {
@@ -243,7 +243,7 @@ func (s *Step) get(ctx context.Context, g candidate.Gateway) {
 		}
 		l, err := o.lease, error(nil)
 		if l == nil {
-			l, err = s.take(ctx, protocol, g, wish, o.device)
+			l, err = s.requestMapping(ctx, protocol, g, wish, o.device)
 		}
 		if err == nil {
 			if err = useless(l.outer); err != nil {
@@ -277,7 +277,7 @@ func (s *Step) offers(ctx context.Context, g candidate.Gateway) map[string]offer
 			var o offer
 			switch protocol {
 			case PCP:
-				o.lease, o.err = s.take(ctx, PCP, g, netip.AddrPortFrom(netip.Addr{}, s.c.Port), nil)
+				o.lease, o.err = s.requestMapping(ctx, PCP, g, netip.AddrPortFrom(netip.Addr{}, s.c.Port), nil)
 			case NATPMP:
 				_, _, o.err = natpmp.Address(ctx, s.peer(g))
 			case UPnP:

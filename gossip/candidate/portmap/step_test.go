@@ -134,10 +134,10 @@ func TestAnnouncementsOfOthersAreNotHeard(t *testing.T) {
 	woken := 0
 	a := &announcements{}
 	router := netip.MustParseAddr("192.168.1.1")
-	a.take(announced, router)
+	a.handle(announced, router)
 	a.follow(router, func() { woken++ })
-	a.take(announced, netip.MustParseAddr("192.168.1.9"))
-	a.take([]byte("nonsense"), router)
+	a.handle(announced, netip.MustParseAddr("192.168.1.9"))
+	a.handle([]byte("nonsense"), router)
 	if woken != 0 {
 		t.Errorf("woken %d times by what is not an announcement of this router", woken)
 	}
@@ -156,12 +156,12 @@ func TestAnnouncementsThatComeSoon(t *testing.T) {
 		router := netip.MustParseAddr("192.168.1.1")
 		a.follow(router, func() { woken = append(woken, time.Since(began)) })
 		for range 120 {
-			a.take(announced, router)
+			a.handle(announced, router)
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(time.Minute)
-		a.take(announced, router)
-		a.take(announced, router)
+		a.handle(announced, router)
+		a.handle(announced, router)
 		a.close()
 		time.Sleep(time.Minute)
 		if want := []time.Duration{0, announceGap, 2 * announceGap, 3 * announceGap,

@@ -177,15 +177,15 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	s.mu.Lock()
 	s.revalidation.end(s.run.found.translated(), candidate.SameCandidates(before.candidates(), s.run.found.candidates()))
 	s.mu.Unlock()
-	f := s.tell(s.run.found, s.run.report)
+	f := s.foundOf(s.run.found, s.run.report)
 	if silent && revalidated { // what asked for this look may have silenced the servers too; the regular look decides
 		f.Again = min(f.Again, retryFirst)
 	}
 	return f
 }
 
-// tell makes a Found of what was found.
-func (s *Step) tell(f findings, report candidate.NATReport) candidate.Found {
+// foundOf makes a Found of what was found.
+func (s *Step) foundOf(f findings, report candidate.NATReport) candidate.Found {
 	return candidate.Found{Candidates: f.candidates(), NAT: &report, Again: s.pause()}
 }
 
@@ -390,14 +390,14 @@ func (s *Step) evidence(local []netip.Addr, results []seen, v4 bool) Evidence {
 func (s *Step) early(f findings) candidate.Found {
 	if last := s.run.found; s.run.ran && f.translated() && sameNAT(f, last) {
 		f.v4.Tests, f.v6.Tests, f.hairpin = last.v4.Tests, last.v6.Tests, last.hairpin // the same NAT, in all likelihood
-		return s.tell(f, f.report())
+		return s.foundOf(f, f.report())
 	}
 	r := f.report()
 	if f.translated() && r.NAT == skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE {
 		r.NAT = skeinv1.NatType_NAT_TYPE_UNKNOWN // a cone of a kind not yet known
 		r.Advice = nil
 	}
-	return s.tell(f, r)
+	return s.foundOf(f, r)
 }
 
 // sameNAT tells whether the same NAT shows, though it may have given out new mappings.

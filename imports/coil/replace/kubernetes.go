@@ -46,7 +46,7 @@ func (k Kubernetes) Pods(ctx context.Context, restart func(), take func(Pod)) (v
 		restart()
 	}
 	if err != nil {
-		return "", told(ctx, "list pods", err)
+		return "", describe(ctx, "list pods", err)
 	}
 	return version, nil
 }
@@ -94,10 +94,10 @@ func (k Kubernetes) Watch(ctx context.Context, version string) <-chan Change {
 				send(Change{Err: ErrExpired})
 				return
 			case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-				send(Change{Err: told(ctx, "watch pods", err)})
+				send(Change{Err: describe(ctx, "watch pods", err)})
 				return
 			case err != nil:
-				send(Change{Err: told(ctx, "watch pods", err)})
+				send(Change{Err: describe(ctx, "watch pods", err)})
 			}
 			rest := watchAgain + rand.N(watchAgain) - time.Since(begun)
 			if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
@@ -168,11 +168,11 @@ func (k Kubernetes) Evict(ctx context.Context, p Pod) error {
 		seconds, _ := apierrors.SuggestsClientDelay(err)
 		return &LaterError{shown(err.Error()), time.Duration(seconds) * time.Second}
 	case apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), !errors.As(err, &status):
-		return &UnheardError{told(ctx, "create pods/eviction", err).Error()}
+		return &UnheardError{describe(ctx, "create pods/eviction", err).Error()}
 	case apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, "NamespaceTerminating"):
 		return &RefusedError{shown(err.Error())} // it ends by itself
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return told(ctx, "create pods/eviction", err)
+		return describe(ctx, "create pods/eviction", err)
 	}
 	return &RefusedError{shown(err.Error())}
 }
@@ -196,8 +196,8 @@ func (k Kubernetes) conflict(ctx context.Context, p Pod, conflict error) error {
 
 func expired(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
 
-// told words an error of the apiserver: what was asked for, what it says, and what to do. Its words are printable.
-func told(ctx context.Context, asked string, err error) error {
+// describe words an error of the apiserver: what was asked for, what it says, and what to do. Its words are printable.
+func describe(ctx context.Context, asked string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -124,7 +124,7 @@ func Decide(h Host, l Log, n dataplane.Numbers) (Plan, error) {
 			"hands meanwhile: kubectl -n kube-system delete deployment/coil-controller daemonset/coild", h.Daemon))
 	}
 	for _, pod := range h.Pods {
-		errs = append(errs, p.takePod(pod, l, n))
+		errs = append(errs, p.adoptPod(pod, l, n))
 	}
 	slices.SortFunc(p.Known, netip.Addr.Compare)
 	p.Known = slices.Compact(p.Known)
@@ -146,8 +146,8 @@ func Decide(h Host, l Log, n dataplane.Numbers) (Plan, error) {
 	return p, errors.Join(errs...)
 }
 
-// takePod has the agent lead to a pod's addresses.
-func (p *Plan) takePod(pod Pod, l Log, n dataplane.Numbers) error {
+// adoptPod has the agent lead to a pod's addresses.
+func (p *Plan) adoptPod(pod Pod, l Log, n dataplane.Numbers) error {
 	there := map[netip.Prefix]bool{}
 	for _, r := range pod.Routes {
 		if r.Table == n.PodTable() {
