@@ -149,7 +149,10 @@ type simulated struct {
 	broken  map[identity.ID]map[Kind]bool
 	stopped identity.ID
 	goesOn  time.Time // when the leader that stood still goes on
+	dead    identity.ID
+	lose    map[identity.ID]int // echoes through a leader that are still to be lost
 	asked   int
+	last    []identity.ID // the mirrors of the last echo through the leader
 }
 
 func (s *simulated) stop(leader identity.ID, long time.Duration) {
@@ -174,21 +177,26 @@ func (s *simulated) echoes() int {
 }
 
 func (s *simulated) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) result {
-	begun, span := time.Now(), time.Duration(p.tries-1)*p.spacing
-	wait, r := time.Millisecond, result{sent: 1, answered: true, rtt: time.Millisecond, last: begun}
+	most := time.Duration(p.tries-1)*p.spacing + p.rest
+	wait, r := time.Millisecond, result{sent: 1, answered: true, rtt: time.Millisecond, mirror: mirrors[0]}
 	s.mu.Lock()
 	if s.stopped == via || s.stopped == mirrors[0] {
-		wait = max(wait, s.goesOn.Sub(begun))
-		r.last = begun.Add(min(wait, span))
+		wait = max(wait, time.Until(s.goesOn))
 	}
-	if s.broken[via][kind] || wait > span+p.rest {
-		wait, r = span+p.rest, result{sent: p.tries, last: begun.Add(span)}
+	if len(mirrors) > 1 && mirrors[0] == s.dead {
+		r.mirror = mirrors[1]
+	}
+	if s.broken[via][kind] || s.lose[via] > 0 || wait > most || len(mirrors) == 1 && mirrors[0] == s.dead {
+		wait, r = most, result{sent: p.tries}
+		s.lose[via] = max(s.lose[via]-1, 0)
 	}
 	s.asked++
+	if via == leader {
+		s.last = mirrors
+	}
 	s.mu.Unlock()
 	select {
 	case <-time.After(wait):
-		r.at = time.Now()
 		return r
 	case <-ctx.Done():
 		return result{err: ctx.Err()}
@@ -199,7 +207,7 @@ func TestWatcher(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		self, other := identity.ID{1}, identity.ID{8}
 		changed := make(chan struct{}, 100)
-		sim := &simulated{}
+		sim := &simulated{lose: map[identity.ID]int{}}
 		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: self, MTU: func(identity.ID) int {
 			return 1420
 		}}, Log: slog.New(slog.DiscardHandler),
@@ -254,7 +262,7 @@ func TestWatcher(t *testing.T) {
 // forwards afterwards is.
 func TestLeaderThatStoodStill(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
-		sim := &simulated{}
+		sim := &simulated{lose: map[identity.ID]int{}}
 		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: identity.ID{1}, MTU: func(identity.ID) int { return 1420 }},
 			Late: func(time.Time) time.Duration { return 0 }, Changed: func() {}, Name: identity.ID.String,
 			Log: slog.New(slog.DiscardHandler)})
@@ -274,6 +282,30 @@ func TestLeaderThatStoodStill(t *testing.T) {
 		time.Sleep(4*time.Second + 3*time.Second)
 		if said := w.Said(); len(said) != 1 || said[0].Kinds != 1<<SmallIPv4 {
 			t.Errorf("%+v is said of one that forwards no more", said)
+		}
+	})
+}
+
+// A leader that loses one echo, with all its tries, is not reported, although it lives and another one forwards the
+// echo at the same time. The echo that decides goes to a mirror that the other leader has just reached.
+func TestOneLostEchoProvesNothing(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		dead, mirror, other := identity.ID{6}, identity.ID{9}, identity.ID{8}
+		sim := &simulated{lose: map[identity.ID]int{}, dead: dead}
+		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: identity.ID{1}, MTU: func(identity.ID) int { return 1420 }},
+			Late: func(time.Time) time.Duration { return 0 }, Changed: func() {}, Name: identity.ID.String,
+			Log: slog.New(slog.DiscardHandler)})
+		defer w.Close()
+		w.ask = sim.ask
+		target := Target{Leader: leader, Mirrors: []identity.ID{dead, mirror}, Others: []identity.ID{other}}
+		for lost, want := range []Outcome{Answered, Answered, Silent} {
+			sim.lose[leader] = lost
+			if o, _ := w.examine(target, SmallIPv4); o != want {
+				t.Errorf("outcome %d after %d lost echoes, want %d", o, lost, want)
+			}
+			if to := sim.last; lost > 0 && (len(to) != 1 || to[0] != mirror) {
+				t.Errorf("the echo that decides went to %v", to)
+			}
 		}
 	})
 }

@@ -77,8 +77,7 @@ type result struct {
 	answered bool
 	lost     int           // tries before the one that was answered
 	rtt      time.Duration // of the answered try
-	at       time.Time     // when it was answered
-	last     time.Time     // when the last try was sent
+	mirror   identity.ID   // that answered
 	err      error         // of the last try that could not be sent
 }
 
@@ -126,7 +125,7 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 				r.err = err
 			default:
 				begun := time.Now()
-				r.sent, r.last = r.sent+1, begun
+				r.sent++
 				flows = append(flows, f)
 				go func(try int) {
 					if f.receive(until, most, took) {
@@ -138,7 +137,7 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 				next.Reset(p.spacing)
 			}
 		case a := <-answers:
-			r.answered, r.lost, r.rtt, r.at = true, a.try, a.rtt, time.Now()
+			r.answered, r.lost, r.rtt, r.mirror = true, a.try, a.rtt, to[a.try%len(to)]
 			return r
 		case <-last.C:
 			return r

@@ -246,9 +246,9 @@ func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 	return paceFor(0, 0, late)
 }
 
-// examine sends an echo through the leader. If no answer comes soon, it also sends one to the leader itself and through
-// others. A leader that was stopped for a moment, alone or with its host, answers late: the echo is then tried once
-// more.
+// examine sends an echo through the leader. If no answer comes soon, it checks whether that can be the leader's fault. If
+// so, it sends the echo once more: a leader that was stopped for a moment, alone or with its host, answers late, and one
+// of the mirrors may be dead.
 func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -266,31 +266,51 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 		return Unknown, r // it could not be sent
 	case <-soon.C:
 	}
-	const aliveBy = SmallIPv4 // every node has an overlay IPv4 address
-	lives, compared := make(chan result, 1), make(chan bool, comparedWith)
-	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p) }()
-	others := t.Others[:min(len(t.Others), comparedWith)]
-	for _, other := range others {
-		p := w.paceOf(other, late)
-		go func() { compared <- w.ask(ctx, other, t.Mirrors, kind, p).answered }()
-	}
+	q := question{others: min(len(t.Others), comparedWith)}
+	again := make(chan result, 1)
+	go func() {
+		mirrors := w.check(ctx, t, kind, p, &q, late)
+		if len(mirrors) == 0 {
+			again <- result{}
+			return
+		}
+		again <- w.ask(ctx, t.Leader, mirrors, kind, p)
+	}()
 	r := <-done
 	if r.answered {
 		return Answered, r
 	}
-	alive := <-lives
-	if alive.answered && alive.at.After(r.last) {
-		if r = w.ask(ctx, t.Leader, t.Mirrors, kind, p); r.answered {
-			return Answered, r
-		}
+	if a := <-again; a.answered {
+		return Answered, a
 	}
-	q := question{asked: r, alive: alive.answered, others: len(others)}
-	for range others {
-		q.passed = <-compared || q.passed
-	}
+	q.asked = r
 	q.late = max(late, w.cfg.Late(time.Now()))
 	q.reached = w.ctx.Err() == nil && w.cfg.Wire.MTU(t.Leader) > 0
 	return q.outcome(), r
+}
+
+// check asks the leader itself, and sends the echo through other leaders. It returns the mirrors that an echo through
+// the leader must reach now: the one that another leader has reached, or all if there is no other leader; none if
+// nothing is known against the leader.
+func (w *Watcher) check(ctx context.Context, t Target, kind Kind, p pace, q *question, late time.Duration) []identity.ID {
+	const aliveBy = SmallIPv4 // every node has an overlay IPv4 address
+	lives, compared := make(chan bool, 1), make(chan result, comparedWith)
+	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p).answered }()
+	for _, other := range t.Others[:q.others] {
+		p := w.paceOf(other, late)
+		go func() { compared <- w.ask(ctx, other, t.Mirrors, kind, p) }()
+	}
+	mirrors := t.Mirrors
+	for range q.others {
+		if r := <-compared; r.answered {
+			q.passed, mirrors = true, []identity.ID{r.mirror}
+			break
+		}
+	}
+	if q.alive = <-lives; !q.alive || q.others > 0 && !q.passed {
+		return nil
+	}
+	return mirrors
 }
 
 // question is an echo through a leader, with the checks made beside it.
