@@ -246,9 +246,9 @@ func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 	return paceFor(0, 0, late)
 }
 
-// examine sends an echo through the leader. If no answer comes soon, it checks whether that can be the leader's fault. If
-// so, it sends the echo once more: a leader that was stopped for a moment, alone or with its host, answers late, and one
-// of the mirrors may be dead.
+// examine sends an echo through the leader. If no answer comes soon, it checks whether that can be the leader's fault,
+// and sends the echo once more: a leader that was stopped for a moment, alone or with its host, answers late, and one of
+// the mirrors may be dead.
 func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -266,22 +266,15 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 		return Unknown, r // it could not be sent
 	case <-soon.C:
 	}
-	q := question{others: min(len(t.Others), comparedWith)}
-	again := make(chan result, 1)
-	go func() {
-		mirrors := w.check(ctx, t, kind, p, &q, late)
-		if len(mirrors) == 0 {
-			again <- result{}
-			return
-		}
-		again <- w.ask(ctx, t.Leader, mirrors, kind, p)
-	}()
+	checked := make(chan question, 1)
+	go func() { checked <- w.check(ctx, t, kind, p, late) }()
 	r := <-done
 	if r.answered {
 		return Answered, r
 	}
-	if a := <-again; a.answered {
-		return Answered, a
+	q := <-checked
+	if q.again.answered {
+		return Answered, q.again
 	}
 	q.asked = r
 	q.late = max(late, w.cfg.Late(time.Now()))
@@ -289,44 +282,46 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	return q.outcome(), r
 }
 
-// check asks the leader itself, and sends the echo through other leaders. It returns the mirrors that an echo through
-// the leader must reach now: the one that another leader has reached, or all if there is no other leader; none if
-// nothing is known against the leader.
-func (w *Watcher) check(ctx context.Context, t Target, kind Kind, p pace, q *question, late time.Duration) []identity.ID {
+// check asks the leader itself, and sends the echo through other leaders. If the leader lives, and another one forwards
+// the echo or there is none, it sends the echo through the leader again, to the mirror that the other leader reached.
+func (w *Watcher) check(ctx context.Context, t Target, kind Kind, p pace, late time.Duration) question {
 	const aliveBy = SmallIPv4 // every node has an overlay IPv4 address
 	lives, compared := make(chan bool, 1), make(chan result, comparedWith)
 	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p).answered }()
-	for _, other := range t.Others[:q.others] {
+	others := t.Others[:min(len(t.Others), comparedWith)]
+	for _, other := range others {
 		p := w.paceOf(other, late)
 		go func() { compared <- w.ask(ctx, other, t.Mirrors, kind, p) }()
 	}
-	mirrors := t.Mirrors
-	for range q.others {
+	q, mirrors := question{others: len(others)}, t.Mirrors
+	for range others {
 		if r := <-compared; r.answered {
 			q.passed, mirrors = true, []identity.ID{r.mirror}
 			break
 		}
 	}
-	if q.alive = <-lives; !q.alive || q.others > 0 && !q.passed {
-		return nil
+	q.alive = <-lives
+	if q.alive && (q.passed || q.others == 0) {
+		q.again = w.ask(ctx, t.Leader, mirrors, kind, p)
 	}
-	return mirrors
+	return q
 }
 
 // question is an echo through a leader, with the checks made beside it.
 type question struct {
 	asked   result
-	alive   bool // the leader itself answered
-	reached bool // the path to the leader is alive
-	others  int  // number of other leaders tried
-	passed  bool // one of them got the same echo answered
+	again   result // through the leader once more, after the checks had found nothing that excuses it
+	alive   bool   // the leader itself answered
+	reached bool   // the path to the leader is alive
+	others  int    // number of other leaders tried
+	passed  bool   // one of them got the same echo answered
 	late    time.Duration
 }
 
 // outcome draws the conclusion from all answers.
 func (q question) outcome() Outcome {
 	switch {
-	case q.asked.answered:
+	case q.asked.answered, q.again.answered:
 		return Answered
 	case q.asked.sent == 0, !q.alive, !q.reached, q.late >= lateAt:
 		return Unknown
