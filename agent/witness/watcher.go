@@ -247,8 +247,8 @@ func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
 }
 
 // examine sends an echo through the leader. If no answer comes soon, it checks whether that can be the leader's fault,
-// and sends the echo once more: a leader that was stopped for a moment, alone or with its host, answers late, and one of
-// the mirrors may be dead.
+// and sends the echo once more: a leader that was stopped for a moment, alone or with its host, answers late, and one
+// of the mirrors may be dead.
 func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
