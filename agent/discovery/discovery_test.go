@@ -66,3 +66,32 @@ func TestSettingsOfTheHostChange(t *testing.T) {
 		t.Error("an endpoint without a port was taken")
 	}
 }
+
+// The steps whose settings change while discovery runs ask for another look, and those alone.
+func TestTraversalChanges(t *testing.T) {
+	off := config.NatTraversal{PortMapping: []string{}, IMDS: config.Off}
+	d, err := New(Config{Socket: new(probe.Socket), Port: 51820, Log: slog.New(slog.DiscardHandler),
+		Settings: Settings{Traversal: off}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	woken := map[string]int{}
+	for _, s := range []candidate.Step{d.portmap, d.imds} {
+		s.Look(t.Context(), candidate.Request{Wake: func() { woken[s.Source()]++ }})
+	}
+	for _, c := range []struct {
+		set           config.NatTraversal
+		portmap, imds int // looks asked for until then
+	}{
+		{off, 0, 0},
+		{config.NatTraversal{PortMapping: []string{"pcp"}, IMDS: config.Off}, 1, 0},
+		{config.NatTraversal{PortMapping: []string{"pcp"}, IMDS: config.On}, 1, 1},
+		{config.NatTraversal{IMDS: config.On}, 2, 1},
+		{off, 3, 2},
+	} {
+		d.SetTraversal(c.set)
+		if woken["portmap"] != c.portmap || woken["imds"] != c.imds {
+			t.Errorf("%+v: %v, want portmap %d and imds %d", c.set, woken, c.portmap, c.imds)
+		}
+	}
+}
