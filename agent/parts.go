@@ -93,7 +93,7 @@ func (h partHost) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Ans
 }
 
 func (h partHost) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (string, error) {
-	answer, err := h.a.createToken(ctx, r)
+	answer, err := h.a.memberService().CreateToken(ctx, r)
 	return answer.GetToken(), err
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/skeinmesh/skein/agent/api/addresses"
 	"github.com/skeinmesh/skein/agent/api/egresses"
 	"github.com/skeinmesh/skein/agent/api/history"
+	"github.com/skeinmesh/skein/agent/api/members"
 	"github.com/skeinmesh/skein/agent/api/nattraversal"
 	"github.com/skeinmesh/skein/agent/api/peers"
 	"github.com/skeinmesh/skein/agent/api/plainpeers"
@@ -38,6 +39,7 @@ type services struct {
 	addresses.AddressService
 	egresses.EgressService
 	history.HistoryService
+	members.MemberService
 	peers.PeerService
 	plainpeers.PlainPeerService
 	pools.PoolService
@@ -50,6 +52,7 @@ var _ skeinv1connect.AgentServiceHandler = services{}
 func (a *Agent) services() services {
 	s := services{a: a, AddressService: a.addressService(), PoolService: pools.PoolService{Agent: answering{a}},
 		PlainPeerService: a.plainPeerService(), HistoryService: a.historyService(), PeerService: a.peerService(),
+		MemberService:    a.memberService(),
 		TraversalService: nattraversal.TraversalService{Host: answering{a}, WireGuardPort: a.cfg.Ports.WireGuard},
 		EgressService:    egresses.EgressService{Agent: answering{a}, Journal: a.journal, Log: a.log}}
 	s.ProfileService = profile.ProfileService{Name: a.name, Turn: &a.profiling, Log: a.log}
@@ -75,6 +78,10 @@ func (a *Agent) historyService() history.HistoryService {
 		Changes: func(ctx context.Context, s dataplane.Spec) ([]string, error) { return a.plane.Diff(ctx, s) },
 		Cluster: answering{a}.Cluster,
 	}
+}
+
+func (a *Agent) memberService() members.MemberService {
+	return members.MemberService{Host: answering{a}}
 }
 
 func (a *Agent) peerService() peers.PeerService {
@@ -118,6 +125,7 @@ func (h hostAddresses) Look() { h.pods.Look() }
 type answering struct{ a *Agent }
 
 var (
+	_ members.Host      = answering{}
 	_ peers.Host        = answering{}
 	_ nattraversal.Host = answering{}
 )
@@ -144,16 +152,19 @@ func (s answering) RecordsOf(ctx context.Context, of []*skeinv1.Node) (map[ident
 	return s.a.recordsOf(ctx, of)
 }
 
-func (s answering) OwnRecord() *skeinv1.Record           { return s.a.ownRecord() }
-func (s answering) Paths() *path.Manager                 { return s.a.paths }
-func (s answering) Reach() *sitemesh.Reach               { return s.a.reach.Load() }
-func (s answering) Plan() *sites.Plan                    { return s.a.sitePlan.Load() }
-func (s answering) Silent(member identity.ID) string     { return s.a.silentText(member) }
-func (s answering) PlainPeers() []*skeinv1.PlainPeerView { return s.a.plainPeerService().Views() }
-func (s answering) Discovery() *discovery.Discovery      { return s.a.discovery }
-func (s answering) LastChecked() *candidate.Result       { return s.a.netcheck.Load() }
-func (s answering) TunnelMTU() int                       { return s.a.tunnelMTU() }
-func (s answering) Relays() *client.Pool                 { return s.a.pool }
+func (s answering) Wait(ctx context.Context, index uint64) error { return s.a.replica.Wait(ctx, index) }
+func (s answering) Seeds() []*skeinv1.JoinToken_Seed             { return s.a.seeds() }
+func (s answering) GossipKeyUsed() []byte                        { return s.a.gossip.KeyUsed() }
+func (s answering) OwnRecord() *skeinv1.Record                   { return s.a.ownRecord() }
+func (s answering) Paths() *path.Manager                         { return s.a.paths }
+func (s answering) Reach() *sitemesh.Reach                       { return s.a.reach.Load() }
+func (s answering) Plan() *sites.Plan                            { return s.a.sitePlan.Load() }
+func (s answering) Silent(member identity.ID) string             { return s.a.silentText(member) }
+func (s answering) PlainPeers() []*skeinv1.PlainPeerView         { return s.a.plainPeerService().Views() }
+func (s answering) Discovery() *discovery.Discovery              { return s.a.discovery }
+func (s answering) LastChecked() *candidate.Result               { return s.a.netcheck.Load() }
+func (s answering) TunnelMTU() int                               { return s.a.tunnelMTU() }
+func (s answering) Relays() *client.Pool                         { return s.a.pool }
 
 func (s answering) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return s.a.conns.Cluster(id)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 
+	"github.com/skeinmesh/skein/agent/api/members"
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip"
@@ -28,7 +29,7 @@ func (s services) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv
 	r.ClusterId, r.Index, r.StateHash = a.cluster.String(), st.Index(), hex.EncodeToString(hash[:])
 	records := a.gossip.Hash()
 	r.RecordsHash = hex.EncodeToString(records[:])
-	r.GossipKeys = gossipKeysView(st.GossipKeys(), a.gossip.KeyUsed())
+	r.GossipKeys = members.GossipKeys(st.GossipKeys(), a.gossip.KeyUsed())
 	if n := a.self(); n != nil {
 		r.Ipv4, r.Ipv6 = n.GetIpv4(), n.GetIpv6()
 	}

@@ -138,6 +138,9 @@ func RedactPlainPeer(p *skeinv1.PlainPeer) {
 	}
 }
 
+// ProposeHold is how long a command from the command line may wait for a leader.
+const ProposeHold = 15 * time.Second
+
 // PeerPatience is how long another node may take to answer for a user.
 const PeerPatience = 5 * time.Second
 

@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 // What is shown of gossip keys tells them apart and has nothing of them.
 func TestGossipKeysAreToldApart(t *testing.T) {
 	keys := [][]byte{bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32), bytes.Repeat([]byte{3}, 32)}
-	v := gossipKeysView(&skeinv1.GossipKeys{Primary: keys[0], Accepted: keys[1:]}, keys[1])
+	v := GossipKeys(&skeinv1.GossipKeys{Primary: keys[0], Accepted: keys[1:]}, keys[1])
 	marks := append([]string{v.GetAgreed()}, v.GetAccepted()...)
 	if len(marks) != 3 || v.GetUsed() != marks[1] || len(slices.Compact(slices.Sorted(slices.Values(marks)))) != 3 {
 		t.Errorf("keys are told as %v", v)
@@ -23,7 +23,7 @@ func TestGossipKeysAreToldApart(t *testing.T) {
 			t.Errorf("key %d is told as %q", i, mark)
 		}
 	}
-	if v := gossipKeysView(nil, nil); v != nil {
+	if v := GossipKeys(nil, nil); v != nil {
 		t.Errorf("no keys are told as %v", v)
 	}
 }

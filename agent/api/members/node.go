@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -16,31 +15,21 @@ import (
 	"github.com/skeinmesh/skein/events"
 )
 
-// name is what this node is called: as the log has it, or before it has joined, as its configuration says.
-func (a *Agent) name() string {
-	if a.phase.Load() == PhaseRunning {
-		if n := a.self(); n != nil {
-			return n.GetName()
-		}
-	}
-	return a.cfg.Name
-}
-
 // SetNode changes a member's name, labels and settings, in one command.
-func (s services) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.SetNodeResponse, error) {
-	n, id, err := s.a.find(r.GetNode())
+func (s MemberService) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.SetNodeResponse, error) {
+	n, id, err := api.Find(s.Host.State(), r.GetNode())
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, proposeHold)
+	ctx, cancel := context.WithTimeout(ctx, api.ProposeHold)
 	defer cancel()
 	for was := n.GetName(); ; {
-		st := s.a.replica.State()
+		st := s.Host.State()
 		if n = st.Node(id); n == nil {
 			return nil, connect.NewError(connect.CodeFailedPrecondition,
 				fmt.Errorf("node %s (%s) is not a member any more", was, id))
 		}
-		record := s.a.recordsAsked(ctx)[id]
+		record := s.Host.RecordsAsked(ctx)[id]
 		c, err := changeOfNode(n, record.GetKubernetesNode(), r)
 		if err == nil {
 			err = agreeOnSite(c, n, record)
@@ -48,10 +37,10 @@ func (s services) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skei
 		if err != nil {
 			return nil, api.Error(err)
 		}
-		answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: c}})
+		answer, err := s.Host.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: c}})
 		if events.CodeOf(err) == events.Aborted {
 			// The leader has seen a later change of the labels. It comes here with an event after the state just read.
-			if err := s.a.replica.Wait(ctx, st.Index()); err != nil {
+			if err := s.Host.Wait(ctx, st.Index()); err != nil {
 				return nil, api.Error(err)
 			}
 			continue
@@ -59,7 +48,7 @@ func (s services) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skei
 		if err != nil {
 			return nil, err
 		}
-		if now := s.a.replica.State().Node(id); now != nil {
+		if now := s.Host.State().Node(id); now != nil {
 			n = now
 		}
 		return &skeinv1.SetNodeResponse{Node: n, Index: answer.GetIndex(), Was: was}, nil
@@ -106,47 +95,4 @@ func agreeOnSite(c *skeinv1.ChangeNode, n *skeinv1.Node, r *skeinv1.Record) erro
 	c.Settings, c.SettingsFields = proto.CloneOf(c.GetSettings()), append(slices.Clone(c.GetSettingsFields()), "site")
 	c.Settings.SiteSet, c.Settings.Site = true, r.GetSite()
 	return nil
-}
-
-// subjectLabels is the problem that the configuration has labels which are not agreed.
-const subjectLabels = "labels"
-
-// noteLabels tells of labels in the configuration that the log does not have: what is agreed counts.
-func (a *Agent) noteLabels(n *skeinv1.Node) {
-	message, advice := labelNews(n, a.conf().Labels)
-	a.report(subjectLabels, warning, message, advice)
-}
-
-// labelNews says which labels of a node's configuration the log does not have, and what to do; empty: none.
-func labelNews(n *skeinv1.Node, file map[string]string) (message, advice string) {
-	if n == nil {
-		return "", ""
-	}
-	var missing, set, steps []string
-	for _, key := range slices.Sorted(maps.Keys(file)) {
-		have, ok := n.GetLabels()[key]
-		switch {
-		case ok && have == file[key]:
-			continue
-		case ok:
-			missing = append(missing, fmt.Sprintf("%s=%s (the log has %s=%s)", key, file[key], key, have))
-		default:
-			missing = append(missing, key+"="+file[key])
-		}
-		if !strings.HasPrefix(key, events.KubernetesPrefix) {
-			set = append(set, key+"="+file[key])
-		}
-	}
-	if len(missing) == 0 {
-		return "", ""
-	}
-	if len(set) > 0 {
-		steps = append(steps, fmt.Sprintf("run `skein node set %s %s` on an admin or a server", n.GetName(),
-			strings.Join(set, " ")))
-	}
-	if len(set) < len(missing) {
-		steps = append(steps, "label the Node in Kubernetes with those under "+events.KubernetesPrefix)
-	}
-	return "the configuration has labels that are not agreed, and what is agreed counts: " + strings.Join(missing, ", "),
-		strings.Join(steps, ", and ") + ", or make the configuration say what is agreed"
 }
