@@ -3,11 +3,11 @@ package bench
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 //go:embed bench.yaml
@@ -132,20 +132,6 @@ func (b *bench) until(ctx context.Context, within time.Duration, check func() er
 }
 
 // untilEvery is until for looks that cost the agents more.
-func (b *bench) untilEvery(ctx context.Context, pause, within time.Duration, check func() error) error {
-	deadline := time.Now().Add(within)
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("not so within %s: %w", within, err)
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		case <-time.After(pause):
-		}
-	}
+func (b *bench) untilEvery(ctx context.Context, every, within time.Duration, check func() error) error {
+	return pause.Until(ctx, within, every, check)
 }

@@ -13,6 +13,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 //go:embed demo.yaml
@@ -426,17 +427,10 @@ func (d *demo) peers(ctx context.Context, node string) (map[string]*skeinv1.Peer
 }
 
 // until calls f until it gives no error, or a time has passed; then it returns the last outcome.
-func until[T any](ctx context.Context, within time.Duration, f func() (T, error)) (T, error) {
-	deadline := time.Now().Add(within)
-	for {
-		v, err := f()
-		if err == nil || time.Now().After(deadline) {
-			return v, err
-		}
-		select {
-		case <-ctx.Done():
-			return v, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+func until[T any](ctx context.Context, within time.Duration, f func() (T, error)) (v T, err error) {
+	err = pause.Until(ctx, within, 100*time.Millisecond, func() (err error) {
+		v, err = f()
+		return err
+	})
+	return v, err
 }

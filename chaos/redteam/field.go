@@ -2,7 +2,6 @@ package redteam
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -250,15 +249,7 @@ func (f *Field) suffering(ctx context.Context) (out []string) {
 
 // until tries until there is no error.
 func until(ctx context.Context, within time.Duration, try func() error) error {
-	for deadline := time.Now().Add(within); ; {
-		err := try()
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		if !pause.For(ctx, 50*time.Millisecond) {
-			return errors.Join(err, ctx.Err())
-		}
-	}
+	return pause.Until(ctx, within, 50*time.Millisecond, try)
 }
 
 // decodeToken reads what an admin prints.

@@ -19,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/chaos/bench"
 	"github.com/skeinmesh/skein/chaos/kube"
 	"github.com/skeinmesh/skein/internal/marks"
+	"github.com/skeinmesh/skein/internal/pause"
 )
 
 // begin opens the table's place in a document.
@@ -132,19 +133,5 @@ type cluster struct {
 
 // until asks again each millisecond or so.
 func until(ctx context.Context, within time.Duration, f func() error) error {
-	deadline := time.Now().Add(within)
-	for {
-		err := f()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("not within %s: %w", within, err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
+	return pause.Until(ctx, within, 2*time.Millisecond, f)
 }
