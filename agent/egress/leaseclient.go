@@ -385,7 +385,7 @@ func (r *LeaseClient) do(orders []Order) {
 			r.handOver(o)
 		case DoRelease:
 			r.release(o)
-		case DoTell:
+		case DoRecord:
 			r.cfg.Tell(o.Slot, o.Text)
 		}
 		if err != nil {

@@ -27,7 +27,7 @@ const (
 	DoSilence  OrderKind = "silence"  // the slot's address is no longer here
 	DoHandOver OrderKind = "handover" // send the slot's connections to node To, for Epoch
 	DoRelease  OrderKind = "release"  // inform the leader that this node no longer forwards in Epoch
-	DoTell     OrderKind = "tell"     // Text goes into the journal
+	DoRecord   OrderKind = "record"   // Text goes into the journal
 )
 
 // Order is one thing to do. Orders are executed one after the other. After a failed drop, later releases are withheld
@@ -368,7 +368,7 @@ func (h *LeaseHolder) order(kind OrderKind) Order {
 }
 
 func (h *LeaseHolder) record(format string, a ...any) Order {
-	return Order{Kind: DoTell, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
+	return Order{Kind: DoRecord, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
 }
 
 // LeaseReport is a lease holder's state, for status.

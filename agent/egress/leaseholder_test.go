@@ -14,7 +14,7 @@ var (
 
 func kinds(orders []Order) (out []OrderKind) {
 	for _, o := range orders {
-		if o.Kind != DoTell {
+		if o.Kind != DoRecord {
 			out = append(out, o.Kind)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // Each of these bugs makes two owners in some schedule, and the observer detects them.
-func TestPlantedBugsMakeTwoOwners(t *testing.T) {
+func TestMutationsMakeTwoOwners(t *testing.T) {
 	for _, bug := range []string{"ticket begun after the answer", "no proof of leadership", "no silence after a leader " +
 		"change", "moved before the lease has run out",
 		"epoch not checked", "answer grants another round's ticket", "release said before the drop"} {

@@ -127,7 +127,7 @@ func (a *agent) Begin(s Slot, _ uint64, lease time.Duration) (t Ticket, err erro
 		a.g.next++
 		t, m.newest = a.g.next, a.g.next
 		m.begun[t] = lease
-		if a.w.plant != "ticket begun after the answer" {
+		if a.w.mutation != "ticket begun after the answer" {
 			m.tickets[t] = now.Add(lease)
 		}
 	})
@@ -136,7 +136,7 @@ func (a *agent) Begin(s Slot, _ uint64, lease time.Duration) (t Ticket, err erro
 
 func (a *agent) Grant(s Slot, t Ticket) error {
 	return a.kernel(s, func(m *model, now time.Time) {
-		switch a.w.plant {
+		switch a.w.mutation {
 		case "ticket begun after the answer":
 			if _, once := m.tickets[t]; !once {
 				m.tickets[t] = now.Add(m.begun[t])
@@ -160,7 +160,7 @@ func (a *agent) Grant(s Slot, t Ticket) error {
 
 func (a *agent) Drop(s Slot) error {
 	drop := func(m *model, _ time.Time) { m.granted = 0; clear(m.tickets) }
-	if a.w.plant == "release said before the drop" {
+	if a.w.mutation == "release said before the drop" {
 		time.AfterFunc(400*time.Millisecond, func() { a.w.mu.Lock(); defer a.w.mu.Unlock(); drop(a.g.slots[s], time.Now()) })
 		return a.kernel(s, func(*model, time.Time) {})
 	}

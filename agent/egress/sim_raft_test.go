@@ -219,7 +219,7 @@ func (s *server) lead() {
 		k := NewSlotController(SlotControllerConfig{Lead: lead, Since: since, View: s.viewNow, Wait: s.waitView, Now: s.now,
 			Log:  s.w.log,
 			Site: func(n *skeinv1.Node) string { return n.GetLabels()["site"] }})
-		s.w.plantController(k)
+		s.w.mutateController(k)
 		s.w.mu.Lock()
 		if s.leads && s.term == lead.term {
 			s.slotController = k
@@ -338,7 +338,7 @@ func (l *simLead) wait(ctx context.Context, f func() bool) bool {
 func (l *simLead) Verify(ctx context.Context) error {
 	s := l.s
 	s.stumble()
-	if s.w.plant == "no proof of leadership" {
+	if s.w.mutation == "no proof of leadership" {
 		return nil
 	}
 	s.w.mu.Lock()

@@ -24,7 +24,7 @@ type world struct {
 	mu       sync.Mutex
 	rand     *rand.Rand
 	seed     uint64
-	plant    string
+	mutation string
 	log      *slog.Logger
 	ctx      context.Context
 	servers  []*server
@@ -107,9 +107,9 @@ func (w *world) send(from, to *process, f func()) {
 	}
 }
 
-// plantController plants what sits in a slot controller.
-func (w *world) plantController(k *SlotController) {
-	switch w.plant {
+// mutateController makes the mutations that sit in a slot controller.
+func (w *world) mutateController(k *SlotController) {
+	switch w.mutation {
 	case "no silence after a leader change":
 		k.leases.since = k.leases.since.Add(-time.Hour)
 	case "moved before the lease has run out":
@@ -127,8 +127,8 @@ func (w *world) plantController(k *SlotController) {
 
 func nodeID(n int) identity.ID { return identity.ID{0xee, byte(n)} }
 
-func newWorld(ctx context.Context, seed uint64, plant string) *world {
-	w := &world{rand: rand.New(rand.NewPCG(seed, 5)), seed: seed, plant: plant, ctx: ctx,
+func newWorld(ctx context.Context, seed uint64, mutation string) *world {
+	w := &world{rand: rand.New(rand.NewPCG(seed, 5)), seed: seed, mutation: mutation, ctx: ctx,
 		log: slog.New(slog.DiscardHandler), cuts: map[[2]*process]bool{}, began: time.Now()}
 	drift := func() float64 { return (w.rand.Float64() - 0.5) * 0.002 }
 	view := View{Index: 1}
@@ -206,7 +206,7 @@ func (w *world) fault() {
 	p, g := all[w.rand.IntN(len(all))], w.gateways[w.rand.IntN(len(w.gateways))]
 	kind := w.rand.IntN(14)
 	if need := map[string]int{"no proof of leadership": 12, "no silence after a leader change": 13,
-		"release said before the drop": 11}[w.plant]; need > 0 && w.rand.IntN(2) == 0 {
+		"release said before the drop": 11}[w.mutation]; need > 0 && w.rand.IntN(2) == 0 {
 		kind = need
 	}
 	switch kind {
@@ -330,16 +330,16 @@ type outcome struct {
 }
 
 // schedule runs one schedule: normal operation, faults for eight seconds, normal operation.
-func schedule(t *testing.T, seed uint64, plant string) (out outcome) {
+func schedule(t *testing.T, seed uint64, mutation string) (out outcome) {
 	simtime.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
-		w := newWorld(ctx, seed, plant)
+		w := newWorld(ctx, seed, mutation)
 		if _, ok := w.whole(10 * time.Second); !ok {
 			out.never = true
 		}
 		w.mu.Lock()
 		w.clumsy = []float64{0, 0.002, 0.02}[w.rand.IntN(3)]
-		if strings.Contains(plant, "answer") {
+		if strings.Contains(mutation, "answer") {
 			w.clumsy = 0.02 // they show when a process is paused between two steps
 		}
 		w.loss = []float64{0, 0.01, 0.1}[w.rand.IntN(3)]

@@ -19,7 +19,7 @@ import (
 // newOwnersCmd makes `skein-dev owners`: no egress slot forwards in two places, whatever goes wrong.
 func newOwnersCmd(g *globals) *cobra.Command {
 	opts := owners.Options{Recovery: 40 * time.Second}
-	var write, artifacts, plant string
+	var write, artifacts, mutation string
 	c := &cobra.Command{
 		Use:   "owners",
 		Short: "Show that an egress slot never has two owners, under seeded faults",
@@ -36,9 +36,9 @@ func newOwnersCmd(g *globals) *cobra.Command {
 			if opts.Schedules < 1 {
 				return cli.UsageError{Err: errors.New("--schedules must be above zero")}
 			}
-			if plant != "" && (write != "" || !slices.Contains(owners.Plants(), plant)) {
-				return cli.UsageError{Err: fmt.Errorf("--plant %s: allowed: %s, and not together with --write", plant,
-					strings.Join(owners.Plants(), ", "))}
+			if mutation != "" && (write != "" || !slices.Contains(owners.Mutations(), mutation)) {
+				return cli.UsageError{Err: fmt.Errorf("--mutation %s: allowed: %s, and not together with --write", mutation,
+					strings.Join(owners.Mutations(), ", "))}
 			}
 			if !cmd.Flags().Changed("seed") {
 				opts.Seed = rand.Uint64N(1 << 32)
@@ -49,10 +49,10 @@ func newOwnersCmd(g *globals) *cobra.Command {
 			opts.Lab = lab.Options{Dir: g.labs, Binary: g.skein, Progress: opts.Progress, Artifacts: artifacts}
 			opts.Artifacts = artifacts
 			run := owners.Run
-			if plant != "" {
+			if mutation != "" {
 				opts.Artifacts = ""
 				run = func(ctx context.Context, opts owners.Options) (*owners.Report, error) {
-					return owners.RunPlanted(ctx, opts, plant)
+					return owners.RunMutated(ctx, opts, mutation)
 				}
 			}
 			r, err := run(ctx, opts)
@@ -75,8 +75,10 @@ func newOwnersCmd(g *globals) *cobra.Command {
 	f.BoolVar(&opts.Clock, "clock", false, "also turn this machine's wall clock, by minutes to hours, and back: only on "+
 		"a machine for nothing else, such as a test guest")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
-	f.StringVar(&plant, "plant", "", "build agents with this bug from the sources here, which the run must find: "+
+	f.StringVar(&mutation, "mutation", "", "build agents with this bug from the sources here, which the run must find: "+
 		"long-lease, a kernel that counts leases five times too long")
+	f.StringVar(&mutation, "plant", "", "the former name of --mutation")
+	_ = f.MarkDeprecated("plant", "it is --mutation now")
 	f.StringVar(&write, "write", "", "put the report into this Markdown file, between its marks")
 	return c
 }

@@ -32,28 +32,28 @@ func TestARunFindsALongLease(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	opts := Options{Name: "owners-planted", Schedules: 6, Seed: pausedOwner(t), Lab: lab.Options{Dir: t.TempDir()},
+	opts := Options{Name: "owners-mutated", Schedules: 6, Seed: pausedOwner(t), Lab: lab.Options{Dir: t.TempDir()},
 		Progress: func(s string) { t.Log(s) }}
-	r, err := RunPlanted(ctx, opts, "long-lease")
+	r, err := RunMutated(ctx, opts, "long-lease")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("schedule %d: %s", r.Schedules, r.Violations[0].Text)
 }
 
-func TestPlantsFitTheSources(t *testing.T) {
-	for name, p := range plants {
-		if _, err := overlay.Files("../..", []plant{p}); err != nil {
+func TestMutationsFitTheSources(t *testing.T) {
+	for name, p := range mutations {
+		if _, err := overlay.Files("../..", []mutation{p}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := BuildPlanted(t.Context(), "nothing", t.TempDir()); err == nil ||
-		err.Error() != `there is no bug "nothing" to plant: there are long-lease` {
+	if _, err := BuildMutated(t.Context(), "nothing", t.TempDir()); err == nil ||
+		err.Error() != `there is no mutation "nothing": there are long-lease` {
 		t.Errorf("an unknown bug: %v", err)
 	}
 	t.Chdir(t.TempDir())
-	_, err := BuildPlanted(t.Context(), "long-lease", t.TempDir())
-	if want := "planting long-lease needs go and skein's sources: run it in them: the working directory is in no " +
+	_, err := BuildMutated(t.Context(), "long-lease", t.TempDir())
+	if want := "mutation long-lease needs go and skein's sources: run it in them: the working directory is in no " +
 		"module"; err == nil || err.Error() != want {
 		t.Errorf("outside of the sources: %v, want %q", err, want)
 	}
