@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/skeinmesh/skein/agent/admission"
 	"github.com/skeinmesh/skein/agent/api"
@@ -185,7 +186,7 @@ func (s answering) Tunnel(peer identity.ID, key identity.WireGuardKey) (dataplan
 	counted, _ := s.a.stats.Load().Of(k)
 	s.a.mu.Lock()
 	defer s.a.mu.Unlock()
-	return counted, s.a.spec.WireGuard.Peers[k].AllowedIPs
+	return counted, slices.Clone(s.a.spec.WireGuard.Peers[k].AllowedIPs)
 }
 
 func (s answering) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
