@@ -34,7 +34,7 @@ func (a *Agent) followPlan(now time.Time) {
 	m.Wake(now, a.wakeUp)
 }
 
-// setReplaceable has the paths suspect leaders sooner in whose place others can carry.
+// setReplaceable tells the paths which leaders they may suspect: those whose traffic others can carry.
 func (a *Agent) setReplaceable(p *sites.Plan) {
 	if a.paths == nil || a.loop.replaceIn == p {
 		return

@@ -3,10 +3,10 @@ package path
 import "time"
 
 // A death is expensive: it causes a burst, a relay session and a new record, and on an overloaded host each of these
-// delays more answers. So a late host waits longer before it declares a path dead. Where other peers can carry the
-// traffic, that wait is not needed: the peer is suspected once its answers have been missing for the usual time, not
+// delays more answers. So a path is not given up at once, and later still by a late host. Where other peers can carry
+// the traffic, that wait is not needed: the peer is suspected once its answers have been missing for suspectAfter, not
 // counting time in which this process did not run. The path and its pings continue, and the agent sends through other
-// peers. A wrong suspicion costs two route changes.
+// peers. A wrong suspicion costs two route changes; a right one moves the traffic before the work of a death begins.
 
 // handleReplaceable sets whether other peers can carry the traffic through this one.
 func (s *step) handleReplaceable(is bool) {
@@ -38,14 +38,12 @@ func (s *step) stalled() time.Duration {
 	return s.Stall
 }
 
-// suspectAt is when the peer is suspected if no answer comes; zero: never, or it is suspected already. Without extra
-// patience the path dies at that time instead.
+// suspectAt is when the peer is suspected if no answer comes; zero: never, or it is suspected already.
 func (s *step) suspectAt() time.Time {
-	if !s.Replaceable || s.Path.Silent || s.Path.Suspect || !s.busy() || len(s.Pending) < deadMissed ||
-		s.patience() <= s.leastPatience() {
+	if !s.Replaceable || s.Path.Silent || s.Path.Suspect || !s.busy() || len(s.Pending) < deadMissed {
 		return time.Time{}
 	}
-	at := later(s.Pending[0].Add(s.leastPatience()+s.stalled()), s.Pending[deadMissed-1].Add(s.leastRTO()))
+	at := later(s.Pending[0].Add(suspectAfter+s.stalled()), s.Pending[deadMissed-1].Add(s.leastRTO()))
 	return later(at, s.TrustUntil)
 }
 

@@ -46,10 +46,10 @@ func (s *sim) until(holds func() bool) time.Duration {
 	return s.now.Sub(began)
 }
 
-// An agent that woke 300 ms late some seconds ago, and is on time now, suspects a replaceable peer as soon as others
-// would; it still waits longer before it gives the path up. The same holds after a late answer.
+// A replaceable peer that is dead is suspected before its path is given up, also by an agent that woke 300 ms late some
+// seconds ago, and is on time now, and after a late answer. These still wait longer before they give the path up.
 func TestDeadPeerIsSuspectedInTime(t *testing.T) {
-	const inTime = heartbeat + deadAfter + fastHeartbeat
+	const inTime = heartbeat + suspectAfter + fastHeartbeat
 	for name, c := range map[string]struct {
 		late  time.Duration
 		slack bool
@@ -151,11 +151,11 @@ func TestOwnDelaysAreNoSilence(t *testing.T) {
 		late func(tick int) time.Duration // than it was due
 		want [2]time.Duration             // from the oldest unanswered ping until the suspicion
 	}{
-		"on time":            {func(int) time.Duration { return 0 }, [2]time.Duration{500 * ms, 510 * ms}},
-		"a little":           {func(int) time.Duration { return 10 * ms }, [2]time.Duration{500 * ms, 570 * ms}},
-		"once by 400 ms":     {onTick(3, 400*ms), [2]time.Duration{900 * ms, 960 * ms}},
-		"once by 3 s":        {onTick(4, 3000*ms), [2]time.Duration{3500 * ms, 3560 * ms}},
-		"each time by 50 ms": {func(int) time.Duration { return 50 * ms }, [2]time.Duration{850 * ms, 1500 * ms}},
+		"on time":            {func(int) time.Duration { return 0 }, [2]time.Duration{350 * ms, 360 * ms}},
+		"a little":           {func(int) time.Duration { return 10 * ms }, [2]time.Duration{350 * ms, 420 * ms}},
+		"once by 400 ms":     {onTick(3, 400*ms), [2]time.Duration{750 * ms, 810 * ms}},
+		"once by 3 s":        {onTick(4, 3000*ms), [2]time.Duration{3350 * ms, 3410 * ms}},
+		"each time by 50 ms": {func(int) time.Duration { return 50 * ms }, [2]time.Duration{600 * ms, 1350 * ms}},
 	} {
 		s := replaceable(t, 1, 0)
 		m := s.nodes[0].m
@@ -234,7 +234,7 @@ func TestSuspicionsAreDamped(t *testing.T) {
 	if suspected < 6 || suspected > 8 {
 		t.Errorf("suspected %d times in 85 stops", suspected)
 	}
-	if longest > stop-deadAfter+heartbeat {
+	if longest > stop-suspectAfter+heartbeat {
 		t.Errorf("suspected for %s by a stop of %s", longest, stop)
 	}
 	if n.switches != switches {
@@ -244,7 +244,7 @@ func TestSuspicionsAreDamped(t *testing.T) {
 	s.stall = nil
 	s.run(calmAfter + trustMax + time.Second)
 	s.pause(1, stop)
-	if took := s.until(func() bool { return n.m.Path.Suspect }); took > heartbeat+deadAfter+fastHeartbeat {
+	if took := s.until(func() bool { return n.m.Path.Suspect }); took > heartbeat+suspectAfter+fastHeartbeat {
 		t.Errorf("after two calm minutes it took %s", took)
 	}
 	s.until(func() bool { return !n.m.Path.Suspect })

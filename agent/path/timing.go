@@ -65,6 +65,8 @@ const (
 
 // Suspecting a peer whose traffic others can carry.
 const (
+	// age of the oldest unanswered ping: a peer that stands still for 300 ms, as busy hosts do, is not suspected
+	suspectAfter = 350 * time.Millisecond
 	stallIgnored = 20 * time.Millisecond // lateness that every process shows now and then
 	trustFirst   = 10 * time.Second      // after an answer cleared it; the agent avoids the peer as long
 	trustMax     = 2 * time.Minute
