@@ -43,7 +43,8 @@ func (s *step) suspectAt() time.Time {
 	if !s.Replaceable || s.Path.Silent || s.Path.Suspect || !s.busy() || len(s.Pending) < deadMissed {
 		return time.Time{}
 	}
-	at := later(s.Pending[0].Add(suspectAfter+s.stalled()), s.Pending[deadMissed-1].Add(s.leastRTO()))
+	silence := min(suspectAfter, s.leastPatience()) + s.stalled()
+	at := later(s.Pending[0].Add(silence), s.Pending[deadMissed-1].Add(s.leastRTO()))
 	return later(at, s.TrustUntil)
 }
 

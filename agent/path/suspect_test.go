@@ -91,6 +91,22 @@ func TestDeadPeerIsSuspectedInTime(t *testing.T) {
 	}
 }
 
+// A peer whose punch says that it has lost the path has waited already, so a late host suspects it as soon as an answer
+// is missing for verifyPatience.
+func TestPeerThatLostThePathIsSuspectedSooner(t *testing.T) {
+	for seed := range uint64(10) {
+		s := replaceable(t, seed, 400*time.Millisecond)
+		n := s.nodes[0]
+		s.run(time.Duration(seed) * 22 * time.Millisecond)
+		s.cut = cutAll
+		n.m.VerifyUntil = s.now.Add(verifyFor)
+		s.input(n, Input{Kind: InputTick})
+		if took := s.until(func() bool { return avoided(n) }); took >= suspectAfter {
+			t.Errorf("seed %d: sent through others after %s", seed, took)
+		}
+	}
+}
+
 // A path with extra patience gets the same number of pings, not more: hosts that are too busy to answer need fewer
 // pings.
 func TestLateHostsPingNoMore(t *testing.T) {
